@@ -1,0 +1,110 @@
+package linux
+
+import (
+	"os"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+func ioctl(name string, f *os.File, req uint, arg uintptr) error {
+	return call(name, func() error {
+		_, _, e := unix.Syscall(unix.SYS_IOCTL, f.Fd(), uintptr(req), arg)
+		return errnoErr(e)
+	})
+}
+
+func ioctlPtr[T any](name string, f *os.File, req uint, arg *T) error {
+	err := ioctl(name, f, req, uintptr(unsafe.Pointer(arg)))
+	runtime.KeepAlive(arg)
+	return err
+}
+
+// BlockSize64 is ioctl BLKGETSIZE64: the device's length in bytes.
+func BlockSize64(f *os.File) (int64, error) {
+	const blkGetSize64 = 0x80081272
+	var n uint64
+	err := ioctlPtr("BLKGETSIZE64", f, blkGetSize64, &n)
+	return int64(n), err
+}
+
+// BlockReadOnly is ioctl BLKROGET.
+func BlockReadOnly(f *os.File) (bool, error) {
+	var n int32
+	err := ioctlPtr("BLKROGET", f, unix.BLKROGET, &n)
+	return n != 0, err
+}
+
+// Freeze is ioctl FIFREEZE: writes to the file system wait until Thaw, and
+// what was written is on the device. EBUSY when it is frozen already.
+func Freeze(f *os.File) error { return ioctl("FIFREEZE", f, 0xc0045877, 0) }
+
+// Thaw is ioctl FITHAW. EINVAL when it was not frozen.
+func Thaw(f *os.File) error { return ioctl("FITHAW", f, 0xc0045878, 0) }
+
+// Ext4ResizeFS is ioctl EXT4_IOC_RESIZE_FS: the new size in file system
+// blocks. Needs CAP_SYS_RESOURCE.
+func Ext4ResizeFS(f *os.File, blocks uint64) error {
+	return ioctlPtr("EXT4_IOC_RESIZE_FS", f, 0x40086610, &blocks)
+}
+
+// XFSGeometry is what ioctl XFS_IOC_FSGEOMETRY_V1 says, of what growth needs.
+type XFSGeometry struct {
+	BlockSize  uint32
+	DataBlocks uint64
+	ImaxPct    uint32
+}
+
+// XFSGeometryOf is ioctl XFS_IOC_FSGEOMETRY_V1.
+func XFSGeometryOf(f *os.File) (XFSGeometry, error) {
+	// struct xfs_fsop_geom_v1 is 112 bytes: blocksize, rtextsize, agblocks,
+	// agcount, logblocks, sectsize, inodesize, imaxpct, then datablocks.
+	var raw [14]uint64
+	if err := ioctlPtr("XFS_IOC_FSGEOMETRY_V1", f, 0x80705864, &raw); err != nil {
+		return XFSGeometry{}, err
+	}
+	b := unsafe.Slice((*byte)(unsafe.Pointer(&raw)), 112)
+	return XFSGeometry{BlockSize: u32(b, 0), ImaxPct: u32(b, 28), DataBlocks: u64(b, 32)}, nil
+}
+
+// XFSGrowData is ioctl XFS_IOC_FSGROWFSDATA: the new size in blocks.
+func XFSGrowData(f *os.File, blocks uint64, imaxpct uint32) error {
+	arg := struct {
+		newblocks uint64
+		imaxpct   uint32
+		_         uint32
+	}{newblocks: blocks, imaxpct: imaxpct}
+	return ioctlPtr("XFS_IOC_FSGROWFSDATA", f, 0x4010586e, &arg)
+}
+
+// BtrfsResizeMax is ioctl BTRFS_IOC_RESIZE: device 1 to the size of its block
+// device.
+func BtrfsResizeMax(f *os.File) error {
+	var arg struct {
+		fd   int64
+		name [4088]byte
+	}
+	copy(arg.name[:], "1:max")
+	return ioctlPtr("BTRFS_IOC_RESIZE", f, 0x50009403, &arg)
+}
+
+// BtrfsDevice is ioctl BTRFS_IOC_DEV_INFO of device 1: the path of the block
+// device as the kernel knows it, and how many bytes of it are used.
+func BtrfsDevice(f *os.File) (path string, totalBytes uint64, err error) {
+	// struct btrfs_ioctl_dev_info_args: devid, uuid[16], bytes_used,
+	// total_bytes, fsid[16], 377 unused u64, path[1024].
+	var arg struct {
+		devid      uint64
+		uuid       [16]byte
+		bytesUsed  uint64
+		totalBytes uint64
+		unused     [379]uint64
+		path       [1024]byte
+	}
+	arg.devid = 1
+	if err := ioctlPtr("BTRFS_IOC_DEV_INFO", f, 0xd000941e, &arg); err != nil {
+		return "", 0, err
+	}
+	return unix.ByteSliceToString(arg.path[:]), arg.totalBytes, nil
+}

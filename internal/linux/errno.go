@@ -1,0 +1,72 @@
+package linux
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// The errnos that other packages decide on.
+const (
+	EACCES     = unix.EACCES
+	EAGAIN     = unix.EAGAIN
+	EBADMSG    = unix.EBADMSG // EFSBADCRC
+	EBUSY      = unix.EBUSY
+	EEXIST     = unix.EEXIST
+	EFBIG      = unix.EFBIG
+	EINVAL     = unix.EINVAL
+	EIO        = unix.EIO
+	EISDIR     = unix.EISDIR
+	ELOOP      = unix.ELOOP
+	ENODEV     = unix.ENODEV
+	ENOENT     = unix.ENOENT
+	ENOMEM     = unix.ENOMEM
+	ENOSPC     = unix.ENOSPC
+	ENOSYS     = unix.ENOSYS
+	ENOTBLK    = unix.ENOTBLK
+	ENOTDIR    = unix.ENOTDIR
+	ENOTEMPTY  = unix.ENOTEMPTY
+	ENOTTY     = unix.ENOTTY
+	ENXIO      = unix.ENXIO
+	EOPNOTSUPP = unix.EOPNOTSUPP
+	EPERM      = unix.EPERM
+	EROFS      = unix.EROFS
+	ESTALE     = unix.ESTALE
+	EUCLEAN    = unix.EUCLEAN // EFSCORRUPTED
+	EXDEV      = unix.EXDEV
+)
+
+// call runs f until it is not interrupted, and names it in the error.
+func call(name string, f func() error) error {
+	for {
+		err := f()
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return os.NewSyscallError(name, err)
+		}
+		return nil
+	}
+}
+
+func open(name, path string, f func() (int, error)) (*os.File, error) {
+	for {
+		fd, err := f()
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, &os.PathError{Op: name, Path: path, Err: err}
+		}
+		return os.NewFile(uintptr(fd), path), nil
+	}
+}
+
+func fdOf(f *os.File) int {
+	if f == nil {
+		return unix.AT_FDCWD
+	}
+	return int(f.Fd())
+}

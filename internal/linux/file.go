@@ -1,0 +1,230 @@
+package linux
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// How a path is resolved, openat2(2).
+const (
+	ResolveBeneath    = unix.RESOLVE_BENEATH
+	ResolveNoSymlinks = unix.RESOLVE_NO_SYMLINKS
+	ResolveNoMagic    = unix.RESOLVE_NO_MAGICLINKS
+
+	OPath      = unix.O_PATH
+	ODirectory = unix.O_DIRECTORY
+	ONofollow  = unix.O_NOFOLLOW
+	OExcl      = unix.O_EXCL
+	ODirect    = unix.O_DIRECT
+)
+
+// Openat2 is openat2(2) (Linux 5.6) relative to dir, close-on-exec.
+func Openat2(dir *os.File, path string, flags int, resolve uint64) (*os.File, error) {
+	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Resolve: resolve}
+	for range 128 {
+		f, err := open("openat2", path, func() (int, error) { return unix.Openat2(fdOf(dir), path, &how) })
+		// EAGAIN: a rename elsewhere raced with a RESOLVE_BENEATH look-up.
+		if !errors.Is(err, unix.EAGAIN) {
+			return f, err
+		}
+	}
+	return nil, &os.PathError{Op: "openat2", Path: path, Err: unix.EAGAIN}
+}
+
+// Openat is openat(2) of one name in dir, close-on-exec.
+func Openat(dir *os.File, name string, flags int, mode uint32) (*os.File, error) {
+	return open("openat", name, func() (int, error) { return unix.Openat(fdOf(dir), name, flags|unix.O_CLOEXEC, mode) })
+}
+
+// Mkdirat is mkdirat(2).
+func Mkdirat(dir *os.File, name string, mode uint32) error {
+	return call("mkdirat", func() error { return unix.Mkdirat(fdOf(dir), name, mode) })
+}
+
+// Rmdirat is unlinkat(2) with AT_REMOVEDIR: an empty directory that is no
+// mount point.
+func Rmdirat(dir *os.File, name string) error {
+	return call("unlinkat", func() error { return unix.Unlinkat(fdOf(dir), name, unix.AT_REMOVEDIR) })
+}
+
+// Unlinkat is unlinkat(2) of a file.
+func Unlinkat(dir *os.File, name string) error {
+	return call("unlinkat", func() error { return unix.Unlinkat(fdOf(dir), name, 0) })
+}
+
+// Statx is what statx(2) says, of what mounts need.
+type Statx struct {
+	Mode                   uint16
+	Size                   uint64
+	Ino                    uint64
+	DevMajor, DevMinor     uint32
+	RdevMajor, RdevMinor   uint32
+	MountRoot, MountRootOK bool // is it the root of a mount; does the kernel tell
+	MountID                uint64
+	MountIDUnique          bool
+}
+
+// IsDir, IsRegular and IsSymlink and IsBlock tell the kind of file.
+func (s Statx) IsDir() bool     { return s.Mode&unix.S_IFMT == unix.S_IFDIR }
+func (s Statx) IsRegular() bool { return s.Mode&unix.S_IFMT == unix.S_IFREG }
+func (s Statx) IsSymlink() bool { return s.Mode&unix.S_IFMT == unix.S_IFLNK }
+func (s Statx) IsBlock() bool   { return s.Mode&unix.S_IFMT == unix.S_IFBLK }
+
+// StatxFile is statx(2) with AT_EMPTY_PATH: of what f is open on.
+func StatxFile(f *os.File) (Statx, error) { return statx(f, "", unix.AT_EMPTY_PATH) }
+
+// StatxAt is statx(2) of name in dir; a symbolic link is not followed.
+func StatxAt(dir *os.File, name string) (Statx, error) {
+	return statx(dir, name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
+}
+
+// StatxPath is statx(2) of a path, symbolic links followed.
+func StatxPath(path string) (Statx, error) { return statx(nil, path, 0) }
+
+func statx(dir *os.File, name string, flags int) (Statx, error) {
+	const statxMntIDUnique = 0x4000 // STATX_MNT_ID_UNIQUE, Linux 6.8
+	var st unix.Statx_t
+	err := call("statx", func() error {
+		return unix.Statx(fdOf(dir), name, flags|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID|statxMntIDUnique, &st)
+	})
+	if err != nil {
+		return Statx{}, err
+	}
+	return Statx{
+		Mode: st.Mode, Size: st.Size, Ino: st.Ino,
+		DevMajor: st.Dev_major, DevMinor: st.Dev_minor,
+		RdevMajor: st.Rdev_major, RdevMinor: st.Rdev_minor,
+		MountRoot:   st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
+		MountRootOK: st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0,
+		MountID:     st.Mnt_id, MountIDUnique: st.Mask&statxMntIDUnique != 0,
+	}, nil
+}
+
+// Statfs is what fstatfs(2) says.
+type Statfs struct {
+	Blocks, Free, Available uint64 // in units of BlockSize
+	BlockSize               uint64 // bytes
+	Inodes, InodesFree      uint64
+	Flags                   int64
+	Type                    int64
+}
+
+// Flags of Statfs, statfs(2).
+const (
+	StRdonly      = unix.ST_RDONLY
+	StNosuid      = unix.ST_NOSUID
+	StNodev       = unix.ST_NODEV
+	StNoexec      = unix.ST_NOEXEC
+	StNoatime     = unix.ST_NOATIME
+	StNodiratime  = unix.ST_NODIRATIME
+	StRelatime    = unix.ST_RELATIME
+	StNosymfollow = 0x2000
+)
+
+// Fstatfs is fstatfs(2).
+func Fstatfs(f *os.File) (Statfs, error) {
+	var st unix.Statfs_t
+	if err := call("fstatfs", func() error { return unix.Fstatfs(fdOf(f), &st) }); err != nil {
+		return Statfs{}, err
+	}
+	return Statfs{
+		Blocks: st.Blocks, Free: st.Bfree, Available: st.Bavail, BlockSize: uint64(st.Frsize),
+		Inodes: st.Files, InodesFree: st.Ffree, Flags: st.Flags, Type: st.Type,
+	}, nil
+}
+
+// Access is what faccessat(2) with AT_EACCESS says of writing to path.
+func AccessWrite(path string) error {
+	return call("faccessat", func() error { return unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK, unix.AT_EACCESS) })
+}
+
+// DirEmpty tells whether the directory has no entry, by one getdents64(2).
+func DirEmpty(dir *os.File) (bool, error) {
+	f, err := Openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(1)
+	if len(names) > 0 {
+		return false, nil
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) && err.Error() != "EOF" {
+		return false, err
+	}
+	return true, nil
+}
+
+// Flock is flock(2) with LOCK_EX|LOCK_NB; EAGAIN when another holds it.
+func Flock(f *os.File) error {
+	return call("flock", func() error { return unix.Flock(fdOf(f), unix.LOCK_EX|unix.LOCK_NB) })
+}
+
+// Fallocate reserves size bytes from the start of f and makes it that long.
+func Fallocate(f *os.File, size int64) error {
+	return call("fallocate", func() error { return unix.Fallocate(fdOf(f), 0, 0, size) })
+}
+
+// SeekData is lseek(2) with SEEK_DATA, then SEEK_HOLE: the next run of data at
+// or after off. done is true when there is none.
+func SeekData(f *os.File, off int64) (start, end int64, done bool, err error) {
+	err = call("lseek", func() (e error) { start, e = unix.Seek(fdOf(f), off, unix.SEEK_DATA); return e })
+	if errors.Is(err, unix.ENXIO) {
+		return 0, 0, true, nil
+	}
+	if err != nil {
+		return 0, 0, false, err
+	}
+	err = call("lseek", func() (e error) { end, e = unix.Seek(fdOf(f), start, unix.SEEK_HOLE); return e })
+	return start, end, false, err
+}
+
+// Ficlone is ioctl FICLONE: dst shares the extents of src.
+func Ficlone(dst, src *os.File) error {
+	return call("ficlone", func() error { return unix.IoctlFileClone(fdOf(dst), fdOf(src)) })
+}
+
+// CopyFileRange is copy_file_range(2) of n bytes at the same offset in both.
+func CopyFileRange(dst, src *os.File, off, n int64) (int64, error) {
+	var done int
+	err := call("copy_file_range", func() (e error) {
+		in, out := off, off
+		done, e = unix.CopyFileRange(fdOf(src), &in, fdOf(dst), &out, int(n), 0)
+		return e
+	})
+	return int64(done), err
+}
+
+// Mknod makes a block device node, mode 0600.
+func Mknod(path string, major, minor uint32) error {
+	return call("mknod", func() error {
+		return unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(major, minor)))
+	})
+}
+
+// Uname tells the kernel's release, uname(2).
+func Uname() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+// CapSysResource is the capability that online growth of ext4 asks for.
+const (
+	CapSysAdmin    = unix.CAP_SYS_ADMIN
+	CapSysResource = unix.CAP_SYS_RESOURCE
+)
+
+// HasCapability tells whether this process holds the capability now.
+func HasCapability(c int) (bool, error) {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := call("capget", func() error { return unix.Capget(&hdr, &data[0]) }); err != nil {
+		return false, err
+	}
+	return data[c/32].Effective&(1<<(c%32)) != 0, nil
+}

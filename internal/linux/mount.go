@@ -1,0 +1,241 @@
+package linux
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mount attributes, mount_setattr(2).
+const (
+	MountAttrRdonly      = unix.MOUNT_ATTR_RDONLY
+	MountAttrNosuid      = unix.MOUNT_ATTR_NOSUID
+	MountAttrNodev       = unix.MOUNT_ATTR_NODEV
+	MountAttrNoexec      = unix.MOUNT_ATTR_NOEXEC
+	MountAttrAtimeMask   = unix.MOUNT_ATTR__ATIME
+	MountAttrRelatime    = unix.MOUNT_ATTR_RELATIME
+	MountAttrNoatime     = unix.MOUNT_ATTR_NOATIME
+	MountAttrStrictatime = unix.MOUNT_ATTR_STRICTATIME
+	MountAttrNodiratime  = unix.MOUNT_ATTR_NODIRATIME
+	MountAttrNosymfollow = unix.MOUNT_ATTR_NOSYMFOLLOW
+)
+
+// Fsopen is fsopen(2): a new file system context.
+func Fsopen(fstype string) (*os.File, error) {
+	return open("fsopen", fstype, func() (int, error) { return unix.Fsopen(fstype, unix.FSOPEN_CLOEXEC) })
+}
+
+// FsconfigString is fsconfig(2) with FSCONFIG_SET_STRING.
+func FsconfigString(fs *os.File, key, value string) error {
+	return call("fsconfig", func() error { return unix.FsconfigSetString(fdOf(fs), key, value) })
+}
+
+// FsconfigFlag is fsconfig(2) with FSCONFIG_SET_FLAG.
+func FsconfigFlag(fs *os.File, key string) error {
+	return call("fsconfig", func() error { return unix.FsconfigSetFlag(fdOf(fs), key) })
+}
+
+// FsconfigCreate is fsconfig(2) with FSCONFIG_CMD_CREATE: a superblock, new or
+// shared with a live one.
+func FsconfigCreate(fs *os.File) error {
+	return call("fsconfig", func() error { return unix.FsconfigCreate(fdOf(fs)) })
+}
+
+// FsconfigCreateExcl is fsconfig(2) with FSCONFIG_CMD_CREATE_EXCL (Linux 6.6):
+// EBUSY when a superblock is live already, EOPNOTSUPP on older kernels.
+func FsconfigCreateExcl(fs *os.File) error {
+	const fsconfigCmdCreateExcl = 8
+	return call("fsconfig", func() error {
+		_, _, e := unix.Syscall6(unix.SYS_FSCONFIG, fs.Fd(), fsconfigCmdCreateExcl, 0, 0, 0, 0)
+		return errnoErr(e)
+	})
+}
+
+// FsContextLog reads the messages that the kernel left on a file system
+// context, "; " between them, without their level letters. It is empty when
+// the kernel said nothing.
+func FsContextLog(fs *os.File) string {
+	var lines []string
+	buf := make([]byte, 1024)
+	for len(lines) < 16 {
+		n, err := unix.Read(fdOf(fs), buf)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || n <= 0 {
+			break
+		}
+		line := strings.TrimSpace(string(buf[:n]))
+		if len(line) > 2 && line[1] == ' ' {
+			line = line[2:]
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "; ")
+}
+
+// Fsmount is fsmount(2): a detached mount of the context's superblock.
+func Fsmount(fs *os.File, attrs int) (*os.File, error) {
+	return open("fsmount", fs.Name(), func() (int, error) { return unix.Fsmount(fdOf(fs), unix.FSMOUNT_CLOEXEC, attrs) })
+}
+
+// OpenTreeClone is open_tree(2) with OPEN_TREE_CLONE: a detached bind mount of
+// what f is on.
+func OpenTreeClone(f *os.File) (*os.File, error) {
+	return open("open_tree", f.Name(), func() (int, error) {
+		return unix.OpenTree(fdOf(f), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	})
+}
+
+// MoveMount is move_mount(2): attaches the detached mount on the directory or
+// file that target is open on.
+func MoveMount(mount, target *os.File) error {
+	return call("move_mount", func() error {
+		return unix.MoveMount(fdOf(mount), "", fdOf(target), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+	})
+}
+
+// MountSetattr is mount_setattr(2) with AT_RECURSIVE on the mount that f is on.
+func MountSetattr(f *os.File, set, clr uint64) error {
+	return mountSetattr(f, &unix.MountAttr{Attr_set: set, Attr_clr: clr})
+}
+
+// MountSetPrivate makes the mount that f is on, and all below it, private.
+func MountSetPrivate(f *os.File) error {
+	return mountSetattr(f, &unix.MountAttr{Propagation: unix.MS_PRIVATE})
+}
+
+func mountSetattr(f *os.File, attr *unix.MountAttr) error {
+	return call("mount_setattr", func() error {
+		return unix.MountSetattr(fdOf(f), "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, attr)
+	})
+}
+
+// MountSetattrAvailable tells whether mount_setattr(2) exists (Linux 5.12) by
+// a call that cannot succeed.
+func MountSetattrAvailable() error {
+	err := call("mount_setattr", func() error { return unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{}) })
+	if errors.Is(err, unix.EBADF) || errors.Is(err, unix.EINVAL) {
+		return nil
+	}
+	return err
+}
+
+// UnmountAt is umount2(2) on name in directory dir; a symbolic link there is
+// not followed. The directory is reached by its descriptor, and the mount
+// itself is not held open: holding it would be EBUSY.
+func UnmountAt(dir *os.File, name string) error {
+	return call("umount2", func() error {
+		return unix.Unmount("/proc/self/fd/"+strconv.Itoa(fdOf(dir))+"/"+name, unix.UMOUNT_NOFOLLOW)
+	})
+}
+
+// DetachFile is umount2(2) with MNT_DETACH on the mount that f is on.
+func DetachFile(f *os.File) error {
+	return call("umount2", func() error {
+		return unix.Unmount("/proc/self/fd/"+strconv.Itoa(fdOf(f)), unix.MNT_DETACH)
+	})
+}
+
+// What of a mount statmount(2) is asked for.
+const (
+	StatmountSBBasic   = 0x1
+	StatmountMntBasic  = 0x2
+	StatmountMntRoot   = 0x8
+	StatmountMntPoint  = 0x10
+	StatmountFSType    = 0x20
+	StatmountMntOpts   = 0x80
+	StatmountSBSource  = 0x200
+	statmountFixedSize = 512
+)
+
+// Statmount is what statmount(2) says of one mount; a field whose bit is not
+// in Mask was not told.
+type Statmount struct {
+	Mask         uint64
+	Major, Minor uint32
+	SBFlags      uint32
+	ID           uint64
+	Attr         uint64
+	FSType       string
+	Options      string
+	Root         string
+	Point        string
+	Source       string
+}
+
+type mntIDReq struct {
+	size    uint32
+	_       uint32
+	mntID   uint64
+	param   uint64
+	mntNsID uint64
+}
+
+// StatmountByID is statmount(2) (Linux 6.8) of the mount with that unique id
+// in this mount namespace; ENOSYS where the kernel has none.
+func StatmountByID(id, mask uint64) (Statmount, error) {
+	req := mntIDReq{size: 24, mntID: id, param: mask}
+	for size := 4096; ; size *= 4 {
+		buf := make([]uint64, size/8)
+		err := call("statmount", func() error {
+			_, _, e := unix.Syscall6(unix.SYS_STATMOUNT, uintptr(unsafe.Pointer(&req)), uintptr(unsafe.Pointer(&buf[0])), uintptr(size), 0, 0, 0)
+			return errnoErr(e)
+		})
+		runtime.KeepAlive(&req)
+		if errors.Is(err, unix.EOVERFLOW) && size < 1<<20 {
+			continue
+		}
+		if err != nil {
+			return Statmount{}, err
+		}
+		return parseStatmount(unsafe.Slice((*byte)(unsafe.Pointer(&buf[0])), size)), nil
+	}
+}
+
+func parseStatmount(b []byte) Statmount {
+	s := Statmount{
+		Mask: u64(b, 8), Major: u32(b, 16), Minor: u32(b, 20), SBFlags: u32(b, 32),
+		ID: u64(b, 40), Attr: u64(b, 64),
+	}
+	str := func(bit uint64, off int) string {
+		if s.Mask&bit == 0 {
+			return ""
+		}
+		at := statmountFixedSize + int(u32(b, off))
+		if at >= len(b) {
+			return ""
+		}
+		return unix.ByteSliceToString(b[at:])
+	}
+	s.Options = str(StatmountMntOpts, 4)
+	s.FSType = str(StatmountFSType, 36)
+	s.Root = str(StatmountMntRoot, 104)
+	s.Point = str(StatmountMntPoint, 108)
+	s.Source = str(StatmountSBSource, 124)
+	return s
+}
+
+func u32(b []byte, off int) uint32 { return *(*uint32)(unsafe.Pointer(&b[off])) }
+func u64(b []byte, off int) uint64 { return *(*uint64)(unsafe.Pointer(&b[off])) }
+
+func errnoErr(e unix.Errno) error {
+	if e == 0 {
+		return nil
+	}
+	return e
+}
+
+// SBRdonly is SB_RDONLY in Statmount.SBFlags.
+const SBRdonly = unix.MS_RDONLY
+
+// MountPrivate makes the whole mount tree of this process's namespace
+// private, for programs that made themselves a new namespace.
+func MountPrivate() error {
+	return call("mount", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") })
+}

@@ -1,0 +1,286 @@
+// Package loopdev binds files to loop block devices, by ioctl.
+package loopdev
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+const control = "/dev/loop-control"
+
+// Device is a bound loop device.
+type Device struct {
+	Path         string
+	Major, Minor uint32
+	ReadOnly     bool
+	DirectIO     bool
+
+	backing file
+}
+
+// file identifies a backing file: by device and inode, or, where the backing
+// file is itself a block device, by the inode of its node.
+type file struct{ dev, ino uint64 }
+
+// Nodes makes loop device nodes where /dev lacks them, as in a container whose
+// /dev is not the host's.
+type Nodes struct{ Dir string }
+
+// Available tells whether loop devices can be made here.
+func Available() error {
+	f, err := os.OpenFile(control, os.O_RDWR, 0)
+	if err != nil {
+		return fault.New(fault.Unavailable, "loop devices cannot be made: %w (is the module loop loaded, and the host's /dev mounted?)", err)
+	}
+	return f.Close()
+}
+
+func identify(f *os.File) (file, error) {
+	st, err := linux.StatxFile(f)
+	return file{linux.MakeDev(st.DevMajor, st.DevMinor), st.Ino}, err
+}
+
+// Attach binds the file to a loop device, or finds the one it is bound to in
+// that way already. Direct I/O is used where the file's file system allows it.
+func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
+	mode := os.O_RDWR
+	var flags uint32 = linux.LoopDirectIO
+	if readOnly {
+		mode = os.O_RDONLY
+		flags |= linux.LoopReadOnly
+	}
+	backing, err := os.OpenFile(path, mode, 0)
+	if err != nil {
+		return Device{}, err
+	}
+	defer backing.Close()
+	found, err := n.Find(path)
+	if err != nil {
+		return Device{}, err
+	}
+	for _, d := range found {
+		if d.ReadOnly == readOnly {
+			return d, d.keep()
+		}
+	}
+	ctl, err := os.OpenFile(control, os.O_RDWR, 0)
+	if err != nil {
+		return Device{}, err
+	}
+	defer ctl.Close()
+	const attempts = 64 // others may take the free device first
+	for range attempts {
+		var index int
+		if index, err = linux.LoopGetFree(ctl); err != nil {
+			return Device{}, err
+		}
+		failpoint.Hit("loop.free")
+		var d Device
+		d, err = n.configure(index, backing, flags, filepath.Base(path))
+		if !errors.Is(err, linux.EBUSY) {
+			failpoint.Hit("loop.configured")
+			return d, err
+		}
+	}
+	return Device{}, fmt.Errorf("no free loop device could be had in %d attempts: %w", attempts, err)
+}
+
+func (n Nodes) configure(index int, backing *os.File, flags uint32, name string) (Device, error) {
+	node, _, _, err := n.node("loop" + strconv.Itoa(index))
+	if err != nil {
+		return Device{}, err
+	}
+	loop, err := os.OpenFile(node, os.O_RDWR, 0)
+	if err != nil {
+		return Device{}, err
+	}
+	defer loop.Close()
+	err = linux.LoopConfigure(loop, backing, 0, flags, name)
+	if errors.Is(err, linux.EINVAL) {
+		// The file system below, or its block size, does not do direct I/O.
+		err = linux.LoopConfigure(loop, backing, 0, flags&^linux.LoopDirectIO, name)
+	}
+	if err != nil {
+		return Device{}, fmt.Errorf("%s for %s: %w", node, backing.Name(), err)
+	}
+	return status(loop)
+}
+
+// node gives the path of a loop device's node, made in n.Dir when /dev has
+// none.
+func (n Nodes) node(name string) (path string, major, minor uint32, err error) {
+	b, err := os.ReadFile("/sys/block/" + name + "/dev")
+	if err != nil {
+		return "", 0, 0, err
+	}
+	if _, err := fmt.Sscanf(string(b), "%d:%d", &major, &minor); err != nil {
+		return "", 0, 0, fmt.Errorf("/sys/block/%s/dev: %w", name, err)
+	}
+	for _, path := range []string{"/dev/" + name, filepath.Join(n.Dir, name)} {
+		if st, err := linux.StatxPath(path); err == nil && st.IsBlock() && st.RdevMajor == major && st.RdevMinor == minor {
+			return path, major, minor, nil
+		}
+	}
+	if err := os.MkdirAll(n.Dir, 0o700); err != nil {
+		return "", 0, 0, err
+	}
+	path = filepath.Join(n.Dir, name)
+	if err := linux.Mknod(path, major, minor); err != nil {
+		return "", 0, 0, fmt.Errorf("%s: %w", path, err)
+	}
+	return path, major, minor, nil
+}
+
+func status(loop *os.File) (Device, error) {
+	info, err := linux.LoopStatus(loop)
+	if err != nil {
+		return Device{}, err
+	}
+	st, err := linux.StatxFile(loop)
+	if err != nil {
+		return Device{}, err
+	}
+	return Device{
+		Path: loop.Name(), Major: st.RdevMajor, Minor: st.RdevMinor,
+		ReadOnly: info.Flags&linux.LoopReadOnly != 0, DirectIO: info.Flags&linux.LoopDirectIO != 0,
+		backing: file{info.Device, info.Inode},
+	}, nil
+}
+
+// Find lists the loop devices that the file is bound to.
+func (n Nodes) Find(path string) ([]Device, error) {
+	f, err := linux.Openat2(nil, path, linux.OPath, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	want, err := identify(f)
+	if err != nil {
+		return nil, err
+	}
+	bound, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	var found []Device
+	for _, b := range bound {
+		// The name first: opening every loop device of a busy node is slow.
+		if shown, err := os.ReadFile(b); err != nil || filepath.Base(trimBacking(shown)) != filepath.Base(path) {
+			continue
+		}
+		node, _, _, err := n.node(strings.Split(b, "/")[3])
+		if err != nil {
+			continue // it was removed just now
+		}
+		loop, err := os.Open(node)
+		if err != nil {
+			continue
+		}
+		d, err := status(loop)
+		loop.Close()
+		if err == nil && d.backing == want {
+			found = append(found, d)
+		}
+	}
+	return found, nil
+}
+
+// Holds tells whether the device is still bound to the file it was found with.
+// Somebody may have unbound it, and bound it to something else.
+func (d Device) Holds() (bool, error) {
+	loop, err := os.Open(d.Path)
+	if err != nil {
+		return false, err
+	}
+	defer loop.Close()
+	now, err := status(loop)
+	if errors.Is(err, linux.ENXIO) {
+		return false, nil
+	}
+	return err == nil && now.backing == d.backing && now.ReadOnly == d.ReadOnly, err
+}
+
+// keep undoes a detach that waited for the last user to close the device.
+func (d Device) keep() error {
+	loop, err := os.OpenFile(d.Path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer loop.Close()
+	info, err := linux.LoopStatus(loop)
+	if err != nil || info.Flags&linux.LoopAutoclear == 0 {
+		return err
+	}
+	return linux.LoopKeep(loop)
+}
+
+// SetCapacity makes the device as large as its file is now.
+func (d Device) SetCapacity() error {
+	loop, err := os.OpenFile(d.Path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer loop.Close()
+	return linux.LoopSetCapacity(loop)
+}
+
+// DisableDiscard stops the device from punching holes into its file.
+func (d Device) DisableDiscard() error {
+	return os.WriteFile(fmt.Sprintf("/sys/dev/block/%d:%d/queue/discard_max_bytes", d.Major, d.Minor), []byte("0"), 0)
+}
+
+// Detach unbinds the device. While a file system on it is mounted anywhere, or
+// anybody has it open, that is refused.
+func (d Device) Detach() error {
+	loop, err := os.OpenFile(d.Path, os.O_RDONLY|linux.OExcl, 0)
+	if errors.Is(err, linux.EBUSY) {
+		return fault.New(fault.State, "%s is in use", d.Path)
+	}
+	if err != nil {
+		return err
+	}
+	now, err := status(loop)
+	if err == nil && now.backing == d.backing {
+		err = linux.LoopClear(loop)
+	}
+	loop.Close()
+	if errors.Is(err, linux.ENXIO) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", d.Path, err)
+	}
+	failpoint.Hit("loop.cleared")
+	// udev looks at a device that changed, for a moment.
+	for range 50 {
+		held, err := d.Holds()
+		if err != nil || !held {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return fault.New(fault.State, "%s is still open in some process (see `fuser -v %s`); it is released when that ends", d.Path, d.Path)
+}
+
+// BackingFile is the path that the kernel shows for the loop device with that
+// number, empty when it is no bound loop device.
+func BackingFile(major, minor uint32) string {
+	b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file", major, minor))
+	if err != nil {
+		return ""
+	}
+	return trimBacking(b)
+}
+
+func trimBacking(b []byte) string {
+	return strings.TrimSuffix(strings.TrimSpace(string(b)), " (deleted)")
+}

@@ -1,0 +1,179 @@
+// Package record keeps small facts on disk as versioned JSON files that
+// survive a crash at any moment: a reader sees the old content or the new,
+// never a mixture, and never a version it does not understand.
+package record
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// maxSize bounds what is read: a record is a few hundred bytes.
+const maxSize = 1 << 20
+
+// Extension of every record's file name.
+const Extension = ".json"
+
+type envelope struct {
+	Kind    string          `json:"kind"`
+	Version int             `json:"version"`
+	Data    json.RawMessage `json:"data"`
+}
+
+// Type names a kind of record and the newest version of it that this program
+// understands.
+type Type struct {
+	Kind    string
+	Version int
+}
+
+// Encode gives the file content of v.
+func (t Type) Encode(v any) ([]byte, error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	b, err := json.MarshalIndent(envelope{t.Kind, t.Version, data}, "", "  ")
+	return append(b, '\n'), err
+}
+
+// Decode reads a file's content into v. A newer version, another kind, an
+// unknown field and a torn file are errors: a program that does not fully
+// understand a record must not act on it.
+func (t Type) Decode(b []byte, v any) error {
+	var e envelope
+	if err := strict(b, &e); err != nil {
+		return fmt.Errorf("not a record: %w", err)
+	}
+	if e.Kind != t.Kind {
+		return fmt.Errorf("a record of kind %q where %q belongs", e.Kind, t.Kind)
+	}
+	if e.Version < 1 || e.Version > t.Version {
+		return fault.New(fault.State, "%s record of version %d; this program knows up to version %d: use a newer one", t.Kind, e.Version, t.Version)
+	}
+	if err := strict(e.Data, v); err != nil {
+		return fmt.Errorf("%s record: %w", t.Kind, err)
+	}
+	return nil
+}
+
+func strict(b []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return errors.New("data after the end")
+	}
+	return nil
+}
+
+// Write replaces the record at path durably: when it returns nil the record
+// survives power loss.
+func (t Type) Write(path string, v any) error { return t.write(path, v, true) }
+
+// WriteVolatile replaces the record at path atomically for this boot: a crash
+// of the process leaves the old or the new, a crash of the machine may leave
+// anything. For facts that a reboot makes void anyway.
+func (t Type) WriteVolatile(path string, v any) error { return t.write(path, v, false) }
+
+func (t Type) write(path string, v any, durable bool) (err error) {
+	b, err := t.Encode(v)
+	if err != nil {
+		return err
+	}
+	// One writer a record (its volume's lock), so one temporary name does;
+	// one left by a crash is overwritten.
+	tmp := path + ".tmp"
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil && durable {
+		err = f.Sync()
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	failpoint.Hit("record.written")
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		return errors.Join(err, ignoreNotExist(os.Remove(tmp)))
+	}
+	failpoint.Hit("record.renamed")
+	if durable {
+		return SyncDir(filepath.Dir(path))
+	}
+	return nil
+}
+
+// Read reads the record at path; the error is fs.ErrNotExist where none is.
+func (t Type) Read(path string, v any) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxSize))
+	if err != nil {
+		return err
+	}
+	if err := t.Decode(b, v); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// Remove deletes the record durably; one that is not there is fine.
+func Remove(path string) error {
+	if err := ignoreNotExist(os.Remove(path)); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// Names lists the records in dir, without Extension. A directory that does not
+// exist has none.
+func Names(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, ignoreNotExist(err)
+	}
+	var names []string
+	for _, e := range entries {
+		if name, ok := strings.CutSuffix(e.Name(), Extension); ok && e.Type().IsRegular() {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// SyncDir makes what was renamed, created or removed in dir durable.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+func ignoreNotExist(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,429 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"sort"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+const (
+	defaultSize = 1 << 30
+	// Sizes are multiples of a MiB, or of 4 KiB where a limit leaves no room.
+	sizeStep, smallSizeStep = 1 << 20, 4096
+	maxSize                 = 1 << 60
+	maxNameLength           = 128
+)
+
+// ControllerGetCapabilities gives what the controller service can do.
+func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	resp := &csi.ControllerGetCapabilitiesResponse{}
+	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+		csi.ControllerServiceCapability_RPC_GET_VOLUME,
+		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+		csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
+		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	} {
+		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
+			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
+		})
+	}
+	return resp, nil
+}
+
+// CreateVolume makes a volume in a pool of this node.
+func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	want, pool, err := d.wanted(req)
+	if err != nil {
+		return nil, err
+	}
+	keys := []string{"volume name " + want.Name, volume.VolumeID(pool.Name(), want.Name)}
+	for _, source := range []string{want.SourceVolume, want.SourceSnapshot} {
+		if source != "" {
+			keys = append(keys, source)
+		}
+	}
+	var made volume.Volume
+	err = d.ops.long(ctx, "CreateVolume", func(ctx context.Context, p *volume.Progress) error {
+		var err error
+		made, err = d.create(ctx, req, want, pool, p)
+		return err
+	}, keys...)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.CreateVolumeResponse{Volume: d.describe(made)}, nil
+}
+
+func (d *Driver) create(ctx context.Context, req *csi.CreateVolumeRequest, want volume.Spec, pool volume.Pool, p *volume.Progress) (volume.Volume, error) {
+	for _, other := range d.Volumes.Pools() {
+		have, err := other.Get(volume.VolumeID(other.Name(), want.Name))
+		if fault.Is(err, fault.NotFound) {
+			continue
+		}
+		if err != nil {
+			return volume.Volume{}, err
+		}
+		return have, sameVolume(have, want, other == pool, req.GetCapacityRange())
+	}
+	if want.SourceVolume != "" {
+		want.Quiesce = d.quiesce(pool, want.SourceVolume)
+	}
+	return pool.Create(ctx, want, p)
+}
+
+// sameVolume tells whether an existing volume is what a repeated call asks for.
+func sameVolume(have volume.Volume, want volume.Spec, samePool bool, r *csi.CapacityRange) error {
+	differs := ""
+	switch {
+	case !samePool:
+		differs = "it is in another pool"
+	case have.Size < r.GetRequiredBytes() || r.GetLimitBytes() > 0 && have.Size > r.GetLimitBytes():
+		differs = fmt.Sprintf("it has %d bytes", have.Size)
+	case have.Thick != want.Thick:
+		differs = "its provisioning differs"
+	case have.Block != want.Block:
+		differs = "one is for block access, the other for a file system"
+	case have.FSType != want.FSType:
+		differs = fmt.Sprintf("its file system is %q", have.FSType)
+	case have.SourceSnapshot != want.SourceSnapshot || have.SourceVolume != want.SourceVolume:
+		differs = "it was made from another source"
+	default:
+		return nil
+	}
+	return fault.New(fault.Exists, "volume %q exists as %s and is not what was asked for: %s", want.Name, have.ID, differs)
+}
+
+// wanted reads a request to create.
+func (d *Driver) wanted(req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool, error) {
+	var spec volume.Spec
+	if err := checkName(req.GetName()); err != nil {
+		return spec, nil, err
+	}
+	u, err := parseUses(req.GetVolumeCapabilities())
+	if err != nil {
+		return spec, nil, err
+	}
+	fstype, err := u.creatable()
+	if err != nil {
+		return spec, nil, err
+	}
+	params, err := ParseParameters(req.GetParameters())
+	if err != nil {
+		return spec, nil, err
+	}
+	if len(req.GetMutableParameters()) > 0 {
+		return spec, nil, invalid("mutable parameter %q: this driver has none (no MODIFY_VOLUME)", sortedKeys(req.GetMutableParameters())[0])
+	}
+	if err := d.checkTopology(req.GetAccessibilityRequirements()); err != nil {
+		return spec, nil, err
+	}
+	spec = volume.Spec{Name: req.GetName(), Thick: params.Thick, Block: u.block, FSType: fstype}
+	smallest, err := d.source(req.GetVolumeContentSource(), &spec, &params.Pool)
+	if err != nil {
+		return spec, nil, err
+	}
+	pool, err := d.Volumes.Pool(params.Pool)
+	if err != nil {
+		return spec, nil, err
+	}
+	spec.Size, err = chooseSize(req.GetCapacityRange(), smallest, fsprogs.MinimumSize(fstype))
+	return spec, pool, err
+}
+
+func checkName(name string) error {
+	switch {
+	case name == "":
+		return invalid("name is missing")
+	case len(name) > maxNameLength:
+		return invalid("name is %d bytes long; CSI allows %d", len(name), maxNameLength)
+	}
+	for _, c := range name {
+		if c < 0x20 || c == 0x7f {
+			return invalid("name %q contains control characters", name)
+		}
+	}
+	return nil
+}
+
+// source reads what a volume is to be a copy of, and gives its size. A copy is
+// made in its origin's pool.
+func (d *Driver) source(s *csi.VolumeContentSource, spec *volume.Spec, poolName *string) (int64, error) {
+	if s == nil {
+		return 0, nil
+	}
+	var id, fstype string
+	var size int64
+	var block bool
+	switch {
+	case s.GetSnapshot() != nil:
+		id = s.GetSnapshot().GetSnapshotId()
+		if id == "" {
+			return 0, invalid("volume_content_source: snapshot_id is missing")
+		}
+		snap, _, err := d.findSnapshot(id)
+		if err != nil {
+			return 0, err
+		}
+		spec.SourceSnapshot, size, fstype, block = id, snap.Size, snap.FSType, snap.Block
+	case s.GetVolume() != nil:
+		id = s.GetVolume().GetVolumeId()
+		if id == "" {
+			return 0, invalid("volume_content_source: volume_id is missing")
+		}
+		_, v, err := d.Volumes.Find(id)
+		if err != nil {
+			return 0, err
+		}
+		spec.SourceVolume, size, fstype, block = id, v.Size, v.FSType, v.Block
+	default:
+		return 0, invalid("volume_content_source names neither a snapshot nor a volume")
+	}
+	owner, ok := d.Volumes.OwnerOf(id)
+	if !ok {
+		return 0, invalid("%s belongs to no pool of this node, so it cannot be copied", id)
+	}
+	if *poolName != "" && *poolName != owner.Name() {
+		return 0, invalid("%s is in pool %s; a copy cannot be made in pool %s", id, owner.Name(), *poolName)
+	}
+	*poolName = owner.Name()
+	if block != spec.Block || fstype != spec.FSType {
+		return 0, invalid("%s is %s; a copy of it cannot be asked for as %s", id, kindOf(block, fstype), kindOf(spec.Block, spec.FSType))
+	}
+	return size, nil
+}
+
+func kindOf(block bool, fstype string) string {
+	if block {
+		return "a block volume"
+	}
+	return "a volume with " + fstype
+}
+
+func chooseSize(r *csi.CapacityRange, source, minimum int64) (int64, error) {
+	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
+	switch {
+	case required < 0 || limit < 0:
+		return 0, invalid("capacity_range: negative sizes (%d, %d)", required, limit)
+	case limit > 0 && required > limit:
+		return 0, invalid("capacity_range: required_bytes %d is larger than limit_bytes %d", required, limit)
+	case required > maxSize:
+		return 0, fault.New(fault.OutOfRange, "required_bytes %d is more than the %d that a volume can have", required, int64(maxSize))
+	}
+	want := max(required, source, minimum)
+	if required == 0 && source == 0 {
+		want = max(want, defaultSize)
+		if limit > 0 {
+			want = max(min(want, limit&^(smallSizeStep-1)), minimum, smallSizeStep)
+		}
+	}
+	size := (want + sizeStep - 1) &^ (sizeStep - 1)
+	if limit > 0 && size > limit {
+		size = (want + smallSizeStep - 1) &^ (smallSizeStep - 1)
+	}
+	if limit > 0 && size > limit {
+		return 0, fault.New(fault.OutOfRange, "limit_bytes %d: the volume needs at least %d bytes (its origin has %d, its file system needs %d, sizes are multiples of %d)", limit, size, source, minimum, smallSizeStep)
+	}
+	return size, nil
+}
+
+func (d *Driver) segments() *csi.Topology {
+	return &csi.Topology{Segments: map[string]string{d.topology: d.NodeID}}
+}
+
+// checkTopology tells whether a volume of this node would be where it is
+// wanted.
+func (d *Driver) checkTopology(r *csi.TopologyRequirement) error {
+	if len(r.GetRequisite()) == 0 {
+		return nil
+	}
+	for _, t := range r.GetRequisite() {
+		if d.here(t) {
+			return nil
+		}
+	}
+	return fault.New(fault.NoSpace, "the volume is wanted elsewhere: this node is %s=%s, and no requisite topology includes it", d.topology, d.NodeID)
+}
+
+func (d *Driver) here(t *csi.Topology) bool {
+	for k, v := range t.GetSegments() {
+		if k == d.topology && v != d.NodeID {
+			return false
+		}
+	}
+	_, ok := t.GetSegments()[d.topology]
+	return ok || len(t.GetSegments()) == 0
+}
+
+func (d *Driver) describe(v volume.Volume) *csi.Volume {
+	out := &csi.Volume{
+		VolumeId: v.ID, CapacityBytes: v.Size,
+		AccessibleTopology: []*csi.Topology{d.segments()},
+	}
+	switch {
+	case v.SourceSnapshot != "":
+		out.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: v.SourceSnapshot}}}
+	case v.SourceVolume != "":
+		out.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.SourceVolume}}}
+	}
+	return out
+}
+
+// DeleteVolume destroys a volume, from its record, by its exact id (D03).
+func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	id := req.GetVolumeId()
+	if id == "" {
+		return nil, invalid("volume_id is missing")
+	}
+	pool, ok := d.Volumes.OwnerOf(id)
+	if !ok {
+		// Not one that any pool of this node made; a static volume is never
+		// deleted by the driver.
+		return &csi.DeleteVolumeResponse{}, nil
+	}
+	err := d.ops.short("DeleteVolume", func() error {
+		if targets := d.publishedAt(pool, id); len(targets) > 0 {
+			return fault.New(fault.State, "volume %s is published at %s; unpublish it first", id, targets[0])
+		}
+		if r, ok := d.staged.get(id); ok {
+			return fault.New(fault.State, "volume %s is staged at %s; unstage it first", id, r.StagingPath)
+		}
+		return pool.Delete(ctx, id)
+	}, id)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// ValidateVolumeCapabilities tells whether a volume can be used in all the
+// given ways.
+func (d *Driver) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	if req.GetVolumeId() == "" {
+		return nil, invalid("volume_id is missing")
+	}
+	if len(req.GetVolumeCapabilities()) == 0 {
+		return nil, invalid("volume_capabilities are missing")
+	}
+	_, v, err := d.Volumes.Find(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	u, err := parseUses(req.GetVolumeCapabilities())
+	if err == nil && u.block != v.Block {
+		err = invalid("the volume is %s", kindOf(v.Block, v.FSType))
+	}
+	if err == nil && u.fstype != "" && u.fstype != v.FSType {
+		err = invalid("the volume has file system %s, not %s", v.FSType, u.fstype)
+	}
+	if err == nil {
+		_, err = ParseParameters(req.GetParameters())
+	}
+	if err == nil {
+		err = checkAttributes(req.GetVolumeContext())
+	}
+	if err != nil {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
+	}
+	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+		VolumeContext: req.GetVolumeContext(), VolumeCapabilities: req.GetVolumeCapabilities(), Parameters: req.GetParameters(),
+	}}, nil
+}
+
+// page gives the part of a list, sorted by id, that a token and a limit ask
+// for. A token is the last id of the page before.
+func page[T any](list []T, id func(T) string, token string, most int32, snapshots bool) ([]T, string, error) {
+	if most < 0 {
+		return nil, "", invalid("max_entries %d is negative", most)
+	}
+	if token != "" {
+		if _, _, snap, ok := volume.ParseID(token); !ok || snap != snapshots {
+			return nil, "", fault.New(fault.Busy, "starting_token %q is none that this driver gave; start again without one", token)
+		}
+		at := sort.Search(len(list), func(i int) bool { return id(list[i]) > token })
+		list = list[at:]
+	}
+	if most == 0 || int(most) >= len(list) {
+		return list, "", nil
+	}
+	return list[:most], id(list[most-1]), nil
+}
+
+// ListVolumes lists the volumes of all pools.
+func (d *Driver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+	list, next, err := page(d.Volumes.List(), func(v volume.Volume) string { return v.ID }, req.GetStartingToken(), req.GetMaxEntries(), false)
+	if err != nil {
+		return nil, err
+	}
+	resp := &csi.ListVolumesResponse{NextToken: next}
+	for _, v := range list {
+		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{Volume: d.describe(v)})
+	}
+	return resp, nil
+}
+
+// ControllerGetVolume gives one volume.
+func (d *Driver) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	if req.GetVolumeId() == "" {
+		return nil, invalid("volume_id is missing")
+	}
+	_, v, err := d.Volumes.Find(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerGetVolumeResponse{
+		Volume: d.describe(v), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{},
+	}, nil
+}
+
+// GetCapacity gives what a pool has left: the largest thick volume that fits,
+// and what a scheduler should count on for thin ones.
+func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	params, err := ParseParameters(req.GetParameters())
+	if err != nil {
+		return nil, err
+	}
+	minimum := int64(smallSizeStep)
+	if len(req.GetVolumeCapabilities()) > 0 {
+		u, err := parseUses(req.GetVolumeCapabilities())
+		if err != nil {
+			return nil, err
+		}
+		fstype, err := u.creatable()
+		if err != nil {
+			return nil, err
+		}
+		minimum = max(minimum, fsprogs.MinimumSize(fstype))
+	}
+	if t := req.GetAccessibleTopology(); t != nil && !d.here(t) {
+		return &csi.GetCapacityResponse{}, nil
+	}
+	pool, err := d.Volumes.Pool(params.Pool)
+	if fault.Is(err, fault.State) {
+		return &csi.GetCapacityResponse{}, nil // no pools, so no room
+	}
+	if err != nil {
+		return nil, err
+	}
+	c, err := pool.Capacity()
+	if err != nil {
+		return nil, err
+	}
+	return &csi.GetCapacityResponse{
+		AvailableCapacity: c.Available,
+		MinimumVolumeSize: wrapInt64(minimum), MaximumVolumeSize: wrapInt64(c.Available),
+	}, nil
+}

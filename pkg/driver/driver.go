@@ -1,0 +1,207 @@
+// Package driver is the CSI semantics: what a request means, whether it may be
+// done now, what it is answered. It makes no system call and knows no kind of
+// pool; pkg/mounter and pkg/volume do.
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// DefaultName is the name a driver registers under unless told otherwise.
+const DefaultName = "csi.crust.dev"
+
+// Config is what a Driver is made of.
+type Config struct {
+	Name     string // of the CSI driver
+	Version  string
+	NodeID   string
+	StateDir string
+	Root     *mounter.Root // every staging and target path lies below it
+	Volumes  *volume.Registry
+	Programs *fsprogs.Programs
+	Log      *slog.Logger
+	Metrics  Metrics
+}
+
+// Metrics is told what happened; see package telemetry for one that counts.
+type Metrics interface {
+	FilesystemMade(fstype string)
+	FilesystemChecked(outcome string)
+	FilesystemGrown(fstype, how string)
+}
+
+// Driver serves the CSI Identity, Controller and Node services.
+type Driver struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedControllerServer
+	csi.UnimplementedNodeServer
+
+	Config
+	ops       *operations
+	staged    *stagedVolumes
+	published *publishedTargets
+	topology  string
+}
+
+// New takes up where an earlier process stopped: unfinished work is undone, and
+// what is published is learnt from one look at the mount table.
+func New(cfg Config) (*Driver, error) {
+	if cfg.NodeID == "" || len(cfg.NodeID) > 192 {
+		return nil, fault.New(fault.Invalid, "node id %q: give one of 1 to 192 bytes", cfg.NodeID)
+	}
+	boot, err := mounter.BootID()
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{
+		Config: cfg, ops: newOperations(), published: newPublishedTargets(),
+		topology: "topology." + cfg.Name + "/node",
+	}
+	if d.staged, err = loadStaged(filepath.Join(cfg.StateDir, "staged"), boot, cfg.Log); err != nil {
+		return nil, err
+	}
+	return d, d.recover()
+}
+
+// Drain cancels long operations that go on without a caller and waits for them.
+func (d *Driver) Drain(ctx context.Context) { d.ops.drain(ctx) }
+
+func (d *Driver) recover() error {
+	var errs []error
+	for _, p := range d.Volumes.Pools() {
+		if err := p.Recover(func(id string) error { return d.thaw(p, id) }); err != nil {
+			errs = append(errs, fmt.Errorf("pool %s: %w", p.Name(), err))
+		}
+	}
+	if err := d.clearScratch(); err != nil {
+		errs = append(errs, err)
+	}
+	if static := d.Volumes.Static(); static != nil {
+		// Learn the devices of what is staged, so that Owns knows them.
+		for _, v := range static.List() {
+			if _, ok := d.staged.get(v.ID); !ok {
+				continue
+			}
+			if _, err := static.Attach(context.Background(), v.ID); err != nil {
+				d.Log.Warn("a staged volume's device is not to be found", "volume_id", v.ID, "error", err)
+			}
+		}
+	}
+	table, err := d.Root.Table()
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	for _, m := range table {
+		if id, ok := d.owner(m); ok {
+			d.published.add(id, m.Path)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// scratchFor is a directory where a helper program may mount for a moment.
+func (d *Driver) scratchFor(id string) string {
+	return filepath.Join(d.StateDir, "scratch", filepath.Base(d.staged.path(id)))
+}
+
+func (d *Driver) clearScratch() error {
+	left, err := filepath.Glob(filepath.Join(d.StateDir, "scratch", "*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, dir := range left {
+		errs = append(errs, mounter.ClearScratch(dir))
+	}
+	return errors.Join(errs...)
+}
+
+// sources gives everything that volumes come from.
+func (d *Driver) sources() []volume.Source {
+	var all []volume.Source
+	for _, p := range d.Volumes.Pools() {
+		all = append(all, p)
+	}
+	if s := d.Volumes.Static(); s != nil {
+		all = append(all, s)
+	}
+	return all
+}
+
+func (d *Driver) owner(m mounter.Mount) (string, bool) {
+	if dev, ok := m.Device(); ok {
+		for _, s := range d.sources() {
+			if id, ok := s.Owns(dev); ok {
+				return id, true
+			}
+		}
+		return "", false
+	}
+	for id, r := range d.staged.all() {
+		if r.Share != "" && r.Share == m.Source {
+			return id, true
+		}
+	}
+	return "", false
+}
+
+// thaw ends a freeze that a crash left.
+func (d *Driver) thaw(s volume.Source, id string) error {
+	a, ok, err := s.Attached(id)
+	if err != nil || !ok {
+		if fault.Is(err, fault.NotFound) {
+			err = nil
+		}
+		return err
+	}
+	busy, err := mounter.Busy(a.Device.Path)
+	if err != nil || !busy {
+		return err
+	}
+	v, err := s.Get(id)
+	if err != nil || v.Facts.Formatted == "" {
+		return err
+	}
+	return mounter.Thaw(filesystem(a.Device, v.Facts.Formatted, mounter.Options{}, false))
+}
+
+// quiesce makes a volume stand still while it is copied.
+func (d *Driver) quiesce(s volume.Source, id string) volume.Quiesce {
+	return func(context.Context) (func() error, error) {
+		nothing := func() error { return nil }
+		a, ok, err := s.Attached(id)
+		if err != nil || !ok {
+			return nothing, err
+		}
+		busy, err := mounter.Busy(a.Device.Path)
+		if err != nil {
+			return nil, err
+		}
+		r, staged := d.staged.get(id)
+		if !busy || !staged || r.Block {
+			return nothing, mounter.Flush(a.Device)
+		}
+		return mounter.Freeze(filesystem(a.Device, r.FSType, mounter.Options{}, false))
+	}
+}
+
+// filesystem says how a volume's file system is mounted. A clone of an xfs has
+// its origin's UUID; without nouuid the kernel would refuse it beside the
+// origin.
+func filesystem(dev mounter.Device, fstype string, o mounter.Options, readOnly bool) mounter.Filesystem {
+	if fstype == "xfs" {
+		o = o.With("nouuid", "")
+	}
+	return mounter.Filesystem{Device: dev, Type: fstype, Options: o, ReadOnly: readOnly}
+}

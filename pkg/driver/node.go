@@ -1,0 +1,168 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// NodeGetCapabilities gives what the node service can do.
+func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	resp := &csi.NodeGetCapabilitiesResponse{}
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+	} {
+		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
+		})
+	}
+	return resp, nil
+}
+
+// NodeGetInfo gives this node's id and topology.
+func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: d.NodeID, AccessibleTopology: d.segments()}, nil
+}
+
+// Ready is nil when every pool can be used.
+func (d *Driver) Ready() error {
+	var errs []error
+	for _, p := range d.Volumes.Pools() {
+		errs = append(errs, p.Usable())
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fault.New(fault.State, "not ready: %w", err)
+	}
+	return nil
+}
+
+// look opens the target and tells what is there. The caller closes both.
+func (d *Driver) look(path string) (*mounter.Target, *mounter.State, error) {
+	t, err := d.Root.Target(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := t.Look()
+	if err != nil {
+		t.Close()
+		return nil, nil, err
+	}
+	return t, s, nil
+}
+
+// shows tells whether what is mounted at a target is of the volume, and by
+// which of its devices (the zero Device for a share).
+func (d *Driver) shows(s *mounter.State, src volume.Source, id string) (bool, mounter.Device, error) {
+	if s.Occupant != mounter.MountPoint {
+		return false, mounter.Device{}, nil
+	}
+	dev, ok, err := s.Device()
+	if err != nil {
+		return false, mounter.Device{}, err
+	}
+	if ok {
+		owner, owned := src.Owns(dev)
+		return owned && owner == id, dev, nil
+	}
+	r, staged := d.staged.get(id)
+	if !staged || r.Share == "" {
+		return false, mounter.Device{}, nil
+	}
+	m, err := s.Mount()
+	return err == nil && m.Source == r.Share, mounter.Device{}, err
+}
+
+// publishedAt gives the targets where the volume is mounted now. An entry of
+// the index that the kernel does not confirm is forgotten.
+func (d *Driver) publishedAt(src volume.Source, id string) []string {
+	var targets []string
+	for _, path := range d.published.of(id) {
+		t, s, err := d.look(path)
+		if err != nil {
+			if fault.Is(err, fault.NotFound) {
+				d.published.remove(id, path)
+			} else {
+				targets = append(targets, path) // cannot tell is not "no"
+			}
+			continue
+		}
+		ok, _, err := d.shows(s, src, id)
+		s.Close()
+		t.Close()
+		if ok || err != nil {
+			targets = append(targets, path)
+		} else {
+			d.published.remove(id, path)
+		}
+	}
+	return targets
+}
+
+// requireStaged gives how the volume is staged, and its attachment.
+func (d *Driver) requireStaged(src volume.Source, id, stagingPath string) (stagedRecord, volume.Attachment, error) {
+	r, ok := d.staged.get(id)
+	if !ok {
+		return r, volume.Attachment{}, fault.New(fault.State, "volume %s is not staged on this node; call NodeStageVolume first", id)
+	}
+	if stagingPath != "" && stagingPath != r.StagingPath {
+		return r, volume.Attachment{}, fault.New(fault.State, "volume %s is staged at %s, not at %s", id, r.StagingPath, stagingPath)
+	}
+	a, ok, err := src.Attached(id)
+	if err != nil {
+		return r, a, err
+	}
+	if !ok {
+		return r, a, fault.New(fault.State, "volume %s: its device is gone (somebody detached it); unstage and stage it again", id)
+	}
+	return r, a, nil
+}
+
+// growth makes a volume's file system fill its device, when that is due. It
+// happens before anything can see the volume, or while it is in use.
+func (d *Driver) growth(ctx context.Context, src volume.Source, id string, dev mounter.Device, fstype string, o mounter.Options) error {
+	v, err := src.Get(id)
+	if err != nil || !v.Facts.GrowDue || dev.ReadOnly {
+		return err
+	}
+	how := "online"
+	err = growDetached(filesystem(dev, fstype, o, false))
+	if errors.Is(err, mounter.ErrGrowOffline) {
+		busy, berr := mounter.Busy(dev.Path)
+		if berr != nil || busy {
+			return errors.Join(err, berr)
+		}
+		how = "offline"
+		err = d.Programs.GrowExt4(ctx, dev.Path)
+	}
+	if err != nil {
+		return fmt.Errorf("volume %s: %w", id, err)
+	}
+	d.Log.InfoContext(ctx, "file system grown", "volume_id", id, "fs_type", fstype, "how", how)
+	d.Metrics.FilesystemGrown(fstype, how)
+	v.Facts.GrowDue = false
+	return src.SetFacts(id, v.Facts)
+}
+
+func growDetached(fs mounter.Filesystem) error {
+	m, err := mounter.Open(fs)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	dir, err := m.Dir()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return mounter.Grow(dir, fs.Type, fs.Device)
+}

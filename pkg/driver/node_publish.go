@@ -1,0 +1,295 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// NodePublishVolume mounts a staged volume at a target path.
+func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	id := req.GetVolumeId()
+	switch {
+	case id == "":
+		return nil, invalid("volume_id is missing")
+	case req.GetTargetPath() == "":
+		return nil, invalid("target_path is missing")
+	case req.GetVolumeCapability() == nil:
+		return nil, invalid("volume_capability is missing")
+	case req.GetStagingTargetPath() == "":
+		return nil, fault.New(fault.State, "staging_target_path is missing: volumes of this driver are staged before they are published")
+	}
+	for _, path := range []string{req.GetTargetPath(), req.GetStagingTargetPath()} {
+		if _, err := d.Root.Relative(path); err != nil {
+			return nil, err
+		}
+	}
+	if err := checkAttributes(req.GetVolumeContext()); err != nil {
+		return nil, err
+	}
+	p := publication{id: id, target: req.GetTargetPath(), staging: req.GetStagingTargetPath()}
+	err := d.ops.short("NodePublishVolume", func() error {
+		var err error
+		if p.src, p.volume, err = d.Volumes.Find(id); err != nil {
+			return err
+		}
+		if p.staged, p.attachment, err = d.requireStaged(p.src, id, p.staging); err != nil {
+			return err
+		}
+		if p.use, err = parseUse(req.GetVolumeCapability(), p.attachment.Share != nil); err != nil {
+			return err
+		}
+		p.readOnly = req.GetReadonly() || p.use.readOnly || p.use.options.ReadOnly()
+		return d.publish(ctx, &p)
+	}, id)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// publication is one publish, as asked for and as found.
+type publication struct {
+	id, target, staging string
+	src                 volume.Source
+	volume              volume.Volume
+	staged              stagedRecord
+	attachment          volume.Attachment
+	use                 use
+	readOnly            bool
+}
+
+func (p *publication) filesystem() mounter.Filesystem {
+	return filesystem(p.attachment.Device, p.staged.FSType, p.use.options, p.readOnly)
+}
+
+func (d *Driver) publish(ctx context.Context, p *publication) error {
+	switch {
+	case p.use.block != p.staged.Block:
+		return fault.New(fault.State, "volume %s is staged as %s and cannot be published as %s", p.id, kindOf(p.staged.Block, p.staged.FSType), kindOf(p.use.block, p.use.fstype))
+	case p.use.fstype != "" && p.use.fstype != p.staged.FSType && p.attachment.Share == nil:
+		return fault.New(fault.State, "volume %s is staged with %s and cannot be published with %s", p.id, p.staged.FSType, p.use.fstype)
+	case p.readOnly && p.use.options.ReadWrite():
+		return invalid("volume %s: mount option \"rw\" contradicts a read-only publish", p.id)
+	case !p.readOnly && p.attachment.Device.ReadOnly:
+		return fault.New(fault.State, "volume %s: its device %s is read-only; publish it read-only", p.id, p.attachment.Device.Path)
+	}
+	t, s, err := d.look(p.target)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	defer s.Close()
+	if s.Occupant == mounter.MountPoint {
+		return d.republish(p, s)
+	}
+	if p.use.mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER || p.staged.Mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
+		if others := d.publishedAt(p.src, p.id); len(others) > 0 {
+			return fault.New(fault.State, "volume %s has access mode SINGLE_NODE_SINGLE_WRITER (ReadWriteOncePod) and is published at %s already", p.id, others[0])
+		}
+	}
+	m, err := d.detached(ctx, p)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	if err := m.Attach(t); err != nil {
+		return errors.Join(fmt.Errorf("volume %s: %w", p.id, err), d.releaseReadOnly(ctx, p))
+	}
+	failpoint.Hit("publish.attached")
+	d.published.add(p.id, p.target)
+	return nil
+}
+
+// republish answers a repeated call: what is mounted must be what is asked.
+func (d *Driver) republish(p *publication, s *mounter.State) error {
+	ours, dev, err := d.shows(s, p.src, p.id)
+	if err != nil {
+		return err
+	}
+	if !ours {
+		return fault.New(fault.State, "volume %s: something else is mounted at %s; it was left alone", p.id, p.target)
+	}
+	differs := ""
+	switch {
+	case p.use.block:
+		// On a volume whose own device is read-only, any publish is.
+		if dev.Same(p.attachment.Device) == p.readOnly && !p.attachment.Device.ReadOnly {
+			differs = "one is read-only, the other is not"
+		}
+	default:
+		if differs, err = s.Differs(p.filesystem()); err != nil {
+			return err
+		}
+		if want := p.use.options.SuperblockString(); differs == "" && want != p.staged.Superblock {
+			differs = fmt.Sprintf("mounted with options %q, asked for with %q", p.staged.Superblock, want)
+		}
+	}
+	if differs != "" {
+		return fault.New(fault.Exists, "volume %s is published at %s in another way: %s; unpublish it first", p.id, p.target, differs)
+	}
+	d.published.add(p.id, p.target)
+	return nil
+}
+
+// detached prepares the mount, ready to be attached.
+func (d *Driver) detached(ctx context.Context, p *publication) (*mounter.Detached, error) {
+	switch {
+	case p.attachment.Share != nil:
+		return mounter.OpenWithHelper(ctx, d.scratchFor(p.id), p.attachment.Share.Source, p.attachment.Share.Type, p.use.options, p.readOnly)
+	case p.use.block:
+		dev := p.attachment.Device
+		if p.readOnly {
+			var err error
+			if dev, err = p.src.AttachReadOnly(ctx, p.id); err != nil {
+				return nil, err
+			}
+			failpoint.Hit("publish.readonly")
+		}
+		return mounter.OpenDevice(dev)
+	}
+	if err := d.agreeOnSuperblock(p); err != nil {
+		return nil, err
+	}
+	if p.volume.Facts.GrowDue {
+		if err := d.growth(ctx, p.src, p.id, p.attachment.Device, p.staged.FSType, p.use.options); err != nil {
+			return nil, err
+		}
+	}
+	m, err := mounter.Open(p.filesystem())
+	if err != nil {
+		return nil, fmt.Errorf("volume %s: %w", p.id, err)
+	}
+	return m, nil
+}
+
+// agreeOnSuperblock refuses superblock options that differ from those of the
+// live mounts: the kernel would share the superblock and ignore them without a
+// word. While nothing is mounted, new ones are taken.
+func (d *Driver) agreeOnSuperblock(p *publication) error {
+	want := p.use.options.SuperblockString()
+	if want == p.staged.Superblock {
+		return nil
+	}
+	busy, err := mounter.Busy(p.attachment.Device.Path)
+	if err != nil {
+		return err
+	}
+	if busy {
+		return fault.New(fault.State, "volume %s is mounted with the options %q and cannot be mounted with %q at the same time: all mounts of a volume share them. Unpublish it first, or ask for the same options%s",
+			p.id, p.staged.Superblock, want, volume.HeldBy(p.attachment.Device))
+	}
+	p.staged.Superblock = want
+	return d.staged.put(p.staged)
+}
+
+// releaseReadOnly gives up the read-only device of a block volume when no
+// target shows it.
+func (d *Driver) releaseReadOnly(ctx context.Context, p *publication) error {
+	if !p.use.block || !p.readOnly {
+		return nil
+	}
+	return d.releaseReadOnlyOf(ctx, p.src, p.id)
+}
+
+func (d *Driver) releaseReadOnlyOf(ctx context.Context, src volume.Source, id string) error {
+	a, ok, err := src.Attached(id)
+	if err != nil || !ok {
+		return err
+	}
+	for _, path := range d.publishedAt(src, id) {
+		t, s, err := d.look(path)
+		if err != nil {
+			return err
+		}
+		_, dev, err := d.shows(s, src, id)
+		s.Close()
+		t.Close()
+		if err != nil || !dev.Same(a.Device) {
+			return err // another target shows it
+		}
+	}
+	return src.DetachReadOnly(ctx, id)
+}
+
+// NodeUnpublishVolume takes the volume off a target path and removes what the
+// driver made there.
+func (d *Driver) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	id, target := req.GetVolumeId(), req.GetTargetPath()
+	if id == "" {
+		return nil, invalid("volume_id is missing")
+	}
+	if target == "" {
+		return nil, invalid("target_path is missing")
+	}
+	if _, err := d.Root.Relative(target); err != nil {
+		return nil, err
+	}
+	err := d.ops.short("NodeUnpublishVolume", func() error { return d.unpublish(ctx, id, target) }, id)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+func (d *Driver) unpublish(ctx context.Context, id, target string) error {
+	t, err := d.Root.Target(target)
+	if fault.Is(err, fault.NotFound) {
+		d.published.remove(id, target)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	src, _, findErr := d.Volumes.Find(id)
+	readOnlyDevice := false
+	const layers = 8 // of mounts on one target, from calls that were cut short
+	for range layers {
+		s, err := t.Look()
+		if err != nil {
+			return err
+		}
+		mounted := s.Occupant == mounter.MountPoint
+		ours, dev := false, mounter.Device{}
+		if mounted && findErr == nil {
+			ours, dev, err = d.shows(s, src, id)
+		}
+		block := s.IsBlock()
+		s.Close()
+		switch {
+		case err != nil:
+			return err
+		case !mounted:
+			if err := t.Remove(); err != nil {
+				return fmt.Errorf("volume %s: %w", id, err)
+			}
+			failpoint.Hit("unpublish.removed")
+			d.published.remove(id, target)
+			if readOnlyDevice {
+				return d.releaseReadOnlyOf(ctx, src, id)
+			}
+			return nil
+		case findErr != nil:
+			return fmt.Errorf("%s is a mount point: %w; it was left alone: if the mount is not needed, `umount %s`", target, findErr, target)
+		case !ours:
+			return fault.New(fault.State, "volume %s: what is mounted at %s is not of this volume; it was left alone", id, target)
+		}
+		if block {
+			a, ok, err := src.Attached(id)
+			readOnlyDevice = readOnlyDevice || err != nil || !ok || !dev.Same(a.Device)
+		}
+		if err := t.Unmount(); err != nil {
+			return fmt.Errorf("volume %s: %w", id, err)
+		}
+		failpoint.Hit("unpublish.unmounted")
+	}
+	return fault.New(fault.State, "volume %s: more than %d mounts lie on %s; `umount` them by hand", id, layers, target)
+}

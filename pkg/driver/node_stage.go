@@ -1,0 +1,291 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// NodeStageVolume attaches the volume's device and makes sure that it holds
+// the file system asked for. It mounts nothing.
+func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	id := req.GetVolumeId()
+	if id == "" {
+		return nil, invalid("volume_id is missing")
+	}
+	if req.GetStagingTargetPath() == "" {
+		return nil, invalid("staging_target_path is missing")
+	}
+	if err := checkAttributes(req.GetVolumeContext()); err != nil {
+		return nil, err
+	}
+	static := d.Volumes.Static()
+	share := static != nil && static.Claims(req.GetVolumeContext()) && req.GetVolumeContext()["device"] == ""
+	u, err := parseUse(req.GetVolumeCapability(), share)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.checkStagingPath(req.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
+	err = d.ops.long(ctx, "NodeStageVolume", func(ctx context.Context, _ *volume.Progress) error {
+		src, v, err := d.Volumes.FindOrAdopt(id, req.GetVolumeContext())
+		if err != nil {
+			return err
+		}
+		return d.stage(ctx, src, v, u, req.GetStagingTargetPath())
+	}, id)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+func (d *Driver) checkStagingPath(path string) error {
+	t, s, err := d.look(path)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	defer s.Close()
+	switch s.Occupant {
+	case mounter.EmptyDir, mounter.Data, mounter.MountPoint:
+		return nil
+	case mounter.Symlink:
+		return invalid("staging_target_path %s is a symbolic link; it must be a directory", path)
+	default:
+		return fault.New(fault.State, "staging_target_path %s is no directory; the orchestrator makes it before it stages a volume", path)
+	}
+}
+
+func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, u use, path string) error {
+	if have, ok := d.staged.get(v.ID); ok {
+		switch {
+		case have.StagingPath != path:
+			return fault.New(fault.Exists, "volume %s is staged at %s; it cannot be staged at %s too", v.ID, have.StagingPath, path)
+		case have.Block != u.block:
+			return fault.New(fault.Exists, "volume %s is staged as %s, and asked for as %s", v.ID, kindOf(have.Block, have.FSType), kindOf(u.block, u.fstype))
+		}
+	}
+	if v.Block && !u.block {
+		return invalid("volume %s was created for block access; it has no file system to mount", v.ID)
+	}
+	a, err := src.Attach(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	failpoint.Hit("stage.attached")
+	r := stagedRecord{VolumeID: v.ID, StagingPath: path, Block: u.block, Mode: u.mode}
+	switch {
+	case a.Share != nil:
+		r.Share, r.FSType = a.Share.Source, a.Share.Type
+		if u.fstype != "" && u.fstype != r.FSType && u.fstype != "nfs4" {
+			return invalid("volume %s is a share of type %s, not %s", v.ID, r.FSType, u.fstype)
+		}
+	case !u.block:
+		if r.FSType, err = d.ensureFilesystem(ctx, src, v, a.Device, u); err != nil {
+			return err
+		}
+		r.Superblock = u.options.SuperblockString()
+		if have, ok := d.staged.get(v.ID); ok {
+			r.Superblock = have.Superblock // of the live mounts
+		}
+	}
+	failpoint.Hit("stage.formatted")
+	return d.staged.put(r)
+}
+
+// ensureFilesystem gives the type of the file system that the device holds
+// afterwards: the one that was asked for, or an error.
+func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, u use) (string, error) {
+	want := u.fstype
+	for _, t := range []string{v.Facts.Formatted, v.FSType, defaultFilesystem} {
+		if want == "" {
+			want = t
+		}
+	}
+	var found superblock.Result
+	var blank superblock.BlankDevice
+	var err error
+	if v.Facts.Formatting != nil {
+		found, blank, err = superblock.Resume(dev.Path, *v.Facts.Formatting)
+	} else {
+		found, blank, err = superblock.ProbeDevice(dev.Path)
+	}
+	if err != nil {
+		return "", fmt.Errorf("volume %s: %w", v.ID, err)
+	}
+	facts := v.Facts
+	if blank.Path() != "" {
+		if found, err = d.format(ctx, src, v, dev, want, blank); err != nil {
+			return "", err
+		}
+		facts = volume.Facts{Formatted: want}
+	}
+	if found.Answer != superblock.Known {
+		return "", fault.New(fault.State, "volume %s: %s holds %s. It is neither blank nor the %s that was asked for, so it was not touched: look at it with `wipefs -n %s` and `hexdump -C %s | head`; if its data may go, delete the volume (or wipe the device) and create it anew",
+			v.ID, dev.Path, found, want, dev.Path, dev.Path)
+	}
+	if found.Type != want {
+		return "", fault.New(fault.State, "volume %s: %s holds %s, and %s was asked for; nothing was changed: ask for %s, or use another volume", v.ID, dev.Path, found.Type, want, found.Type)
+	}
+	facts.Formatting, facts.Formatted = nil, found.Type
+	busy, err := mounter.Busy(dev.Path)
+	if err != nil {
+		return "", err
+	}
+	if !busy && !dev.ReadOnly {
+		if facts, err = d.mend(ctx, v, dev, found, facts); err != nil {
+			return "", err
+		}
+	}
+	if facts != v.Facts {
+		if err := src.SetFacts(v.ID, facts); err != nil {
+			return "", err
+		}
+	}
+	return want, d.growExt4Early(ctx, src, v.ID, dev, want, busy)
+}
+
+// format formats a device that was proven blank, and records that before and
+// after.
+func (d *Driver) format(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, fstype string, blank superblock.BlankDevice) (superblock.Result, error) {
+	var none superblock.Result
+	if was := v.Facts.Formatted; was != "" {
+		return none, fault.New(fault.State, "volume %s was formatted with %s before, and %s reads as blank now: its data was lost or overwritten. It is not formatted a second time: restore a snapshot, or delete the volume", v.ID, was, dev.Path)
+	}
+	if dev.ReadOnly {
+		return none, fault.New(fault.State, "volume %s: %s is blank and read-only, so it cannot be formatted", v.ID, dev.Path)
+	}
+	if !fsprogs.CanFormat(fstype) {
+		return none, invalid("volume %s: %s is blank, and this driver cannot make a file system of type %s", v.ID, dev.Path, fstype)
+	}
+	facts := v.Facts
+	if facts.Formatting == nil {
+		intent := blank.Intent(fstype)
+		facts.Formatting = &intent
+		if err := src.SetFacts(v.ID, facts); err != nil {
+			return none, err
+		}
+	}
+	failpoint.Hit("format.intended")
+	if err := d.Programs.Format(ctx, blank, fstype, v.Thick); err != nil {
+		return none, fmt.Errorf("volume %s: %w", v.ID, err)
+	}
+	failpoint.Hit("format.done")
+	if v.Thick {
+		// mkfs may have given zeroed ranges back.
+		if _, err := src.Attach(ctx, v.ID); err != nil {
+			return none, err
+		}
+	}
+	d.Metrics.FilesystemMade(fstype)
+	d.Log.InfoContext(ctx, "formatted", "volume_id", v.ID, "device", dev.Path, "fs_type", fstype)
+	found, _, err := superblock.ProbeDevice(dev.Path)
+	return found, err
+}
+
+// mend does what an unmounted file system needs before it is used: a check
+// where it asks for one, another identity where it is a copy. It finds out
+// whether it fills its device.
+func (d *Driver) mend(ctx context.Context, v volume.Volume, dev mounter.Device, found superblock.Result, facts volume.Facts) (volume.Facts, error) {
+	if found.NeedsCheck != "" {
+		outcome, said, err := d.Programs.Check(ctx, dev.Path, found.Type)
+		if err != nil {
+			return facts, fmt.Errorf("volume %s: %w", v.ID, err)
+		}
+		d.Metrics.FilesystemChecked(outcome.String())
+		d.Log.WarnContext(ctx, "file system check", "volume_id", v.ID, "device", dev.Path, "because", found.NeedsCheck, "outcome", outcome.String(), "output", said)
+		if outcome == fsprogs.NeedsHuman {
+			return facts, fault.New(fault.State, "volume %s: the %s on %s is damaged (%s) and needs a person: while it is not in use, look at it with `%s`, or restore a snapshot. The check said: %s",
+				v.ID, found.Type, dev.Path, found.NeedsCheck, fsprogs.CheckCommand(found.Type, dev.Path), said)
+		}
+	}
+	if facts.IdentityDue {
+		if found.Type == "btrfs" {
+			if err := d.Programs.NewBtrfsID(ctx, dev.Path); err != nil {
+				return facts, fmt.Errorf("volume %s: %w", v.ID, err)
+			}
+		}
+		facts.IdentityDue = false
+	}
+	size, err := mounter.DeviceSize(dev)
+	if err != nil {
+		return facts, err
+	}
+	if fsprogs.CanFormat(found.Type) && mounter.Unfilled(found, size) {
+		facts.GrowDue = true
+	}
+	return facts, nil
+}
+
+// growExt4Early grows an ext4 at stage when this process may not have the
+// kernel do it at publish.
+func (d *Driver) growExt4Early(ctx context.Context, src volume.Source, id string, dev mounter.Device, fstype string, busy bool) error {
+	if fstype != "ext4" || busy || !mounter.GrowsExt4Offline() {
+		return nil
+	}
+	v, err := src.Get(id)
+	if err != nil || !v.Facts.GrowDue || dev.ReadOnly {
+		return err
+	}
+	if err := d.Programs.GrowExt4(ctx, dev.Path); err != nil {
+		return fmt.Errorf("volume %s: %w", id, err)
+	}
+	d.Metrics.FilesystemGrown(fstype, "offline")
+	v.Facts.GrowDue = false
+	return src.SetFacts(id, v.Facts)
+}
+
+// NodeUnstageVolume releases the volume's device, once nobody holds its file
+// system any more, in any mount namespace.
+func (d *Driver) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
+	if id == "" {
+		return nil, invalid("volume_id is missing")
+	}
+	if path == "" {
+		return nil, invalid("staging_target_path is missing")
+	}
+	if _, err := d.Root.Relative(path); err != nil {
+		return nil, err
+	}
+	err := d.ops.short("NodeUnstageVolume", func() error { return d.unstage(ctx, id, path) }, id)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+func (d *Driver) unstage(ctx context.Context, id, path string) error {
+	r, staged := d.staged.get(id)
+	if staged && r.StagingPath != path {
+		return fault.New(fault.State, "volume %s is staged at %s, not at %s", id, r.StagingPath, path)
+	}
+	src, _, err := d.Volumes.Find(id)
+	if fault.Is(err, fault.NotFound) {
+		if staged {
+			return d.staged.remove(id)
+		}
+		return nil // nothing of it is here
+	}
+	if err != nil {
+		return err
+	}
+	if targets := d.publishedAt(src, id); len(targets) > 0 {
+		return fault.New(fault.State, "volume %s is still published at %s; unpublish it first", id, targets[0])
+	}
+	if err := src.Detach(ctx, id); err != nil {
+		return err
+	}
+	failpoint.Hit("unstage.detached")
+	return d.staged.remove(id)
+}

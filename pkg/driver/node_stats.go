@@ -1,0 +1,271 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// at opens the target where a volume is published, or says NOT_FOUND.
+func (d *Driver) at(src volume.Source, id, path string) (*mounter.State, error) {
+	t, s, err := d.look(path)
+	if err != nil {
+		if fault.Is(err, fault.Invalid) {
+			err = fault.New(fault.NotFound, "volume %s is not at %q: %w", id, path, err)
+		}
+		return nil, err
+	}
+	defer t.Close()
+	ours, _, err := d.shows(s, src, id)
+	if err == nil && !ours {
+		err = fault.New(fault.NotFound, "volume %s is not published at %s", id, path)
+	}
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// NodeGetVolumeStats tells how full a volume is. It takes no lock: nothing that
+// runs on a volume delays it.
+func (d *Driver) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	id, path := req.GetVolumeId(), req.GetVolumePath()
+	if id == "" {
+		return nil, invalid("volume_id is missing")
+	}
+	if path == "" {
+		return nil, invalid("volume_path is missing")
+	}
+	src, v, err := d.Volumes.Find(id)
+	if err != nil {
+		return nil, err
+	}
+	if r, ok := d.staged.get(id); ok && r.StagingPath == path {
+		return d.stagedStats(src, r)
+	}
+	s, err := d.at(src, id, path)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	if s.IsBlock() {
+		return d.blockStats(src, v)
+	}
+	usage, err := s.Usage()
+	if err != nil {
+		return nil, err
+	}
+	return describeUsage(usage), nil
+}
+
+// stagedStats answers for a volume that is staged and perhaps mounted nowhere.
+func (d *Driver) stagedStats(src volume.Source, r stagedRecord) (*csi.NodeGetVolumeStatsResponse, error) {
+	a, ok, err := src.Attached(r.VolumeID)
+	if err == nil && (!ok || a.Share != nil) {
+		err = fault.New(fault.NotFound, "volume %s is not mounted; ask for a path where it is published", r.VolumeID)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if r.Block {
+		v, err := src.Get(r.VolumeID)
+		if err != nil {
+			return nil, err
+		}
+		return d.blockStats(src, v)
+	}
+	m, err := mounter.Open(filesystem(a.Device, r.FSType, mounter.Options{}, true))
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	usage, err := m.Usage()
+	if err != nil {
+		return nil, err
+	}
+	return describeUsage(usage), nil
+}
+
+func (d *Driver) blockStats(src volume.Source, v volume.Volume) (*csi.NodeGetVolumeStatsResponse, error) {
+	size := v.Size
+	a, ok, err := src.Attached(v.ID)
+	if err == nil && ok {
+		size, err = mounter.DeviceSize(a.Device)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: size}}}, nil
+}
+
+func describeUsage(u mounter.Usage) *csi.NodeGetVolumeStatsResponse {
+	resp := &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
+		{Unit: csi.VolumeUsage_BYTES, Total: u.TotalBytes, Available: u.AvailableBytes, Used: u.UsedBytes},
+	}}
+	if u.TotalInodes > 0 {
+		resp.Usage = append(resp.Usage, &csi.VolumeUsage{
+			Unit: csi.VolumeUsage_INODES, Total: u.TotalInodes, Available: u.AvailableInodes, Used: u.UsedInodes,
+		})
+	}
+	return resp
+}
+
+// NodeGetVolumeHealth tells what is wrong with a volume, as seen from here.
+func (d *Driver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	id := req.GetVolumeId()
+	if id == "" {
+		return nil, invalid("volume_id is missing")
+	}
+	src, _, err := d.Volumes.Find(id)
+	if err != nil {
+		return nil, err
+	}
+	ailments := src.Health(id)
+	if _, ok := d.staged.get(id); ok {
+		ailments = append(ailments, d.stagedAilments(src, id, req.GetVolumePublishPath())...)
+	}
+	health := &csi.VolumeHealth{VolumeId: id}
+	seen := map[string]bool{}
+	for _, a := range ailments {
+		if seen[a.Reason] {
+			continue
+		}
+		seen[a.Reason] = true
+		status := csi.VolumeHealthErrorType_DEGRADED
+		if a.Fatal {
+			status = csi.VolumeHealthErrorType_INACCESSIBLE
+		}
+		health.HealthStatuses = append(health.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: a.Reason, Message: a.Message})
+	}
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}, nil
+}
+
+func (d *Driver) stagedAilments(src volume.Source, id, path string) []mounter.Ailment {
+	a, ok, err := src.Attached(id)
+	switch {
+	case err != nil:
+		return []mounter.Ailment{{Reason: "DeviceGone", Message: err.Error(), Fatal: true}}
+	case !ok:
+		return []mounter.Ailment{{Reason: "DeviceGone", Message: "the volume is staged, but its device was detached", Fatal: true}}
+	case a.Share != nil:
+		return nil
+	}
+	found := mounter.DeviceHealth(a.Device)
+	paths := d.published.of(id)
+	if path != "" {
+		paths = []string{path}
+	}
+	for _, p := range paths {
+		s, err := d.at(src, id, p)
+		if err != nil {
+			if path != "" {
+				found = append(found, mounter.Ailment{Reason: "NotPublished", Message: err.Error(), Fatal: true})
+			}
+			continue
+		}
+		if !s.IsBlock() {
+			found = append(found, s.Ailments(a.Device)...)
+		}
+		s.Close()
+		break // the others show the same file system
+	}
+	return found
+}
+
+// NodeExpandVolume makes the file system fill a device that was made larger.
+func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	id, path := req.GetVolumeId(), req.GetVolumePath()
+	if id == "" {
+		return nil, invalid("volume_id is missing")
+	}
+	if path == "" {
+		return nil, invalid("volume_path is missing")
+	}
+	r := req.GetCapacityRange()
+	if r.GetRequiredBytes() < 0 || r.GetLimitBytes() < 0 || r.GetLimitBytes() > 0 && r.GetRequiredBytes() > r.GetLimitBytes() {
+		return nil, invalid("capacity_range: required_bytes %d, limit_bytes %d", r.GetRequiredBytes(), r.GetLimitBytes())
+	}
+	src, _, err := d.Volumes.Find(id)
+	if err != nil {
+		return nil, err
+	}
+	var size int64
+	err = d.ops.long(ctx, "NodeExpandVolume", func(ctx context.Context, _ *volume.Progress) error {
+		var err error
+		size, err = d.expand(ctx, src, id, path, r)
+		return err
+	}, id)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
+}
+
+func (d *Driver) expand(ctx context.Context, src volume.Source, id, path string, r *csi.CapacityRange) (int64, error) {
+	staged, ok := d.staged.get(id)
+	if !ok {
+		return 0, fault.New(fault.NotFound, "volume %s is not staged on this node", id)
+	}
+	if staged.StagingPath != path {
+		s, err := d.at(src, id, path)
+		if err != nil {
+			return 0, err
+		}
+		s.Close()
+	}
+	a, ok, err := src.Attached(id)
+	if err != nil {
+		return 0, err
+	}
+	if !ok {
+		return 0, fault.New(fault.State, "volume %s: its device is gone; unstage and stage it again", id)
+	}
+	if a.Share != nil {
+		return 0, nil // its server decides
+	}
+	if err := src.Refresh(ctx, id); err != nil {
+		return 0, err
+	}
+	size, err := mounter.DeviceSize(a.Device)
+	if err != nil {
+		return 0, err
+	}
+	if size < r.GetRequiredBytes() {
+		return 0, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge it first (ControllerExpandVolume, or a static volume's device)", id, size, r.GetRequiredBytes())
+	}
+	if limit := r.GetLimitBytes(); limit > 0 && size > limit {
+		return 0, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, more than the limit of %d: volumes do not shrink", id, size, limit)
+	}
+	if staged.Block {
+		return size, nil
+	}
+	return size, d.growNow(ctx, src, id, a.Device, staged)
+}
+
+func (d *Driver) growNow(ctx context.Context, src volume.Source, id string, dev mounter.Device, staged stagedRecord) error {
+	v, err := src.Get(id)
+	if err != nil {
+		return err
+	}
+	if !v.Facts.GrowDue {
+		// A static device may have grown without the driver being told.
+		v.Facts.GrowDue = true
+		if err := src.SetFacts(id, v.Facts); err != nil {
+			return err
+		}
+	}
+	// Superblock options of a live file system are not looked at, and for one
+	// that is mounted nowhere they matter as little for this moment.
+	err = d.growth(ctx, src, id, dev, staged.FSType, mounter.Options{})
+	if errors.Is(err, mounter.ErrGrowOffline) {
+		return fmt.Errorf("the device is larger now, its file system is not: %w", err)
+	}
+	return err
+}

@@ -1,0 +1,111 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// operations are the calls that run now. A second call on the same volume is
+// refused (ABORTED) and never waits; calls on different volumes never meet.
+type operations struct {
+	mu      sync.Mutex
+	running map[string]*operation
+	done    sync.WaitGroup
+	stop    context.Context
+	cancel  context.CancelCauseFunc
+}
+
+type operation struct {
+	what     string
+	since    time.Time
+	progress volume.Progress
+}
+
+func newOperations() *operations {
+	stop, cancel := context.WithCancelCause(context.Background())
+	return &operations{running: map[string]*operation{}, stop: stop, cancel: cancel}
+}
+
+// begin takes all keys or none.
+func (o *operations) begin(what string, keys []string) (*operation, func(), error) {
+	op := &operation{what: what, since: time.Now()}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, k := range keys {
+		if other, ok := o.running[k]; ok {
+			return nil, nil, fault.New(fault.Busy, "%s: %s is running since %s%s; try again", k, other.what, time.Since(other.since).Round(time.Millisecond), other.soFar())
+		}
+	}
+	for _, k := range keys {
+		o.running[k] = op
+	}
+	return op, func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		for _, k := range keys {
+			delete(o.running, k)
+		}
+	}, nil
+}
+
+func (op *operation) soFar() string {
+	if s := op.progress.String(); s != "" {
+		return " (" + s + ")"
+	}
+	return ""
+}
+
+// short runs f while holding the keys.
+func (o *operations) short(what string, f func() error, keys ...string) error {
+	_, end, err := o.begin(what, keys)
+	if err != nil {
+		return err
+	}
+	defer end()
+	return f()
+}
+
+// long runs f while holding the keys. When the caller's time is up the call is
+// answered, and f goes on: a repeated call finds it running, or its result.
+func (o *operations) long(ctx context.Context, what string, f func(context.Context, *volume.Progress) error, keys ...string) error {
+	op, end, err := o.begin(what, keys)
+	if err != nil {
+		return err
+	}
+	run, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	unhook := context.AfterFunc(o.stop, func() { cancel(context.Cause(o.stop)) })
+	result := make(chan error, 1)
+	o.done.Go(func() {
+		defer cancel(nil)
+		defer unhook()
+		defer end()
+		defer func() {
+			if p := recover(); p != nil {
+				result <- fmt.Errorf("%s: panic: %v", what, p)
+			}
+		}()
+		result <- f(run, &op.progress)
+	})
+	select {
+	case err := <-result:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%s goes on%s; repeat the call to learn the outcome: %w", what, op.soFar(), ctx.Err())
+	}
+}
+
+// drain stops what goes on without a caller.
+func (o *operations) drain(ctx context.Context) {
+	o.cancel(fmt.Errorf("the driver is stopping"))
+	finished := make(chan struct{})
+	go func() { o.done.Wait(); close(finished) }()
+	select {
+	case <-finished:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,171 @@
+package driver
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+func wrapInt64(n int64) *wrapperspb.Int64Value { return wrapperspb.Int64(n) }
+
+// ControllerExpandVolume makes a volume larger, in use or not.
+func (d *Driver) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	id := req.GetVolumeId()
+	if id == "" {
+		return nil, invalid("volume_id is missing")
+	}
+	if req.GetCapacityRange() == nil || req.GetCapacityRange().GetRequiredBytes() == 0 && req.GetCapacityRange().GetLimitBytes() == 0 {
+		return nil, invalid("capacity_range is missing")
+	}
+	pool, ok := d.Volumes.OwnerOf(id)
+	if !ok {
+		_, _, err := d.Volumes.Find(id)
+		if err == nil {
+			err = fault.New(fault.State, "volume %s is static; enlarge its device, then call NodeExpandVolume", id)
+		}
+		return nil, err
+	}
+	var v volume.Volume
+	err := d.ops.long(ctx, "ControllerExpandVolume", func(ctx context.Context, _ *volume.Progress) error {
+		var err error
+		if v, err = pool.Get(id); err != nil {
+			return err
+		}
+		r := req.GetCapacityRange()
+		if limit := r.GetLimitBytes(); limit > 0 && limit < v.Size {
+			return fault.New(fault.OutOfRange, "volume %s has %d bytes, more than the limit of %d: volumes do not shrink", id, v.Size, limit)
+		}
+		if r.GetRequiredBytes() >= 0 && r.GetRequiredBytes() <= v.Size {
+			return nil // it is that large already
+		}
+		size, err := chooseSize(r, v.Size, 0)
+		if err != nil {
+			return err
+		}
+		v, err = pool.Expand(ctx, id, size)
+		return err
+	}, id)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Size, NodeExpansionRequired: !v.Block}, nil
+}
+
+func (d *Driver) findSnapshot(id string) (volume.Snapshot, volume.Pool, error) {
+	pool, ok := d.Volumes.OwnerOf(id)
+	if !ok {
+		return volume.Snapshot{}, nil, fault.New(fault.NotFound, "snapshot %s does not exist on this node", id)
+	}
+	s, err := pool.GetSnapshot(id)
+	return s, pool, err
+}
+
+func describeSnapshot(s volume.Snapshot) *csi.Snapshot {
+	return &csi.Snapshot{
+		SnapshotId: s.ID, SourceVolumeId: s.Volume, SizeBytes: s.Size,
+		CreationTime: timestamppb.New(s.Created), ReadyToUse: true,
+	}
+}
+
+// CreateSnapshot copies a volume as it is now; a mounted file system is frozen
+// for the time that takes.
+func (d *Driver) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+	id := req.GetSourceVolumeId()
+	if id == "" {
+		return nil, invalid("source_volume_id is missing")
+	}
+	if err := checkName(req.GetName()); err != nil {
+		return nil, err
+	}
+	for _, key := range sortedKeys(req.GetParameters()) {
+		if len(key) < len(orchestratorPrefix) || key[:len(orchestratorPrefix)] != orchestratorPrefix {
+			return nil, invalid("parameter %q is unknown; a VolumeSnapshotClass of this driver has none", key)
+		}
+	}
+	var s volume.Snapshot
+	err := d.ops.long(ctx, "CreateSnapshot", func(ctx context.Context, p *volume.Progress) error {
+		var err error
+		s, err = d.snapshot(ctx, req.GetName(), id, p)
+		return err
+	}, "snapshot name "+req.GetName(), id)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.CreateSnapshotResponse{Snapshot: describeSnapshot(s)}, nil
+}
+
+func (d *Driver) snapshot(ctx context.Context, name, id string, p *volume.Progress) (volume.Snapshot, error) {
+	for _, pool := range d.Volumes.Pools() {
+		have, err := pool.GetSnapshot(volume.SnapshotID(pool.Name(), name))
+		if fault.Is(err, fault.NotFound) {
+			continue
+		}
+		if err == nil && have.Volume != id {
+			err = fault.New(fault.Exists, "snapshot %q exists as %s, of volume %s; it was asked for of %s", name, have.ID, have.Volume, id)
+		}
+		return have, err
+	}
+	pool, ok := d.Volumes.OwnerOf(id)
+	if !ok {
+		_, _, err := d.Volumes.Find(id)
+		if err == nil {
+			err = fault.New(fault.State, "volume %s is static; the driver takes snapshots of pools' volumes only", id)
+		}
+		return volume.Snapshot{}, err
+	}
+	return pool.CreateSnapshot(ctx, volume.SnapshotSpec{Name: name, Volume: id, Quiesce: d.quiesce(pool, id)}, p)
+}
+
+// DeleteSnapshot destroys a snapshot.
+func (d *Driver) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+	id := req.GetSnapshotId()
+	if id == "" {
+		return nil, invalid("snapshot_id is missing")
+	}
+	if pool, ok := d.Volumes.OwnerOf(id); ok {
+		err := d.ops.short("DeleteSnapshot", func() error { return pool.DeleteSnapshot(ctx, id) }, id)
+		if err != nil {
+			return nil, err
+		}
+	}
+	return &csi.DeleteSnapshotResponse{}, nil
+}
+
+// GetSnapshot gives one snapshot.
+func (d *Driver) GetSnapshot(_ context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
+	if req.GetSnapshotId() == "" {
+		return nil, invalid("snapshot_id is missing")
+	}
+	s, _, err := d.findSnapshot(req.GetSnapshotId())
+	if err != nil {
+		return nil, err
+	}
+	return &csi.GetSnapshotResponse{Snapshot: describeSnapshot(s)}, nil
+}
+
+// ListSnapshots lists the snapshots of all pools, of one volume, or one.
+func (d *Driver) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+	var all []volume.Snapshot
+	for _, pool := range d.Volumes.Pools() {
+		for _, s := range pool.ListSnapshots() {
+			if (req.GetSnapshotId() == "" || s.ID == req.GetSnapshotId()) && (req.GetSourceVolumeId() == "" || s.Volume == req.GetSourceVolumeId()) {
+				all = append(all, s)
+			}
+		}
+	}
+	sortBy(all, func(s volume.Snapshot) string { return s.ID })
+	list, next, err := page(all, func(s volume.Snapshot) string { return s.ID }, req.GetStartingToken(), req.GetMaxEntries(), true)
+	if err != nil {
+		return nil, err
+	}
+	resp := &csi.ListSnapshotsResponse{NextToken: next}
+	for _, s := range list {
+		resp.Entries = append(resp.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: describeSnapshot(s)})
+	}
+	return resp, nil
+}

@@ -1,0 +1,148 @@
+package driver
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// stagedRecord says that a volume is staged, and how. Nothing is mounted at
+// stage, so the kernel cannot tell. A reboot makes it void.
+type stagedRecord struct {
+	VolumeID    string                               `json:"volumeID"`
+	BootID      string                               `json:"bootID"`
+	StagingPath string                               `json:"stagingPath"`
+	Block       bool                                 `json:"block,omitempty"`
+	FSType      string                               `json:"fsType,omitempty"`
+	Mode        csi.VolumeCapability_AccessMode_Mode `json:"accessMode"`
+	Share       string                               `json:"share,omitempty"`
+	// Superblock holds the superblock options of the live mounts, or, while
+	// there is none, those that were asked for at stage.
+	Superblock string `json:"superblockOptions,omitempty"`
+}
+
+var stagedType = record.Type{Kind: "crust-csi.staged", Version: 1}
+
+type stagedVolumes struct {
+	dir  string
+	boot string
+	mu   sync.Mutex
+	m    map[string]stagedRecord
+}
+
+func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	s := &stagedVolumes{dir: dir, boot: boot, m: map[string]stagedRecord{}}
+	names, err := record.Names(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		path := filepath.Join(dir, name+record.Extension)
+		var r stagedRecord
+		err := stagedType.Read(path, &r)
+		if fault.Is(err, fault.State) {
+			return nil, err // of a newer version
+		}
+		if err != nil || r.BootID != boot {
+			// Torn by a power loss, or of an earlier boot: the volume is not
+			// staged now.
+			log.Info("forgetting that a volume was staged before the machine restarted", "file", path, "error", err)
+			if err := record.Remove(path); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		s.m[r.VolumeID] = r
+	}
+	return s, nil
+}
+
+func (s *stagedVolumes) path(id string) string {
+	sum := sha256.Sum256([]byte(id))
+	return filepath.Join(s.dir, hex.EncodeToString(sum[:16])+record.Extension)
+}
+
+func (s *stagedVolumes) get(id string) (stagedRecord, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, ok := s.m[id]
+	return r, ok
+}
+
+func (s *stagedVolumes) all() map[string]stagedRecord {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.m)
+}
+
+func (s *stagedVolumes) put(r stagedRecord) error {
+	r.BootID = s.boot
+	if old, ok := s.get(r.VolumeID); ok && old == r {
+		return nil
+	}
+	if err := stagedType.WriteVolatile(s.path(r.VolumeID), r); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.m[r.VolumeID] = r
+	s.mu.Unlock()
+	return nil
+}
+
+func (s *stagedVolumes) remove(id string) error {
+	if err := record.Remove(s.path(id)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	delete(s.m, id)
+	s.mu.Unlock()
+	return nil
+}
+
+// publishedTargets is an index of what the kernel knows: where volumes are
+// mounted. It saves looking through the mount table; whoever acts on an entry
+// looks at the target first.
+type publishedTargets struct {
+	mu sync.Mutex
+	m  map[string]map[string]bool
+}
+
+func newPublishedTargets() *publishedTargets {
+	return &publishedTargets{m: map[string]map[string]bool{}}
+}
+
+func (p *publishedTargets) add(id, target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.m[id] == nil {
+		p.m[id] = map[string]bool{}
+	}
+	p.m[id][target] = true
+}
+
+func (p *publishedTargets) remove(id, target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.m[id], target)
+	if len(p.m[id]) == 0 {
+		delete(p.m, id)
+	}
+}
+
+func (p *publishedTargets) of(id string) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return sortedKeys(p.m[id])
+}

@@ -1,0 +1,183 @@
+package mounter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// Device is a block device node.
+type Device struct {
+	Path         string
+	Major, Minor uint32
+	ReadOnly     bool // the device itself takes no writes
+}
+
+// Filesystem says what to mount.
+type Filesystem struct {
+	Device  Device
+	Type    string
+	Options Options
+	// ReadOnly makes this mount read-only. The superblock stays writable
+	// unless the device is not, so that other mounts of it may write.
+	ReadOnly bool
+}
+
+// Detached is a mount that is attached nowhere: nobody but this process sees
+// it, and it disappears with the process. Close releases it whether or not it
+// was attached in between.
+type Detached struct {
+	mount *os.File
+	isDir bool
+	what  string
+}
+
+// Open mounts a file system detached, fsopen(2) to fsmount(2). When the device
+// is mounted already, the kernel shares that superblock and ignores the
+// superblock options given here: comparing them is up to the caller (see Busy).
+func Open(fs Filesystem) (*Detached, error) {
+	ctx, err := linux.Fsopen(fs.Type)
+	if errors.Is(err, linux.ENODEV) {
+		return nil, fault.New(fault.State, "this kernel (%s) knows no file system %q, and no module of that name could be loaded", linux.Uname(), fs.Type)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer ctx.Close()
+	if err := configure(ctx, fs); err != nil {
+		return nil, err
+	}
+	if err := linux.FsconfigCreate(ctx); err != nil {
+		return nil, createError(fs, err, linux.FsContextLog(ctx))
+	}
+	set, _ := fs.Options.attrs(fs.ReadOnly)
+	mount, err := linux.Fsmount(ctx, int(set))
+	if err != nil {
+		return nil, fmt.Errorf("%s on %s: %w", fs.Type, fs.Device.Path, err)
+	}
+	failpoint.Hit("mount.detached")
+	return &Detached{mount: mount, isDir: true, what: fs.Type + " on " + fs.Device.Path}, nil
+}
+
+func configure(ctx *os.File, fs Filesystem) error {
+	if err := linux.FsconfigString(ctx, "source", fs.Device.Path); err != nil {
+		return fmt.Errorf("%s on %s: %w", fs.Type, fs.Device.Path, err)
+	}
+	if fs.Device.ReadOnly {
+		if err := linux.FsconfigFlag(ctx, "ro"); err != nil {
+			return fmt.Errorf("%s on %s: %w", fs.Type, fs.Device.Path, err)
+		}
+	}
+	for _, o := range fs.Options.Superblock {
+		var err error
+		if o.Value == "" {
+			err = linux.FsconfigFlag(ctx, o.Key)
+		} else {
+			err = linux.FsconfigString(ctx, o.Key, o.Value)
+		}
+		if err != nil {
+			said := linux.FsContextLog(ctx)
+			if said == "" {
+				said = err.Error()
+			}
+			return fault.New(fault.Invalid, "mount option %q is not one that %s takes on this kernel; the kernel says: %s", o, fs.Type, said)
+		}
+	}
+	return nil
+}
+
+func createError(fs Filesystem, err error, said string) error {
+	if said == "" {
+		said = "nothing more (see dmesg)"
+	}
+	where := fmt.Sprintf("%s on %s: %v; the kernel says: %s", fs.Type, fs.Device.Path, err, said)
+	switch {
+	case errors.Is(err, linux.EUCLEAN), errors.Is(err, linux.EBADMSG), errors.Is(err, linux.EIO):
+		return fault.New(fault.State, "%s. The file system or the device is damaged and needs a person: look at it with fsck while no pod uses it, or restore a snapshot", where)
+	case errors.Is(err, linux.EBUSY):
+		return fault.New(fault.State, "%s. It is in use in another way: mounted with another read-only state, or held by another program", where)
+	case errors.Is(err, linux.EROFS), errors.Is(err, linux.EACCES):
+		return fault.New(fault.State, "%s. The device is read-only; publish the volume read-only", where)
+	case errors.Is(err, linux.EINVAL) && len(fs.Options.Superblock) > 0:
+		return fault.New(fault.Invalid, "%s. The options were: %s", where, fs.Options.SuperblockString())
+	case errors.Is(err, linux.ENXIO), errors.Is(err, linux.ENOENT), errors.Is(err, linux.ENOTBLK):
+		return fault.New(fault.State, "%s. The device is gone", where)
+	}
+	return fault.New(fault.Internal, "%s", where)
+}
+
+// OpenDevice makes a detached bind mount of a block device's node. The mount
+// being read-only would not stop writes to the device: give a read-only Device
+// where that is meant.
+func OpenDevice(d Device) (*Detached, error) {
+	node, err := linux.Openat(nil, d.Path, linux.OPath|linux.ONofollow, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer node.Close()
+	st, err := linux.StatxFile(node)
+	if err != nil {
+		return nil, err
+	}
+	if !st.IsBlock() || st.RdevMajor != d.Major || st.RdevMinor != d.Minor {
+		return nil, fault.New(fault.State, "%s is no longer the block device %d:%d", d.Path, d.Major, d.Minor)
+	}
+	clone, err := linux.OpenTreeClone(node)
+	if err != nil {
+		return nil, err
+	}
+	failpoint.Hit("mount.detached")
+	return &Detached{mount: clone, what: d.Path}, nil
+}
+
+// Dir opens the root directory of the file system for reading.
+func (d *Detached) Dir() (*os.File, error) {
+	return linux.Openat(d.mount, ".", os.O_RDONLY|linux.ODirectory, 0)
+}
+
+// Attach makes the mount visible at the target. When the path does not lead
+// to it afterwards, because somebody moved the directory in mid-call, the
+// mount is taken off again.
+func (d *Detached) Attach(t *Target) error {
+	place, err := t.Prepare(d.isDir)
+	if err != nil {
+		return err
+	}
+	defer place.Close()
+	failpoint.Hit("attach.before")
+	if err := linux.MoveMount(d.mount, place); err != nil {
+		return fmt.Errorf("%s at %s: %w", d.what, t.Path, err)
+	}
+	failpoint.Hit("attach.after")
+	st, err := linux.StatxFile(d.mount)
+	if err == nil {
+		var ok bool
+		if ok, err = t.leadsTo(st.MountID); err == nil && !ok {
+			err = fault.New(fault.State, "%s changed while %s was being mounted there; it was taken off again", t.Path, d.what)
+		}
+	}
+	if err != nil {
+		return errors.Join(err, linux.DetachFile(d.mount))
+	}
+	return nil
+}
+
+// Close releases the descriptor: what was not attached is unmounted.
+func (d *Detached) Close() error { return d.mount.Close() }
+
+// Busy tells whether a file system on the device is mounted in any mount
+// namespace, or another program holds it: an O_EXCL open of it fails.
+func Busy(device string) (bool, error) {
+	f, err := os.OpenFile(device, os.O_RDONLY|linux.OExcl, 0)
+	if errors.Is(err, linux.EBUSY) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return false, f.Close()
+}

@@ -1,0 +1,137 @@
+package mounter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// Answer is what a probe of a kernel feature says.
+type Answer int
+
+// CannotTell is never No: what depends on it is tried, and fails with words.
+const (
+	CannotTell Answer = iota
+	No
+	Yes
+)
+
+func (a Answer) String() string { return [...]string{"cannot tell", "no", "yes"}[a] }
+
+// Feature is something that kernels differ in.
+type Feature struct {
+	Name   string
+	Answer Answer
+	Since  string // the first kernel that has it
+	Cost   string // what its absence means here
+	Why    string // of No and CannotTell
+}
+
+// Features probes this kernel, by trying each thing and never by its version.
+func Features() []Feature {
+	list := []Feature{
+		probeOpenat2(), probeFsopen(), probeMountSetattr(), probeStatmount(), probeCapability(),
+	}
+	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
+		list = append(list, ProbeFilesystem(fs))
+	}
+	return list
+}
+
+func (f Feature) answer(err error) Feature {
+	switch {
+	case err == nil:
+		f.Answer = Yes
+	case errors.Is(err, linux.ENOSYS), errors.Is(err, linux.ENODEV), errors.Is(err, linux.EOPNOTSUPP):
+		f.Answer, f.Why = No, err.Error()
+	default:
+		f.Answer, f.Why = CannotTell, err.Error()
+	}
+	return f
+}
+
+func probeOpenat2() Feature {
+	f := Feature{Name: "openat2", Since: "5.6", Cost: "no target path can be opened safely: the driver does not work"}
+	dir, err := linux.Openat2(nil, "/", linux.OPath|linux.ODirectory, linux.ResolveNoSymlinks)
+	if err == nil {
+		err = dir.Close()
+	}
+	return f.answer(err)
+}
+
+func probeFsopen() Feature {
+	f := Feature{Name: "fsopen", Since: "5.2", Cost: "no file system can be mounted: the driver does not work"}
+	ctx, err := linux.Fsopen("tmpfs")
+	if err == nil {
+		err = ctx.Close()
+	}
+	return f.answer(err)
+}
+
+func probeMountSetattr() Feature {
+	f := Feature{Name: "mount_setattr", Since: "5.12", Cost: "no recursive read-only, no idmapped mounts"}
+	return f.answer(linux.MountSetattrAvailable())
+}
+
+func probeStatmount() Feature {
+	f := Feature{Name: "statmount", Since: "6.14 (with the mount's source)", Cost: "looking at a btrfs or nfs mount reads the whole mount table"}
+	root, err := linux.Openat2(nil, "/", linux.OPath|linux.ODirectory, 0)
+	if err != nil {
+		return f.answer(err)
+	}
+	defer root.Close()
+	st, err := linux.StatxFile(root)
+	if err != nil {
+		return f.answer(err)
+	}
+	if _, err := mountOf(st); err != nil {
+		f.Answer, f.Why = No, err.Error()
+		return f
+	}
+	return f.answer(nil)
+}
+
+func probeCapability() Feature {
+	f := Feature{Name: "CAP_SYS_RESOURCE", Since: "any", Cost: "ext4 grows only while it is not mounted, with resize2fs when it is next staged"}
+	ok, err := linux.HasCapability(linux.CapSysResource)
+	if err == nil && !ok {
+		f.Answer, f.Why = No, "this process does not hold it"
+		return f
+	}
+	return f.answer(err)
+}
+
+// ProbeFilesystem asks for a file system by opening a context of it, which
+// loads its module where there is one.
+func ProbeFilesystem(fstype string) Feature {
+	f := Feature{Name: "file system " + fstype, Since: "any", Cost: "volumes of that type cannot be mounted"}
+	ctx, err := linux.Fsopen(fstype)
+	if err == nil {
+		err = ctx.Close()
+	}
+	return f.answer(err)
+}
+
+// Summary is the features in one line, for a log.
+func Summary(list []Feature) string {
+	parts := make([]string, len(list))
+	for i, f := range list {
+		parts[i] = f.Name + ": " + f.Answer.String()
+		if f.Answer != Yes {
+			parts[i] += fmt.Sprintf(" (%s; so: %s)", f.Why, f.Cost)
+		}
+	}
+	return "kernel " + linux.Uname() + "; " + strings.Join(parts, "; ")
+}
+
+// IsRoot tells whether this process runs as root, which everything here needs.
+func IsRoot() bool { return os.Geteuid() == 0 }
+
+// BootID names this boot of this machine.
+func BootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(b)), err
+}

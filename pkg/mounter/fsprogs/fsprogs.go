@@ -1,0 +1,246 @@
+// Package fsprogs runs the programs of a file system: mkfs, fsck, resize2fs,
+// btrfstune. They run when a volume is staged for the first time, is damaged,
+// or is grown where the kernel may not do it; never on an ordinary publish.
+package fsprogs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	osexec "os/exec"
+	"strings"
+
+	"k8s.io/utils/exec"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
+)
+
+// Programs runs them. The zero value is not usable; see New.
+type Programs struct {
+	exec    exec.Interface
+	started func(program string)
+}
+
+// New gives Programs that call started, if not nil, before each program.
+func New(runner exec.Interface, started func(program string)) *Programs {
+	if started == nil {
+		started = func(string) {}
+	}
+	return &Programs{exec: runner, started: started}
+}
+
+// A spec is what is to be known of one file system's programs.
+type spec struct {
+	mkfs    []string // device appended
+	force   string   // its "overwrite what is there"
+	minimum int64    // bytes, below which mkfs refuses
+	check   []string // device appended
+	pkg     string   // Debian package
+}
+
+// Lazy initialisation: a 1 TiB ext4 costs 16 MiB of writing instead of 1,040;
+// and discarding a device that holds nothing costs time only. No -F/-f: the
+// programs' own refusal to overwrite something is one more fence.
+var specs = map[string]spec{
+	"ext4": {
+		mkfs: []string{"mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"}, force: "-F",
+		minimum: 4 << 20, check: []string{"e2fsck", "-p"}, pkg: "e2fsprogs",
+	},
+	"xfs": {
+		mkfs: []string{"mkfs.xfs", "-q", "-K"}, force: "-f",
+		minimum: 300 << 20, check: []string{"xfs_repair", "-n"}, pkg: "xfsprogs",
+	},
+	"btrfs": {
+		mkfs: []string{"mkfs.btrfs", "-q", "-K"}, force: "-f",
+		minimum: 114294784, check: []string{"btrfs", "check", "--readonly"}, pkg: "btrfs-progs",
+	},
+	"ext3": {check: []string{"e2fsck", "-p"}, pkg: "e2fsprogs"},
+	"ext2": {check: []string{"e2fsck", "-p"}, pkg: "e2fsprogs"},
+}
+
+// Formats lists the file systems that Format can make, the default first.
+func Formats() []string { return []string{"ext4", "xfs", "btrfs"} }
+
+// CanFormat tells whether fstype is one of Formats.
+func CanFormat(fstype string) bool { return len(specs[fstype].mkfs) > 0 }
+
+// MinimumSize is the smallest device, in bytes, that the file system fits on.
+func MinimumSize(fstype string) int64 { return specs[fstype].minimum }
+
+// MkfsProgram names the program that Format runs and the Debian package it
+// comes with.
+func MkfsProgram(fstype string) (program, pkg string) {
+	s := specs[fstype]
+	if len(s.mkfs) == 0 {
+		return "", ""
+	}
+	return s.mkfs[0], s.pkg
+}
+
+// Format makes a file system on a device that was proven blank. There is no
+// other way to make one. On a device whose space is reserved (thick), ext4 is
+// written out whole at once: zeroing it later, as the kernel would do, could
+// give the space back.
+func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, fstype string, thick bool) error {
+	s := specs[fstype]
+	if len(s.mkfs) == 0 {
+		return fault.New(fault.Invalid, "file system %q cannot be made here; choose one of %s", fstype, strings.Join(Formats(), ", "))
+	}
+	if err := blank.Verify(); err != nil {
+		return err
+	}
+	argv := s.mkfs
+	if thick && fstype == "ext4" {
+		argv = append(append([]string{}, argv...), "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard")
+	}
+	if blank.Resumed() {
+		// What the first attempt left is no reason to refuse.
+		argv = append(append([]string{}, argv...), s.force)
+	}
+	failpoint.Hit("mkfs.before")
+	out, code, err := p.run(ctx, argv, blank.Path())
+	failpoint.Hit("mkfs.after")
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		return fmt.Errorf("%s %s: exit status %d: %s", s.mkfs[0], blank.Path(), code, out)
+	}
+	return nil
+}
+
+// Outcome is what a file system check ended with.
+type Outcome int
+
+// The three outcomes.
+const (
+	Clean Outcome = iota
+	Repaired
+	NeedsHuman // the device was not changed any further
+)
+
+func (o Outcome) String() string { return [...]string{"clean", "repaired", "needs-human"}[o] }
+
+// Check checks the file system on an unmounted device. Of ext2/3/4 it repairs
+// what is safe without asking (e2fsck -p); xfs and btrfs are only looked at:
+// their journals are replayed by the kernel, and their repair programs are for
+// people. The text is the program's.
+func (p *Programs) Check(ctx context.Context, device, fstype string) (Outcome, string, error) {
+	s, ok := specs[fstype]
+	if !ok {
+		return NeedsHuman, "", fault.New(fault.State, "no program is known that checks %s", fstype)
+	}
+	out, code, err := p.run(ctx, s.check, device)
+	if err != nil {
+		return NeedsHuman, out, err
+	}
+	if s.check[0] != "e2fsck" {
+		if code == 0 {
+			return Clean, out, nil
+		}
+		return NeedsHuman, out, nil
+	}
+	const repaired, rebootNeeded, uncorrected = 1, 2, 4 // e2fsck(8)
+	switch {
+	case code == 0:
+		return Clean, out, nil
+	case code&^(repaired|rebootNeeded) == 0:
+		return Repaired, out, nil
+	case code&uncorrected != 0:
+		return NeedsHuman, out, nil
+	default:
+		return NeedsHuman, out, fmt.Errorf("%s %s: exit status %d: %s", s.check[0], device, code, out)
+	}
+}
+
+// CheckCommand is the command that a person would look at a damaged, unmounted
+// file system with; it changes nothing.
+func CheckCommand(fstype, device string) string {
+	switch fstype {
+	case "xfs":
+		return "xfs_repair -n " + device
+	case "btrfs":
+		return "btrfs check --readonly " + device
+	default:
+		return "e2fsck -n " + device
+	}
+}
+
+// GrowExt4 grows an unmounted ext4 to the size of its device, for processes
+// that may not use the kernel's online growth. resize2fs wants a forced check
+// first.
+func (p *Programs) GrowExt4(ctx context.Context, device string) error {
+	out, code, err := p.run(ctx, []string{"e2fsck", "-f", "-p"}, device)
+	if err != nil {
+		return err
+	}
+	if code > 3 {
+		return fault.New(fault.State, "the file system on %s needs a person before it can grow: run `e2fsck -f %s`. It said: %s", device, device, out)
+	}
+	failpoint.Hit("grow.checked")
+	out, code, err = p.run(ctx, []string{"resize2fs"}, device)
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		return fmt.Errorf("resize2fs %s: exit status %d: %s", device, code, out)
+	}
+	return nil
+}
+
+// NewBtrfsID gives an unmounted btrfs another identity, so that a clone can be
+// mounted beside its origin (before Linux 6.7 two with one id cannot).
+func (p *Programs) NewBtrfsID(ctx context.Context, device string) error {
+	out, code, err := p.run(ctx, []string{"btrfstune", "-m"}, device)
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		return fmt.Errorf("btrfstune -m %s: exit status %d: %s", device, code, out)
+	}
+	return nil
+}
+
+func (p *Programs) run(ctx context.Context, argv []string, device string) (string, int, error) {
+	p.started(argv[0])
+	cmd := p.exec.CommandContext(ctx, argv[0], append(append([]string{}, argv[1:]...), device)...)
+	b, err := cmd.CombinedOutput()
+	out := tail(string(b))
+	var exit exec.ExitError
+	switch {
+	case err == nil:
+		return out, 0, nil
+	case ctx.Err() != nil:
+		return out, 0, fmt.Errorf("%s %s was stopped: %w", argv[0], device, context.Cause(ctx))
+	case errors.Is(err, osexec.ErrNotFound), errors.Is(err, exec.ErrExecutableNotFound):
+		return out, 0, fault.New(fault.State, "%s is not installed (Debian: apt-get install %s)", argv[0], packageOf(argv[0]))
+	case errors.As(err, &exit) && exit.Exited():
+		return out, exit.ExitStatus(), nil
+	default:
+		return out, 0, fmt.Errorf("%s %s: %w: %s", argv[0], device, err, out)
+	}
+}
+
+func packageOf(program string) string {
+	for _, s := range specs {
+		if len(s.mkfs) > 0 && s.mkfs[0] == program || s.check[0] == program {
+			return s.pkg
+		}
+	}
+	if program == "btrfstune" {
+		return "btrfs-progs"
+	}
+	return "e2fsprogs"
+}
+
+// tail keeps the end of a program's output, as one line.
+func tail(s string) string {
+	const limit = 1000
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > limit {
+		s = "..." + strings.ToValidUTF8(s[len(s)-limit:], "")
+	}
+	return s
+}

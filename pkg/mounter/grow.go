@@ -1,0 +1,185 @@
+package mounter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
+)
+
+// ErrGrowOffline is in the chain of the error of Grow when the kernel refuses
+// to grow a mounted ext4 because this process lacks CAP_SYS_RESOURCE.
+var ErrGrowOffline = errors.New("online growth of ext4 needs CAP_SYS_RESOURCE")
+
+// Grow makes a mounted file system as large as its device; dir is open on any
+// directory of it. One that fills its device already is left alone.
+func Grow(dir *os.File, fstype string, d Device) error {
+	size, err := DeviceSize(d)
+	if err != nil {
+		return err
+	}
+	switch fstype {
+	case "ext2", "ext3", "ext4":
+		err = growExt(dir, d, size)
+	case "xfs":
+		err = growXFS(dir, size)
+	case "btrfs":
+		err = growBtrfs(dir, size)
+	default:
+		return fault.New(fault.State, "a file system of type %s cannot be grown while mounted", fstype)
+	}
+	if errors.Is(err, linux.EPERM) {
+		if GrowsExt4Offline() {
+			return fault.New(fault.State, "%s on %s: %w; give the driver that capability, or stop the pods: the volume is grown when it is next staged", fstype, d.Path, ErrGrowOffline)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("grow %s on %s to %d bytes: %w", fstype, d.Path, size, err)
+	}
+	return nil
+}
+
+// GrowsExt4Offline tells whether this process surely may not grow a mounted
+// ext4.
+func GrowsExt4Offline() bool {
+	ok, err := linux.HasCapability(linux.CapSysResource)
+	return err == nil && !ok
+}
+
+func growExt(dir *os.File, d Device, size int64) error {
+	// Reading the device shows what the kernel has in its buffers: they are
+	// the same pages.
+	sb, err := probe(d.Path, size)
+	if err != nil {
+		return err
+	}
+	if sb.BlockSize == 0 {
+		return fault.New(fault.State, "the superblock is not that of ext4 any more: %s", sb)
+	}
+	if sb.Size/sb.BlockSize >= size/sb.BlockSize {
+		return nil
+	}
+	return linux.Ext4ResizeFS(dir, uint64(size/sb.BlockSize))
+}
+
+func growXFS(dir *os.File, size int64) error {
+	g, err := linux.XFSGeometryOf(dir)
+	if err != nil {
+		return err
+	}
+	if blocks := uint64(size) / uint64(g.BlockSize); blocks > g.DataBlocks {
+		return linux.XFSGrowData(dir, blocks, g.ImaxPct)
+	}
+	return nil
+}
+
+func growBtrfs(dir *os.File, size int64) error {
+	_, total, err := linux.BtrfsDevice(dir)
+	if err != nil {
+		return err
+	}
+	const sector = 4096
+	if total >= uint64(size)&^(sector-1) {
+		return nil
+	}
+	return linux.BtrfsResizeMax(dir)
+}
+
+// Unfilled tells whether a file system that is not mounted is smaller than its
+// device by a block or more.
+func Unfilled(r superblock.Result, deviceSize int64) bool {
+	return r.BlockSize > 0 && r.Size/r.BlockSize < deviceSize/r.BlockSize
+}
+
+// DeviceSize is the device's length in bytes, now.
+func DeviceSize(d Device) (int64, error) {
+	f, err := os.Open(d.Path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	return linux.BlockSize64(f)
+}
+
+func probe(device string, size int64) (superblock.Result, error) {
+	f, err := os.Open(device)
+	if err != nil {
+		return superblock.Result{}, err
+	}
+	defer f.Close()
+	return superblock.Probe(f, size)
+}
+
+// FindDevice looks at a block device node; symbolic links are followed.
+func FindDevice(path string) (Device, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Device{}, err
+	}
+	defer f.Close()
+	st, err := linux.StatxFile(f)
+	if err != nil {
+		return Device{}, err
+	}
+	if !st.IsBlock() {
+		return Device{}, fault.New(fault.State, "%s is no block device", path)
+	}
+	ro, err := linux.BlockReadOnly(f)
+	if err != nil {
+		return Device{}, err
+	}
+	return Device{Path: path, Major: st.RdevMajor, Minor: st.RdevMinor, ReadOnly: ro}, nil
+}
+
+// Freeze writes out the file system mounted from the device and stops writes
+// to it until thaw is called. It works wherever the file system is mounted.
+func Freeze(fs Filesystem) (thaw func() error, err error) {
+	m, dir, err := openDir(fs)
+	if err != nil {
+		return nil, err
+	}
+	if err := linux.Freeze(dir); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s on %s: %w", fs.Type, fs.Device.Path, err), dir.Close(), m.Close())
+	}
+	return func() error {
+		return errors.Join(linux.Thaw(dir), dir.Close(), m.Close())
+	}, nil
+}
+
+// Thaw undoes a Freeze whose process died. One that is not frozen is fine.
+func Thaw(fs Filesystem) error {
+	m, dir, err := openDir(fs)
+	if err != nil {
+		return err
+	}
+	err = linux.Thaw(dir)
+	if errors.Is(err, linux.EINVAL) {
+		err = nil
+	}
+	return errors.Join(err, dir.Close(), m.Close())
+}
+
+func openDir(fs Filesystem) (*Detached, *os.File, error) {
+	fs.ReadOnly = true
+	m, err := Open(fs)
+	if err != nil {
+		return nil, nil, err
+	}
+	dir, err := m.Dir()
+	if err != nil {
+		return nil, nil, errors.Join(err, m.Close())
+	}
+	return m, dir, nil
+}
+
+// Flush writes out what the kernel holds of a device that is not mounted.
+func Flush(d Device) error {
+	f, err := os.Open(d.Path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

@@ -1,0 +1,122 @@
+package mounter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// Ailment is something wrong with a volume.
+type Ailment struct {
+	Reason  string // CamelCase
+	Message string
+	Fatal   bool // the volume cannot be used
+}
+
+// DeviceHealth looks at a block device and what sysfs knows of it.
+func DeviceHealth(d Device) []Ailment {
+	size, err := DeviceSize(d)
+	if err != nil {
+		return []Ailment{{Reason: "DeviceGone", Message: fmt.Sprintf("%s cannot be opened: %v", d.Path, err), Fatal: true}}
+	}
+	if size == 0 {
+		return []Ailment{{Reason: "DeviceGone", Message: d.Path + " has no medium: its size is 0", Fatal: true}}
+	}
+	var found []Ailment
+	if b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file", d.Major, d.Minor)); err == nil {
+		if name := strings.TrimSpace(string(b)); strings.HasSuffix(name, " (deleted)") {
+			found = append(found, Ailment{Reason: "BackingFileDeleted", Message: name + ": the data is lost when the volume is unmounted; copy it now", Fatal: true})
+		}
+	}
+	return found
+}
+
+// Ailments looks at a mounted file system: the errors it recorded, and whether
+// it went read-only by itself.
+func (s *State) Ailments(d Device) []Ailment {
+	var found []Ailment
+	m, err := s.Mount()
+	if err != nil {
+		return []Ailment{{Reason: "MountUnreadable", Message: err.Error()}}
+	}
+	if _, err := linux.Fstatfs(s.file); err != nil {
+		found = append(found, Ailment{Reason: "FilesystemShutDown", Message: fmt.Sprintf("%s on %s does not answer: %v (see dmesg)", m.Type, d.Path, err), Fatal: true})
+	}
+	if n := ext4Errors(d); n > 0 {
+		found = append(found, Ailment{Reason: "FilesystemError", Message: fmt.Sprintf("ext4 on %s recorded %d errors (see dmesg): stop the pods, the volume is checked when it is next staged", d.Path, n)})
+	}
+	if (m.ReadOnlySB && !d.ReadOnly) || hasOption(m.Options, "emergency_ro") || hasOption(m.Options, "shutdown") {
+		found = append(found, Ailment{Reason: "RemountedReadOnly", Message: fmt.Sprintf("%s on %s stopped taking writes because of errors (see dmesg)", m.Type, d.Path), Fatal: true})
+	}
+	return found
+}
+
+func ext4Errors(d Device) int {
+	name, err := sysName(d)
+	if err != nil {
+		return 0
+	}
+	b, err := os.ReadFile("/sys/fs/ext4/" + name + "/errors_count")
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// sysName is the kernel's name of the device, "loop3".
+func sysName(d Device) (string, error) {
+	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", d.Major, d.Minor))
+	return filepath.Base(link), err
+}
+
+// Holders names who has the device's file system mounted, over all mount
+// namespaces that can be looked into, at most five. It reads the mount table of
+// every process: for error messages only.
+func Holders(d Device) []string {
+	procs, err := filepath.Glob("/proc/[0-9]*/mountinfo")
+	if err != nil {
+		return nil
+	}
+	seen := map[string]bool{}
+	var holders []string
+	name, _ := sysName(d)
+	dev := fmt.Sprintf(" %d:%d ", d.Major, d.Minor)
+	source := " /dev/" + name + " "
+	for _, p := range procs {
+		pid := strings.Split(p, "/")[2]
+		ns, err := os.Readlink("/proc/" + pid + "/ns/mnt")
+		if err != nil || seen[ns] {
+			continue
+		}
+		b, err := os.ReadFile(p)
+		if errors.Is(err, os.ErrNotExist) || err != nil {
+			continue
+		}
+		seen[ns] = true
+		for line := range strings.Lines(string(b)) {
+			if !strings.Contains(line, dev) && !strings.Contains(line, source) {
+				continue
+			}
+			comm, _ := os.ReadFile("/proc/" + pid + "/comm")
+			where := ""
+			if f := strings.Fields(line); len(f) > 4 {
+				where = f[4]
+			}
+			holders = append(holders, fmt.Sprintf("process %s (%s) has it at %s", pid, strings.TrimSpace(string(comm)), where))
+			break
+		}
+		if len(holders) == 5 {
+			break
+		}
+	}
+	return holders
+}

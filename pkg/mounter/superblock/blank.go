@@ -1,0 +1,143 @@
+package superblock
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// BlankDevice is the proof that a device held nothing when it was looked at.
+// Its zero value proves nothing and is refused by whoever asks for one.
+type BlankDevice struct {
+	path         string
+	major, minor uint32
+	size         int64
+	resumed      bool
+}
+
+// Resumed tells whether the proof is Resume's: the device holds what an
+// interrupted mkfs left.
+func (b BlankDevice) Resumed() bool { return b.resumed }
+
+// Path is the device node that was probed; empty for the zero value.
+func (b BlankDevice) Path() string { return b.path }
+
+// Verify tells whether the node is still the device that was proven blank.
+func (b BlankDevice) Verify() error {
+	if b.path == "" {
+		return fault.New(fault.State, "no proof that the device is blank")
+	}
+	now, err := openDevice(b.path)
+	if err != nil {
+		return err
+	}
+	defer now.file.Close()
+	now.resumed = b.resumed
+	if now.BlankDevice != b {
+		return fault.New(fault.State, "%s is another device, or has another size, than the one that was proven blank", b.path)
+	}
+	return nil
+}
+
+type device struct {
+	BlankDevice
+	file *os.File
+}
+
+func openDevice(path string) (device, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return device{}, err
+	}
+	st, err := linux.StatxFile(f)
+	if err == nil && !st.IsBlock() {
+		err = fault.New(fault.State, "%s is no block device", path)
+	}
+	var size int64
+	if err == nil {
+		size, err = linux.BlockSize64(f)
+	}
+	if err != nil {
+		f.Close()
+		return device{}, err
+	}
+	return device{BlankDevice{path: path, major: st.RdevMajor, minor: st.RdevMinor, size: size}, f}, nil
+}
+
+// ProbeDevice probes a block device. For a Blank one, and only then, the
+// second value is a proof of it.
+func ProbeDevice(path string) (Result, BlankDevice, error) {
+	d, err := openDevice(path)
+	if err != nil {
+		return Result{}, BlankDevice{}, err
+	}
+	defer d.file.Close()
+	res, err := Probe(d.file, d.size)
+	if err != nil {
+		return Result{}, BlankDevice{}, fmt.Errorf("%s: %w", path, err)
+	}
+	if res.Answer != Blank {
+		return res, BlankDevice{}, nil
+	}
+	return res, d.BlankDevice, nil
+}
+
+// Intent is written down before a proven blank device is formatted, so that a
+// crash in the middle of mkfs, which leaves neither a blank device nor a file
+// system, can be told from foreign data.
+type Intent struct {
+	fstype string
+	size   int64
+}
+
+// Intent makes the note for formatting this device with that file system.
+func (b BlankDevice) Intent(fstype string) Intent { return Intent{fstype, b.size} }
+
+// Type is the file system that the device was to get; empty for no intent.
+func (i Intent) Type() string { return i.fstype }
+
+type intentJSON struct {
+	Type string `json:"type"`
+	Size int64  `json:"sizeBytes"`
+}
+
+// MarshalJSON writes the intent down.
+func (i Intent) MarshalJSON() ([]byte, error) { return json.Marshal(intentJSON{i.fstype, i.size}) }
+
+// UnmarshalJSON reads it again.
+func (i *Intent) UnmarshalJSON(b []byte) error {
+	var j intentJSON
+	if err := json.Unmarshal(b, &j); err != nil {
+		return err
+	}
+	*i = Intent{j.Type, j.Size}
+	return nil
+}
+
+// Resume looks at a device on which a format was begun and never recorded as
+// finished: such a device was blank then and nobody was given it since. The
+// answer Known means that mkfs had finished. Otherwise the proof allows it to
+// be formatted again, unless another format has appeared there.
+func Resume(path string, i Intent) (Result, BlankDevice, error) {
+	d, err := openDevice(path)
+	if err != nil {
+		return Result{}, BlankDevice{}, err
+	}
+	defer d.file.Close()
+	res, err := Probe(d.file, d.size)
+	if err != nil {
+		return Result{}, BlankDevice{}, fmt.Errorf("%s: %w", path, err)
+	}
+	switch {
+	case res.Answer == Known && res.Type == i.fstype:
+		return res, BlankDevice{}, nil
+	case res.Answer == Known, d.size < i.size:
+		return res, BlankDevice{}, fault.New(fault.State,
+			"%s was being formatted with %s (%d bytes) when the driver stopped, and now holds %s (%d bytes): somebody else wrote to it; save the data, or delete the volume", path, i.fstype, i.size, res, d.size)
+	}
+	d.resumed = res.Answer != Blank
+	return res, d.BlankDevice, nil
+}

@@ -1,0 +1,240 @@
+package superblock
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sort"
+	"strings"
+)
+
+// Answer is what a probe can say.
+type Answer int
+
+// The three answers. The zero value is the careful one.
+const (
+	Unknown Answer = iota
+	Blank
+	Known
+)
+
+func (a Answer) String() string {
+	switch a {
+	case Blank:
+		return "blank"
+	case Known:
+		return "known"
+	default:
+		return "unknown"
+	}
+}
+
+// Result is the outcome of a probe.
+type Result struct {
+	Answer Answer
+	// Type names a Known format: ext2, ext3, ext4, xfs, btrfs, swap, luks,
+	// lvm2, md, gpt, mbr, zfs, bcache, vfat, exfat, ntfs and a few more. For
+	// Unknown it may hold the format that the damaged bytes look like.
+	Type string
+	// Detail says, for Unknown, what was seen and why it was not believed.
+	Detail string
+
+	UUID  string // as the file system's own tools print it; empty if none
+	Label string
+
+	// For ext2/3/4, xfs and btrfs: how many bytes the file system spans and its
+	// block size in bytes, as its superblock says.
+	Size      int64
+	BlockSize int64
+
+	// NeedsCheck says why the file system asks for fsck before it is mounted;
+	// empty when it does not. A journal to replay is no reason: the kernel
+	// does that.
+	NeedsCheck string
+}
+
+func (r Result) String() string {
+	switch r.Answer {
+	case Blank:
+		return "blank"
+	case Known:
+		return r.Type
+	default:
+		return "unknown data: " + r.Detail
+	}
+}
+
+const (
+	headSize = 256 << 10 // primary marks, first ZFS label
+	tailSize = 512 << 10 // backups of GPT, MD 0.90/1.0, last ZFS labels
+)
+
+// image is what a detector may look at.
+type image struct {
+	head, tail []byte
+	size       int64
+}
+
+// at gives n bytes at an offset from the start, nil when the device is shorter
+// than that or the place was not read.
+func (m *image) at(off, n int64) []byte {
+	if off < 0 || n < 0 || off+n > m.size {
+		return nil
+	}
+	if off+n <= int64(len(m.head)) {
+		return m.head[off : off+n]
+	}
+	if start := m.size - int64(len(m.tail)); off >= start {
+		return m.tail[off-start : off-start+n]
+	}
+	return nil
+}
+
+func (m *image) has(off int64, magic string) bool {
+	return string(m.at(off, int64(len(magic)))) == magic
+}
+
+// Probe reads a device of the given size in bytes. The error is of reading;
+// data that makes no sense is an Unknown, not an error.
+func Probe(r io.ReaderAt, size int64) (Result, error) {
+	if size <= 0 {
+		return Result{Detail: "the device has no size"}, nil
+	}
+	m := &image{size: size}
+	var err error
+	if m.head, err = readFull(r, 0, min(size, headSize)); err != nil {
+		return Result{}, err
+	}
+	if size > headSize {
+		n := min(size-headSize, tailSize)
+		if m.tail, err = readFull(r, size-n, n); err != nil {
+			return Result{}, err
+		}
+	}
+	var found []Result
+	for _, d := range detectors {
+		if res, ok := d(m); ok {
+			found = append(found, res)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		detail, err := firstNonZero(r, m)
+		if err != nil {
+			return Result{}, err
+		}
+		if detail == "" {
+			return Result{Answer: Blank}, nil
+		}
+		return Result{Detail: detail}, nil
+	}
+	names := make([]string, len(found))
+	for i, f := range found {
+		names[i] = f.Type
+	}
+	return Result{Detail: "marks of more than one format: " + strings.Join(names, ", ")}, nil
+}
+
+func readFull(r io.ReaderAt, off, n int64) ([]byte, error) {
+	b := make([]byte, n)
+	if got, err := r.ReadAt(b, off); int64(got) < n {
+		if err == nil || errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return nil, fmt.Errorf("read %d bytes at offset %d: %w", n, off, err)
+	}
+	return b, nil
+}
+
+// firstNonZero looks at everything that Blank promises, and says where it
+// found something. Beside head and tail these are the places of backup
+// superblocks, so that a device whose first MiB was wiped is not blank, and
+// samples over the whole device.
+func firstNonZero(r io.ReaderAt, m *image) (string, error) {
+	if off := nonZero(m.head); off >= 0 {
+		return fmt.Sprintf("data that is no known format at offset %d", off), nil
+	}
+	if off := nonZero(m.tail); off >= 0 {
+		return fmt.Sprintf("data that is no known format at offset %d", m.size-int64(len(m.tail))+int64(off)), nil
+	}
+	const step = 4096
+	for _, off := range backupPlaces(m.size) {
+		b, err := readFull(r, off, min(step, m.size-off))
+		if err != nil {
+			return "", err
+		}
+		if i := nonZero(b); i >= 0 {
+			return fmt.Sprintf("no known format at the start, but data at offset %d (%s)", off+int64(i), nameBackup(b)), nil
+		}
+	}
+	return "", nil
+}
+
+// backupPlaces lists offsets of 4 KiB pieces, in order, below size.
+func backupPlaces(size int64) []int64 {
+	seen := map[int64]bool{}
+	add := func(off int64) {
+		off &^= 4095
+		if off >= headSize && off < size {
+			seen[off] = true
+		}
+	}
+	for off := int64(headSize); off < 4<<20; off += 4096 {
+		add(off)
+	}
+	// btrfs mirrors.
+	add(64 << 20)
+	add(256 << 30)
+	// ext2/3/4 backups: the first block of groups that are powers of 3, 5, 7
+	// (sparse_super), for block sizes of 1, 2 and 4 KiB.
+	for _, group := range []int64{8<<20 + 1024, 32 << 20, 128 << 20} {
+		add(group)
+		for _, base := range []int64{3, 5, 7} {
+			for g := base; g < size/group+1 && g < 1<<20; g *= base {
+				add(g*group - (group&1024)*(g-1))
+			}
+		}
+	}
+	// xfs allocation groups: mkfs makes 4 of equal size, or of 1 TiB.
+	for i := int64(1); i < 4; i++ {
+		add((size / 4) * i)
+		add((size/4 + 4095) * i)
+		add(i << 40)
+	}
+	// And samples.
+	const samples = 64
+	for i := int64(1); i < samples; i++ {
+		add(size / samples * i)
+	}
+	places := make([]int64, 0, len(seen))
+	for off := range seen {
+		places = append(places, off)
+	}
+	sort.Slice(places, func(i, j int) bool { return places[i] < places[j] })
+	return places
+}
+
+func nameBackup(b []byte) string {
+	m := &image{head: b, size: int64(len(b))}
+	switch {
+	case m.has(56, "\x53\xef"), m.has(1024+56, "\x53\xef"):
+		return "a backup superblock of ext2, ext3 or ext4"
+	case m.has(0, "XFSB"):
+		return "a backup superblock of xfs"
+	case m.has(64, "_BHRfS_M"):
+		return "a backup superblock of btrfs"
+	default:
+		return "of no known format"
+	}
+}
+
+func nonZero(b []byte) int {
+	for i, c := range b {
+		if c != 0 {
+			return i
+		}
+	}
+	return -1
+}

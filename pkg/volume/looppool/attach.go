@@ -1,0 +1,216 @@
+package looppool
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+func device(d loopdev.Device) mounter.Device {
+	return mounter.Device{Path: d.Path, Major: d.Major, Minor: d.Minor, ReadOnly: d.ReadOnly}
+}
+
+func (p *Pool) image(id string) (key, img string, v volume.Volume, err error) {
+	key, r, err := p.find(id)
+	if err != nil {
+		return "", "", volume.Volume{}, err
+	}
+	_, img = p.volumePath(key)
+	if !exists(img) {
+		return "", "", volume.Volume{}, fault.New(fault.State, "volume %s: its file %s is gone; restore it from a backup, or delete the volume", id, img)
+	}
+	return key, img, r.Volume, nil
+}
+
+// Attach binds the volume's file to a loop device.
+func (p *Pool) Attach(_ context.Context, id string) (volume.Attachment, error) {
+	key, img, v, err := p.image(id)
+	if err != nil {
+		return volume.Attachment{}, err
+	}
+	if v.Thick {
+		if err := p.reserve(img, v.Size); err != nil {
+			return volume.Attachment{}, p.noSpace(err)
+		}
+	}
+	d, err := p.loop.Attach(img, false)
+	if err != nil {
+		return volume.Attachment{}, fmt.Errorf("volume %s: %w", id, err)
+	}
+	if v.Thick {
+		// A discard would give the reserved space back to the pool.
+		if err := d.DisableDiscard(); err != nil {
+			return volume.Attachment{}, fmt.Errorf("volume %s: discard could not be switched off: %w", id, err)
+		}
+	}
+	p.mu.Lock()
+	p.attached[key] = d
+	p.mu.Unlock()
+	return volume.Attachment{Device: device(d)}, refresh(v, d)
+}
+
+// reserve makes up for holes in a thick volume's file.
+func (p *Pool) reserve(img string, size int64) error {
+	f, err := os.OpenFile(img, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return linux.Fallocate(f, size)
+}
+
+// Attached gives the device that the volume is bound to.
+func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
+	key, ok := p.key(id, false)
+	if !ok {
+		return volume.Attachment{}, false, nil
+	}
+	p.mu.Lock()
+	d, ok := p.attached[key]
+	p.mu.Unlock()
+	if ok {
+		holds, err := d.Holds()
+		if err != nil {
+			return volume.Attachment{}, false, err
+		}
+		if holds {
+			return volume.Attachment{Device: device(d)}, true, nil
+		}
+	}
+	// Not known since this process started, or changed by somebody else.
+	_, img, _, err := p.image(id)
+	if err != nil {
+		return volume.Attachment{}, false, err
+	}
+	found, err := p.loop.Find(img)
+	if err != nil {
+		return volume.Attachment{}, false, err
+	}
+	for _, d := range found {
+		if !d.ReadOnly {
+			p.mu.Lock()
+			p.attached[key] = d
+			p.mu.Unlock()
+			return volume.Attachment{Device: device(d)}, true, nil
+		}
+	}
+	p.forgetDevice(key)
+	return volume.Attachment{}, false, nil
+}
+
+func (p *Pool) forgetDevice(key string) {
+	p.mu.Lock()
+	delete(p.attached, key)
+	p.mu.Unlock()
+}
+
+// AttachReadOnly binds the file to a second, read-only loop device.
+func (p *Pool) AttachReadOnly(_ context.Context, id string) (mounter.Device, error) {
+	_, img, _, err := p.image(id)
+	if err != nil {
+		return mounter.Device{}, err
+	}
+	d, err := p.loop.Attach(img, true)
+	return device(d), err
+}
+
+// DetachReadOnly releases the device of AttachReadOnly.
+func (p *Pool) DetachReadOnly(_ context.Context, id string) error {
+	return p.detach(id, true)
+}
+
+// Detach releases all devices of the volume.
+func (p *Pool) Detach(_ context.Context, id string) error {
+	if err := p.detach(id, false); err != nil {
+		return err
+	}
+	if key, ok := p.key(id, false); ok {
+		p.forgetDevice(key)
+	}
+	return nil
+}
+
+func (p *Pool) detach(id string, onlyReadOnly bool) error {
+	_, img, _, err := p.image(id)
+	if err != nil {
+		return err
+	}
+	found, err := p.loop.Find(img)
+	if err != nil {
+		return err
+	}
+	for _, d := range found {
+		if onlyReadOnly && !d.ReadOnly {
+			continue
+		}
+		if err := d.Detach(); err != nil {
+			return fault.New(fault.State, "volume %s: %w%s", id, err, volume.HeldBy(device(d)))
+		}
+	}
+	return nil
+}
+
+// Owns gives the volume whose file the loop device is bound to.
+func (p *Pool) Owns(d mounter.Device) (string, bool) {
+	name := filepath.Base(loopdev.BackingFile(d.Major, d.Minor))
+	key, ok := strings.CutSuffix(name, ".img")
+	if !ok {
+		return "", false
+	}
+	p.mu.Lock()
+	r, ok := p.volumes[key]
+	known, attached := p.attached[key]
+	p.mu.Unlock()
+	if !ok {
+		return "", false
+	}
+	if attached && known.Major == d.Major && known.Minor == d.Minor {
+		return r.Volume.ID, true
+	}
+	// The name alone could be that of another pool's file.
+	_, img := p.volumePath(key)
+	found, err := p.loop.Find(img)
+	if err != nil {
+		return "", false
+	}
+	for _, f := range found {
+		if f.Major == d.Major && f.Minor == d.Minor {
+			return r.Volume.ID, true
+		}
+	}
+	return "", false
+}
+
+// Refresh makes the loop devices as large as the file.
+func (p *Pool) Refresh(_ context.Context, id string) error {
+	_, img, v, err := p.image(id)
+	if err != nil {
+		return err
+	}
+	found, err := p.loop.Find(img)
+	if err != nil {
+		return err
+	}
+	return refresh(v, found...)
+}
+
+func refresh(v volume.Volume, devices ...loopdev.Device) error {
+	for _, d := range devices {
+		size, err := mounter.DeviceSize(device(d))
+		if err == nil && size < v.Size {
+			err = d.SetCapacity()
+		}
+		if err != nil {
+			return fmt.Errorf("volume %s: %w", v.ID, err)
+		}
+	}
+	return nil
+}

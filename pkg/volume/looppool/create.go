@@ -1,0 +1,236 @@
+package looppool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// Create makes a volume: empty, or a copy of a snapshot or of another volume.
+// Nothing is left of one that fails.
+func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Progress) (volume.Volume, error) {
+	v := volume.Volume{
+		ID: volume.VolumeID(p.name, spec.Name), Name: spec.Name, Size: spec.Size, Created: time.Now().UTC(),
+		Thick: spec.Thick, Block: spec.Block, FSType: spec.FSType,
+		SourceSnapshot: spec.SourceSnapshot, SourceVolume: spec.SourceVolume,
+	}
+	key, ok := p.key(v.ID, false)
+	if !ok {
+		return volume.Volume{}, fmt.Errorf("id %q does not name a volume of pool %s", v.ID, p.name)
+	}
+	if err := p.checkThick(spec.Thick); err != nil {
+		return volume.Volume{}, err
+	}
+	origin, err := p.origin(spec, &v)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	rec, img := p.volumePath(key)
+	if err := p.saveVolume(key, volumeRecord{creating, v}); err != nil {
+		return volume.Volume{}, err
+	}
+	failpoint.Hit("create.recorded")
+	err = p.fill(ctx, fillSpec{img: img, origin: origin, size: v.Size, reserve: v.Thick, share: !v.Thick, quiesce: spec.Quiesce}, progress)
+	failpoint.Hit("create.filled")
+	if err == nil {
+		err = p.saveVolume(key, volumeRecord{ready, v})
+	}
+	if err != nil {
+		return volume.Volume{}, errors.Join(p.noSpace(err), p.forgetVolume(key, rec, img))
+	}
+	return v, nil
+}
+
+func (p *Pool) forgetVolume(key, rec, img string) error {
+	if err := errors.Join(removeFile(img), record.Remove(rec)); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	delete(p.volumes, key)
+	p.mu.Unlock()
+	return nil
+}
+
+// origin finds what a volume is to be a copy of, empty for nothing, and notes
+// in v what that means.
+func (p *Pool) origin(spec volume.Spec, v *volume.Volume) (string, error) {
+	var size int64
+	var img string
+	switch {
+	case spec.SourceSnapshot != "":
+		s, err := p.GetSnapshot(spec.SourceSnapshot)
+		if err != nil {
+			return "", err
+		}
+		key, _ := p.key(s.ID, true)
+		_, img = p.snapshotPath(key)
+		v.Facts, size = s.Facts, s.Size
+	case spec.SourceVolume != "":
+		key, r, err := p.find(spec.SourceVolume)
+		if err != nil {
+			return "", err
+		}
+		_, img = p.volumePath(key)
+		v.Facts, size = r.Volume.Facts, r.Volume.Size
+	default:
+		return "", nil
+	}
+	if v.Size < size {
+		return "", fault.New(fault.OutOfRange, "a copy of %d bytes was asked for, its origin has %d: ask for at least that", v.Size, size)
+	}
+	v.Facts.GrowDue = v.Facts.GrowDue || v.Size > size
+	v.Facts.IdentityDue = true
+	return img, nil
+}
+
+// checkThick refuses reservations where writing over reserved space may need
+// new space all the same.
+func (p *Pool) checkThick(thick bool) error {
+	if !thick {
+		return nil
+	}
+	dir, err := os.Open(p.dir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	st, err := linux.Fstatfs(dir)
+	if err != nil {
+		return err
+	}
+	const btrfs, zfs = 0x9123683e, 0x2fc12fc1
+	if t := st.Type & 0xffffffff; t == btrfs || t == zfs {
+		return fault.New(fault.Invalid, "provisioning=thick cannot be kept in pool %s: %s is on a copy-on-write file system, where reserved space does not stay reserved", p.name, p.dir)
+	}
+	return nil
+}
+
+// fillSpec says what an image file is to hold.
+type fillSpec struct {
+	img     string
+	origin  string // file to copy, empty for none
+	size    int64
+	reserve bool // allocate every byte of it
+	share   bool // its extents may be shared with the origin's
+	quiesce volume.Quiesce
+}
+
+// fill makes the image file, durably.
+func (p *Pool) fill(ctx context.Context, s fillSpec, progress *volume.Progress) (err error) {
+	// O_TRUNC, not O_EXCL: the record says that whatever lies there is an
+	// unfinished copy of ours.
+	f, err := os.OpenFile(s.img, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := f.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	if s.reserve {
+		if err := linux.Fallocate(f, s.size); err != nil {
+			return fmt.Errorf("reserve %d bytes: %w", s.size, err)
+		}
+	}
+	if s.origin != "" {
+		if err := p.copyQuiesced(ctx, f, s, progress); err != nil {
+			return err
+		}
+	}
+	if err := f.Truncate(s.size); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	return record.SyncDir(filepath.Dir(s.img))
+}
+
+// Delete destroys the volume. A repeated call goes on where one was cut short.
+func (p *Pool) Delete(_ context.Context, id string) error {
+	key, r, err := p.find(id)
+	if key == "" {
+		return nil // never made, or deleted before
+	}
+	if err != nil && r.State != deleting && r.State != creating {
+		return err
+	}
+	rec, img := p.volumePath(key)
+	if exists(img) {
+		devices, err := p.loop.Find(img)
+		if err != nil {
+			return err
+		}
+		for _, d := range devices {
+			if err := d.Detach(); err != nil {
+				return fault.New(fault.State, "volume %s is in use, so it is not deleted: %w", id, err)
+			}
+		}
+	}
+	r.State = deleting
+	if err := p.saveVolume(key, r); err != nil {
+		return err
+	}
+	failpoint.Hit("delete.recorded")
+	p.forgetDevice(key)
+	if err := removeFile(img); err != nil {
+		return err
+	}
+	failpoint.Hit("delete.removed")
+	return p.forgetVolume(key, rec, img)
+}
+
+// Expand makes the volume larger.
+func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume, error) {
+	key, r, err := p.find(id)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	if size > r.Volume.Size {
+		_, img := p.volumePath(key)
+		if size, err = p.expandFile(img, r.Volume.Size, size, r.Volume.Thick); err != nil {
+			return volume.Volume{}, p.noSpace(err)
+		}
+		failpoint.Hit("expand.file")
+		r.Volume.Size = size
+		r.Volume.Facts.GrowDue = true
+		if err := p.saveVolume(key, r); err != nil {
+			return volume.Volume{}, err
+		}
+		failpoint.Hit("expand.recorded")
+	}
+	return r.Volume, p.Refresh(ctx, id)
+}
+
+func (p *Pool) expandFile(img string, was, size int64, thick bool) (int64, error) {
+	f, err := os.OpenFile(img, os.O_RDWR, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	// An expansion that was cut short before it was recorded: never shrink.
+	size = max(size, st.Size())
+	if thick {
+		if err := linux.Fallocate(f, size); err != nil {
+			return 0, errors.Join(fmt.Errorf("reserve %d bytes: %w", size, err), f.Truncate(max(was, st.Size())))
+		}
+	}
+	if err := f.Truncate(size); err != nil {
+		return 0, err
+	}
+	return size, f.Sync()
+}

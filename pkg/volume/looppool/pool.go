@@ -1,0 +1,309 @@
+// Package looppool is a pool of volumes that are files in a directory, shown
+// as block devices by the loop driver.
+//
+// The directory holds all there is to know:
+//
+//	volumes/v<key>.json     what the volume is (a versioned record)
+//	volumes/v<key>.img      its bytes
+//	snapshots/s<key>.json   the same for snapshots
+//	snapshots/s<key>.img
+//
+// A record is written before its file is made and marked before it is
+// destroyed, so that after a crash at any point every file can be accounted
+// for. The directory can be moved to another machine or be opened with another
+// state directory. One process at a time may have it open.
+package looppool
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sort"
+	"sync"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// The states of a record.
+const (
+	creating = "creating"
+	ready    = "ready"
+	deleting = "deleting"
+)
+
+type volumeRecord struct {
+	State  string        `json:"state"`
+	Volume volume.Volume `json:"volume"`
+}
+
+type snapshotRecord struct {
+	State    string          `json:"state"`
+	Snapshot volume.Snapshot `json:"snapshot"`
+}
+
+var (
+	volumeType   = record.Type{Kind: "crust-csi.loop-volume", Version: 1}
+	snapshotType = record.Type{Kind: "crust-csi.loop-snapshot", Version: 1}
+)
+
+// Pool is one directory. Its methods may be called at once for different
+// volumes.
+type Pool struct {
+	name string
+	dir  string
+	log  *slog.Logger
+	lock *os.File
+	loop loopdev.Nodes
+
+	copied func(bytes int64)
+
+	mu        sync.Mutex // guards the maps, never held over input or output
+	volumes   map[string]volumeRecord
+	snapshots map[string]snapshotRecord
+	attached  map[string]loopdev.Device
+}
+
+var _ volume.Pool = (*Pool)(nil)
+
+// Options of Open.
+type Options struct {
+	Name     string
+	Dir      string
+	NodesDir string // where loop device nodes are made if /dev lacks them
+	Log      *slog.Logger
+	Copied   func(bytes int64) // counts bytes of copies; may be nil
+}
+
+// Open takes a directory, made if it does not exist, as a pool.
+func Open(o Options) (*Pool, error) {
+	if err := volume.CheckPoolName(o.Name); err != nil {
+		return nil, err
+	}
+	if o.Copied == nil {
+		o.Copied = func(int64) {}
+	}
+	p := &Pool{
+		name: o.Name, log: o.Log.With("pool", o.Name), loop: loopdev.Nodes{Dir: o.NodesDir}, copied: o.Copied,
+		volumes: map[string]volumeRecord{}, snapshots: map[string]snapshotRecord{}, attached: map[string]loopdev.Device{},
+	}
+	for _, sub := range []string{"volumes", "snapshots"} {
+		if err := os.MkdirAll(filepath.Join(o.Dir, sub), 0o700); err != nil {
+			return nil, fmt.Errorf("pool %s: %w", o.Name, err)
+		}
+	}
+	var err error
+	if p.dir, err = filepath.EvalSymlinks(o.Dir); err != nil {
+		return nil, err
+	}
+	if p.dir, err = filepath.Abs(p.dir); err != nil {
+		return nil, err
+	}
+	if p.lock, err = os.OpenFile(filepath.Join(p.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return nil, err
+	}
+	if err := linux.Flock(p.lock); err != nil {
+		p.lock.Close()
+		return nil, fault.New(fault.Busy, "pool %s: another process has %s open: %w", o.Name, p.dir, err)
+	}
+	if err := p.load(); err != nil {
+		p.lock.Close()
+		return nil, fmt.Errorf("pool %s: %w", o.Name, err)
+	}
+	return p, nil
+}
+
+func (p *Pool) load() error {
+	if err := loadAll(filepath.Join(p.dir, "volumes"), p.name, volumeType, p.volumes, func(r *volumeRecord) (*string, *string) { return &r.Volume.ID, &r.State }); err != nil {
+		return err
+	}
+	return loadAll(filepath.Join(p.dir, "snapshots"), p.name, snapshotType, p.snapshots, func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State })
+}
+
+func loadAll[R any](dir, pool string, t record.Type, into map[string]R, parts func(*R) (id, state *string)) error {
+	names, err := record.Names(dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		var r R
+		if err := t.Read(filepath.Join(dir, name+record.Extension), &r); err != nil {
+			return err
+		}
+		id, state := parts(&r)
+		_, key, _, ok := volume.ParseID(*id)
+		if !ok || key != name || (*state != creating && *state != ready && *state != deleting) {
+			return fault.New(fault.State, "%s: the record is of %q, state %q, and does not belong there", filepath.Join(dir, name+record.Extension), *id, *state)
+		}
+		// The pool may have got another name since.
+		*id = pool + "." + key
+		into[key] = r
+	}
+	return nil
+}
+
+// Close releases the directory for another process. Attached devices stay.
+func (p *Pool) Close() error { return p.lock.Close() }
+
+// Name is the pool's name.
+func (p *Pool) Name() string { return p.name }
+
+// Dir is the pool's directory.
+func (p *Pool) Dir() string { return p.dir }
+
+// Usable tells whether volumes can be made and attached.
+func (p *Pool) Usable() error {
+	if err := linux.AccessWrite(p.dir); err != nil {
+		return fault.New(fault.Unavailable, "pool %s: %s cannot be written: %w", p.name, p.dir, err)
+	}
+	here, err := linux.StatxPath(filepath.Join(p.dir, "lock"))
+	if err == nil {
+		var mine linux.Statx
+		if mine, err = linux.StatxFile(p.lock); err == nil && mine.Ino != here.Ino {
+			err = errors.New("the lock file was replaced")
+		}
+	}
+	if err != nil {
+		return fault.New(fault.Unavailable, "pool %s: %s is not the directory that was opened: %w", p.name, p.dir, err)
+	}
+	return loopdev.Available()
+}
+
+// Capacity asks the file system that the directory is on.
+func (p *Pool) Capacity() (volume.Capacity, error) {
+	dir, err := os.Open(p.dir)
+	if err != nil {
+		return volume.Capacity{}, err
+	}
+	defer dir.Close()
+	st, err := linux.Fstatfs(dir)
+	if err != nil {
+		return volume.Capacity{}, err
+	}
+	return volume.Capacity{Total: int64(st.Blocks * st.BlockSize), Available: int64(st.Available * st.BlockSize)}, nil
+}
+
+func (p *Pool) volumePath(key string) (rec, img string) {
+	base := filepath.Join(p.dir, "volumes", key)
+	return base + record.Extension, base + ".img"
+}
+
+func (p *Pool) snapshotPath(key string) (rec, img string) {
+	base := filepath.Join(p.dir, "snapshots", key)
+	return base + record.Extension, base + ".img"
+}
+
+// key takes an id of this pool apart.
+func (p *Pool) key(id string, snapshot bool) (string, bool) {
+	pool, key, isSnapshot, ok := volume.ParseID(id)
+	return key, ok && pool == p.name && isSnapshot == snapshot
+}
+
+func (p *Pool) find(id string) (key string, r volumeRecord, err error) {
+	key, ok := p.key(id, false)
+	if ok {
+		p.mu.Lock()
+		r, ok = p.volumes[key]
+		p.mu.Unlock()
+	}
+	switch {
+	case !ok:
+		return "", r, fault.New(fault.NotFound, "volume %s does not exist in pool %s", id, p.name)
+	case r.State == deleting:
+		return key, r, fault.New(fault.State, "volume %s is being deleted; repeat DeleteVolume", id)
+	case r.State == creating:
+		return key, r, fault.New(fault.NotFound, "volume %s is not finished; repeat CreateVolume", id)
+	}
+	return key, r, nil
+}
+
+// Get gives a volume.
+func (p *Pool) Get(id string) (volume.Volume, error) {
+	_, r, err := p.find(id)
+	return r.Volume, err
+}
+
+// List gives all finished volumes, by id.
+func (p *Pool) List() []volume.Volume {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := make([]volume.Volume, 0, len(p.volumes))
+	for _, r := range p.volumes {
+		if r.State == ready {
+			list = append(list, r.Volume)
+		}
+	}
+	sort.Slice(list, func(i, j int) bool { return list[i].ID < list[j].ID })
+	return list
+}
+
+func (p *Pool) saveVolume(key string, r volumeRecord) error {
+	path, _ := p.volumePath(key)
+	if err := volumeType.Write(path, r); err != nil {
+		return p.noSpace(err)
+	}
+	p.mu.Lock()
+	p.volumes[key] = r
+	p.mu.Unlock()
+	return nil
+}
+
+// SetFacts keeps the facts with the volume.
+func (p *Pool) SetFacts(id string, facts volume.Facts) error {
+	key, r, err := p.find(id)
+	if err != nil {
+		return err
+	}
+	r.Volume.Facts = facts
+	return p.saveVolume(key, r)
+}
+
+// Health tells what is wrong with the pool or the volume's file.
+func (p *Pool) Health(id string) []mounter.Ailment {
+	var found []mounter.Ailment
+	if key, _, err := p.find(id); err == nil {
+		if _, img := p.volumePath(key); !exists(img) {
+			found = append(found, mounter.Ailment{Reason: "ImageGone", Message: "the volume's file " + img + " is gone", Fatal: true})
+		}
+	}
+	c, err := p.Capacity()
+	switch {
+	case err != nil:
+		found = append(found, mounter.Ailment{Reason: "PoolUnreadable", Message: err.Error(), Fatal: true})
+	case c.NearlyFull():
+		found = append(found, mounter.Ailment{Reason: "PoolNearlyFull", Message: fmt.Sprintf(
+			"pool %s has %d MiB of %d MiB left: thin volumes will fail writes when it is full; delete volumes or snapshots, or enlarge it", p.name, c.Available>>20, c.Total>>20)})
+	}
+	return found
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// noSpace gives an error its kind where the pool's file system is full.
+func (p *Pool) noSpace(err error) error {
+	if errors.Is(err, linux.ENOSPC) {
+		c, _ := p.Capacity()
+		return fault.New(fault.NoSpace, "pool %s (%s) is full: %d MiB of %d MiB are left: %w", p.name, p.dir, c.Available>>20, c.Total>>20, err)
+	}
+	if errors.Is(err, linux.EFBIG) {
+		return fault.New(fault.OutOfRange, "pool %s: the file system of %s does not hold files that large: %w", p.name, p.dir, err)
+	}
+	return err
+}
+
+func removeFile(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

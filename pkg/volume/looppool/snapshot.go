@@ -1,0 +1,158 @@
+package looppool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// CreateSnapshot copies a volume as it is now. The snapshot of a thick volume
+// shares nothing with it: shared space would have to be had anew at the next
+// write, which is what thick promises never to need.
+func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, progress *volume.Progress) (volume.Snapshot, error) {
+	vkey, v, err := p.find(spec.Volume)
+	if err != nil {
+		return volume.Snapshot{}, err
+	}
+	s := volume.Snapshot{
+		ID: volume.SnapshotID(p.name, spec.Name), Name: spec.Name, Volume: spec.Volume, Size: v.Volume.Size,
+		Created: time.Now().UTC(), FSType: v.Volume.FSType, Block: v.Volume.Block, Facts: v.Volume.Facts,
+	}
+	key, ok := p.key(s.ID, true)
+	if !ok {
+		return volume.Snapshot{}, fmt.Errorf("id %q does not name a snapshot of pool %s", s.ID, p.name)
+	}
+	rec, img := p.snapshotPath(key)
+	_, origin := p.volumePath(vkey)
+	if err := p.saveSnapshot(key, snapshotRecord{creating, s}); err != nil {
+		return volume.Snapshot{}, err
+	}
+	failpoint.Hit("snapshot.recorded")
+	err = p.fill(ctx, fillSpec{img: img, origin: origin, size: s.Size, share: !v.Volume.Thick, quiesce: spec.Quiesce}, progress)
+	if err == nil {
+		err = p.saveSnapshot(key, snapshotRecord{ready, s})
+	}
+	if err != nil {
+		return volume.Snapshot{}, errors.Join(p.noSpace(err), p.forgetSnapshot(key, rec, img))
+	}
+	return s, nil
+}
+
+func (p *Pool) saveSnapshot(key string, r snapshotRecord) error {
+	path, _ := p.snapshotPath(key)
+	if err := snapshotType.Write(path, r); err != nil {
+		return p.noSpace(err)
+	}
+	p.mu.Lock()
+	p.snapshots[key] = r
+	p.mu.Unlock()
+	return nil
+}
+
+func (p *Pool) forgetSnapshot(key, rec, img string) error {
+	if err := errors.Join(removeFile(img), record.Remove(rec)); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	delete(p.snapshots, key)
+	p.mu.Unlock()
+	return nil
+}
+
+// DeleteSnapshot destroys a snapshot. Volumes made from it are their own.
+func (p *Pool) DeleteSnapshot(_ context.Context, id string) error {
+	key, ok := p.key(id, true)
+	if !ok {
+		return nil
+	}
+	p.mu.Lock()
+	r, ok := p.snapshots[key]
+	p.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	r.State = deleting
+	if err := p.saveSnapshot(key, r); err != nil {
+		return err
+	}
+	failpoint.Hit("snapshot.deleting")
+	rec, img := p.snapshotPath(key)
+	return p.forgetSnapshot(key, rec, img)
+}
+
+// GetSnapshot gives a snapshot.
+func (p *Pool) GetSnapshot(id string) (volume.Snapshot, error) {
+	key, ok := p.key(id, true)
+	var r snapshotRecord
+	if ok {
+		p.mu.Lock()
+		r, ok = p.snapshots[key]
+		p.mu.Unlock()
+	}
+	if !ok || r.State != ready {
+		return volume.Snapshot{}, fault.New(fault.NotFound, "snapshot %s does not exist in pool %s", id, p.name)
+	}
+	return r.Snapshot, nil
+}
+
+// ListSnapshots gives all finished snapshots, by id.
+func (p *Pool) ListSnapshots() []volume.Snapshot {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := make([]volume.Snapshot, 0, len(p.snapshots))
+	for _, r := range p.snapshots {
+		if r.State == ready {
+			list = append(list, r.Snapshot)
+		}
+	}
+	sort.Slice(list, func(i, j int) bool { return list[i].ID < list[j].ID })
+	return list
+}
+
+// Recover undoes what was being made when the last process stopped: nobody was
+// told of it, so nobody misses it. What was being deleted waits for the call to
+// be repeated.
+func (p *Pool) Recover(thaw func(volume string) error) error {
+	p.mu.Lock()
+	volumes, snapshots := map[string]volumeRecord{}, map[string]snapshotRecord{}
+	for k, r := range p.volumes {
+		if r.State == creating {
+			volumes[k] = r
+		}
+	}
+	for k, r := range p.snapshots {
+		if r.State == creating {
+			snapshots[k] = r
+		}
+	}
+	p.mu.Unlock()
+	var errs []error
+	for key, r := range volumes {
+		if origin := r.Volume.SourceVolume; origin != "" {
+			if err := thaw(origin); err != nil {
+				errs = append(errs, fmt.Errorf("thaw %s: %w", origin, err))
+				continue
+			}
+		}
+		p.log.Info("undoing a volume that was not finished", "volume_id", r.Volume.ID)
+		rec, img := p.volumePath(key)
+		errs = append(errs, p.forgetVolume(key, rec, img))
+	}
+	for key, r := range snapshots {
+		if err := thaw(r.Snapshot.Volume); err != nil {
+			errs = append(errs, fmt.Errorf("thaw %s: %w", r.Snapshot.Volume, err))
+			continue
+		}
+		p.log.Info("undoing a snapshot that was not finished", "snapshot_id", r.Snapshot.ID)
+		rec, img := p.snapshotPath(key)
+		errs = append(errs, p.forgetSnapshot(key, rec, img))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,168 @@
+// Package volume says where volumes come from: pools that make them (loop
+// files today, LVM can follow) and static sources that find what somebody else
+// made (a block device, an NFS share). Callers hold the volume's lock: no
+// method is called twice at once for one volume.
+package volume
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
+)
+
+// Volume is what is known of a volume.
+type Volume struct {
+	ID      string    `json:"id"`
+	Name    string    `json:"name,omitempty"` // the name it was created under
+	Size    int64     `json:"sizeBytes"`
+	Created time.Time `json:"created"`
+	Thick   bool      `json:"thick,omitempty"` // its space is reserved
+	Block   bool      `json:"block,omitempty"` // created for raw block access
+	FSType  string    `json:"fsType,omitempty"`
+
+	SourceSnapshot string `json:"sourceSnapshot,omitempty"`
+	SourceVolume   string `json:"sourceVolume,omitempty"`
+
+	Facts Facts `json:"facts"`
+}
+
+// Facts are what was done to a volume and what is still to do, kept with it.
+type Facts struct {
+	// Formatting is there while a format was begun and not seen to end.
+	Formatting *superblock.Intent `json:"formatting,omitempty"`
+	// Formatted is the file system that the volume was given. A volume that
+	// has one, or was copied from another, is never formatted again.
+	Formatted string `json:"formatted,omitempty"`
+	// GrowDue: the device may be larger than its file system.
+	GrowDue bool `json:"growDue,omitempty"`
+	// IdentityDue: it is a copy, and its file system has its origin's identity.
+	IdentityDue bool `json:"identityDue,omitempty"`
+}
+
+// Attachment is what a volume is on this node: a block device or a share.
+type Attachment struct {
+	Device mounter.Device
+	Share  *Share
+}
+
+// Share is a network file system.
+type Share struct{ Type, Source string }
+
+// Source finds volumes on this node and attaches them.
+type Source interface {
+	// Get gives a volume by its id, or a fault NotFound.
+	Get(id string) (Volume, error)
+	// Attach makes the volume's device; one that is there already is found.
+	Attach(ctx context.Context, id string) (Attachment, error)
+	// Attached gives what Attach made, verified with the kernel; ok is false
+	// when the volume is not attached. It is cheap.
+	Attached(id string) (a Attachment, ok bool, err error)
+	// AttachReadOnly makes a second device of the volume, through which nobody
+	// can write; DetachReadOnly releases it.
+	AttachReadOnly(ctx context.Context, id string) (mounter.Device, error)
+	DetachReadOnly(ctx context.Context, id string) error
+	// Owns gives the volume that a device in use belongs to.
+	Owns(d mounter.Device) (id string, ok bool)
+	// Detach releases the volume's devices, or a fault State while they are in
+	// use anywhere.
+	Detach(ctx context.Context, id string) error
+	// Refresh makes an attached device as large as its volume.
+	Refresh(ctx context.Context, id string) error
+	// SetFacts keeps the facts with the volume, durably.
+	SetFacts(id string, facts Facts) error
+	// List gives all volumes, by id.
+	List() []Volume
+	// Health tells what is wrong with where the volume's data lies.
+	Health(id string) []mounter.Ailment
+}
+
+// Pool makes volumes.
+type Pool interface {
+	Source
+	Name() string
+	// Capacity of the pool, in bytes.
+	Capacity() (Capacity, error)
+	// Usable is nil when volumes can be made and attached.
+	Usable() error
+	// Create makes a volume; one with the same name is the caller's to find.
+	Create(ctx context.Context, spec Spec, p *Progress) (Volume, error)
+	// Delete destroys a volume. It is refused while the volume is attached.
+	Delete(ctx context.Context, id string) error
+	// Expand makes the volume larger, and its device where it is attached.
+	Expand(ctx context.Context, id string, size int64) (Volume, error)
+
+	CreateSnapshot(ctx context.Context, spec SnapshotSpec, p *Progress) (Snapshot, error)
+	DeleteSnapshot(ctx context.Context, id string) error
+	GetSnapshot(id string) (Snapshot, error)
+	ListSnapshots() []Snapshot
+	// Recover undoes what an earlier process left unfinished: it thaws the
+	// volumes that a copy was being taken of, and removes the unfinished copy.
+	Recover(thaw func(volume string) error) error
+	Close() error
+}
+
+// Spec is a volume to be made.
+type Spec struct {
+	Name   string
+	Size   int64
+	Thick  bool
+	Block  bool
+	FSType string
+
+	// At most one origin. Quiesce makes a volume's data consistent for the
+	// time of the copy.
+	SourceSnapshot string
+	SourceVolume   string
+	Quiesce        Quiesce
+}
+
+// SnapshotSpec is a snapshot to be taken.
+type SnapshotSpec struct {
+	Name    string
+	Volume  string
+	Quiesce Quiesce
+}
+
+// Quiesce writes out a volume and stops writes to it until resume is called.
+type Quiesce func(ctx context.Context) (resume func() error, err error)
+
+// Snapshot is a copy of a volume at one time.
+type Snapshot struct {
+	ID      string    `json:"id"`
+	Name    string    `json:"name"`
+	Volume  string    `json:"volume"`
+	Size    int64     `json:"sizeBytes"`
+	Created time.Time `json:"created"`
+	FSType  string    `json:"fsType,omitempty"`
+	Block   bool      `json:"block,omitempty"`
+	Facts   Facts     `json:"facts"` // the volume's, when it was taken
+}
+
+// Capacity is how much a pool holds, in bytes.
+type Capacity struct{ Total, Available int64 }
+
+// NearlyFull tells whether less than a twentieth is left.
+func (c Capacity) NearlyFull() bool { return c.Available < c.Total/20 }
+
+// Progress is how far a long operation has come; it may be read while the
+// operation runs.
+type Progress struct{ done, total atomic.Int64 }
+
+// Start sets what there is to do, in bytes.
+func (p *Progress) Start(total int64) { p.total.Store(total) }
+
+// Add counts what was done.
+func (p *Progress) Add(n int64) { p.done.Add(n) }
+
+// String is "1.5 of 10.0 GiB copied", empty before Start.
+func (p *Progress) String() string {
+	total := p.total.Load()
+	if total == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.1f of %.1f GiB copied", float64(p.done.Load())/(1<<30), float64(total)/(1<<30))
+}
