@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/spf13/cobra"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+)
+
+// finding is one line of the doctor's.
+type finding struct {
+	What   string `json:"what"`
+	Answer string `json:"answer"`
+	Do     string `json:"do,omitempty"`
+}
+
+func doctorCommand(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "doctor", Short: "Tell what works on this node, what does not, and what to do", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		list := examine(cmd.Context(), g)
+		t := table{head: []string{"WHAT", "WORKS", "WHAT TO DO"}}
+		for _, f := range list {
+			t.rows = append(t.rows, []string{f.What, f.Answer, f.Do})
+		}
+		return g.print(cmd.OutOrStdout(), t, list)
+	}}
+}
+
+func examine(ctx context.Context, g *globals) []finding {
+	var list []finding
+	say := func(what string, err error, do string) {
+		f := finding{What: what, Answer: "yes"}
+		if err != nil {
+			f.Answer, f.Do = "no: "+explain(err), do
+		}
+		list = append(list, f)
+	}
+	if !mounter.IsRoot() {
+		say("running as root", fmt.Errorf("this process is not root"), "run crustctl as root: the answers below may differ")
+	}
+	for _, f := range mounter.Features() {
+		out := finding{What: f.Name, Answer: f.Answer.String()}
+		if f.Answer != mounter.Yes {
+			out.Answer += ": " + f.Why
+			out.Do = fmt.Sprintf("without it, %s (Linux %s has it)", f.Cost, f.Since)
+		}
+		list = append(list, out)
+	}
+	say("loop devices", loopdev.Available(), "modprobe loop; in a container mount the host's /dev")
+	for _, fs := range fsprogs.Formats() {
+		program, pkg := fsprogs.MkfsProgram(fs)
+		_, err := exec.LookPath(program)
+		say(program, err, "apt-get install "+pkg)
+	}
+	root, err := mounter.OpenRoot(g.kubeletDir)
+	if err == nil {
+		err = root.Close()
+	}
+	say("kubelet directory "+g.kubeletDir, err, "create it, or give --kubelet-dir")
+	say("driver at "+g.endpoint, g.probe(ctx), "start csi-node, or give --endpoint; its pools are judged by it")
+	return list
+}
+
+func (g *globals) probe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	c, err := csiclient.Dial(g.endpoint, g.kubeletDir)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_, err = c.Probe(ctx, &csi.ProbeRequest{})
+	return err
+}

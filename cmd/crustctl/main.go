@@ -1,0 +1,113 @@
+// Command crustctl shows people what would work on this node, and drives a CSI
+// socket by hand in the kubelet's order of calls.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/version"
+)
+
+type globals struct {
+	endpoint, kubeletDir, output string
+	timeout                      time.Duration
+}
+
+func main() {
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer cancel()
+	if err := root().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "crustctl:", explain(err))
+		os.Exit(1)
+	}
+}
+
+func explain(err error) string {
+	if s, ok := status.FromError(err); ok {
+		return fmt.Sprintf("%s: %s", s.Code(), s.Message())
+	}
+	return err.Error()
+}
+
+func root() *cobra.Command {
+	g := &globals{}
+	c := &cobra.Command{
+		Use: "crustctl", Short: "Look after Crust CSI on this node",
+		Version: version.String(), SilenceErrors: true, SilenceUsage: true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			if g.output != "table" && g.output != "json" {
+				return fmt.Errorf("--output %q: table or json", g.output)
+			}
+			return nil
+		},
+	}
+	f := c.PersistentFlags()
+	f.StringVar(&g.endpoint, "endpoint", "unix:///run/csi-node/csi.sock", "CSI socket")
+	f.StringVar(&g.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the driver's --kubelet-dir")
+	f.StringVarP(&g.output, "output", "o", "table", "table or json")
+	f.DurationVar(&g.timeout, "timeout", 2*time.Minute, "for each command")
+	c.AddCommand(doctorCommand(g), volumeCommand(g))
+	return c
+}
+
+// with runs f with a connection, and a line of progress on a terminal while it
+// takes long.
+func (g *globals) with(cmd *cobra.Command, f func(ctx context.Context, c *csiclient.Client) error) error {
+	ctx, cancel := context.WithTimeout(cmd.Context(), g.timeout)
+	defer cancel()
+	c, err := csiclient.Dial(g.endpoint, g.kubeletDir)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	done := make(chan struct{})
+	go waiting(cmd.ErrOrStderr(), cmd.CommandPath(), done)
+	defer close(done)
+	return f(ctx, c)
+}
+
+func waiting(w io.Writer, what string, done <-chan struct{}) {
+	begin := time.Now()
+	for tick := time.NewTicker(5 * time.Second); ; {
+		select {
+		case <-done:
+			tick.Stop()
+			return
+		case <-tick.C:
+			fmt.Fprintf(w, "%s: %s so far\n", what, time.Since(begin).Round(time.Second))
+		}
+	}
+}
+
+// table is rows with a heading.
+type table struct {
+	head []string
+	rows [][]string
+}
+
+// print writes the table, or data as JSON.
+func (g *globals) print(w io.Writer, t table, data any) error {
+	if g.output == "json" {
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		return e.Encode(data)
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, strings.Join(t.head, "\t"))
+	for _, r := range t.rows {
+		fmt.Fprintln(tw, strings.Join(r, "\t"))
+	}
+	return tw.Flush()
+}

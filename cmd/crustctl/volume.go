@@ -1,0 +1,279 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/spf13/cobra"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+)
+
+func volumeCommand(g *globals) *cobra.Command {
+	c := &cobra.Command{Use: "volume", Short: "Make, publish, look at and delete volumes"}
+	c.AddCommand(createCommand(g), listCommand(g), publishCommand(g), unpublishCommand(g), statsCommand(g),
+		expandCommand(g), snapshotCommand(g), cloneCommand(g), deleteCommand(g))
+	return c
+}
+
+// parseSize reads 1073741824, 512Mi, 1Gi, 2Ti.
+func parseSize(s string) (int64, error) {
+	shift := 0
+	for suffix, n := range map[string]int{"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40} {
+		if strings.HasSuffix(s, suffix) {
+			s, shift = strings.TrimSuffix(s, suffix), n
+		}
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n <= 0 || n > (1<<62)>>shift {
+		return 0, fmt.Errorf("size %q: give a number of bytes, or one with Ki, Mi, Gi or Ti", s)
+	}
+	return n << shift, nil
+}
+
+func size(n int64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.2f GiB", float64(n)/(1<<30))
+	default:
+		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	}
+}
+
+type useFlags struct {
+	v    csiclient.Volume
+	mode string
+}
+
+func (u *useFlags) add(c *cobra.Command) {
+	c.Flags().StringVar(&u.v.FSType, "fs-type", "", "file system: ext4, xfs, btrfs (default: the volume's)")
+	c.Flags().BoolVar(&u.v.Block, "block", false, "use it as a raw block device")
+	c.Flags().StringVar(&u.mode, "access-mode", "SINGLE_NODE_WRITER", "CSI access mode")
+}
+
+func (u *useFlags) volume(id string) (csiclient.Volume, error) {
+	mode, ok := csi.VolumeCapability_AccessMode_Mode_value[u.mode]
+	if !ok {
+		return csiclient.Volume{}, fmt.Errorf("--access-mode %q is not one of CSI's", u.mode)
+	}
+	u.v.ID, u.v.Mode = id, csi.VolumeCapability_AccessMode_Mode(mode)
+	return u.v, nil
+}
+
+func createCommand(g *globals) *cobra.Command {
+	var u useFlags
+	var amount, from string
+	var params map[string]string
+	c := &cobra.Command{Use: "create NAME", Short: "Make a volume", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+		n, err := parseSize(amount)
+		if err != nil {
+			return err
+		}
+		v, err := u.volume("")
+		if err != nil {
+			return err
+		}
+		var source *csi.VolumeContentSource
+		if from != "" {
+			source = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: from}}}
+		}
+		return g.create(cmd, args[0], n, v, params, source)
+	}}
+	u.add(c)
+	c.Flags().StringVar(&amount, "size", "1Gi", "size")
+	c.Flags().StringVar(&from, "from-snapshot", "", "id of a snapshot to restore")
+	c.Flags().StringToStringVar(&params, "parameter", nil, "StorageClass parameter, KEY=VALUE")
+	return c
+}
+
+func (g *globals) create(cmd *cobra.Command, name string, n int64, v csiclient.Volume, params map[string]string, source *csi.VolumeContentSource) error {
+	return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+		made, err := c.Create(ctx, name, n, v, params, source)
+		if err != nil {
+			return err
+		}
+		return g.print(cmd.OutOrStdout(), table{[]string{"VOLUME", "SIZE"}, [][]string{{made.GetVolumeId(), size(made.GetCapacityBytes())}}}, made)
+	})
+}
+
+func cloneCommand(g *globals) *cobra.Command {
+	var u useFlags
+	var amount string
+	c := &cobra.Command{Use: "clone VOLUME NAME", Short: "Make a volume that is a copy of another", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+		v, err := u.volume("")
+		if err != nil {
+			return err
+		}
+		var n int64
+		if amount != "" {
+			if n, err = parseSize(amount); err != nil {
+				return err
+			}
+		}
+		return g.create(cmd, args[1], n, v, nil, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: args[0]}}})
+	}}
+	u.add(c)
+	c.Flags().StringVar(&amount, "size", "", "size (default: the origin's)")
+	return c
+}
+
+func listCommand(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "list", Short: "List volumes and snapshots", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+			vols, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{})
+			if err != nil {
+				return err
+			}
+			snaps, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
+			if err != nil {
+				return err
+			}
+			t := table{head: []string{"ID", "KIND", "SIZE", "FROM"}}
+			for _, e := range vols.GetEntries() {
+				v := e.GetVolume()
+				from := v.GetContentSource().GetSnapshot().GetSnapshotId() + v.GetContentSource().GetVolume().GetVolumeId()
+				t.rows = append(t.rows, []string{v.GetVolumeId(), "volume", size(v.GetCapacityBytes()), from})
+			}
+			for _, e := range snaps.GetEntries() {
+				s := e.GetSnapshot()
+				t.rows = append(t.rows, []string{s.GetSnapshotId(), "snapshot", size(s.GetSizeBytes()), s.GetSourceVolumeId()})
+			}
+			return g.print(cmd.OutOrStdout(), t, map[string]any{"volumes": vols.GetEntries(), "snapshots": snaps.GetEntries()})
+		})
+	}}
+}
+
+func publishCommand(g *globals) *cobra.Command {
+	var u useFlags
+	var readOnly bool
+	var attrs map[string]string
+	c := &cobra.Command{Use: "publish VOLUME TARGET", Short: "Stage a volume and publish it at a path below --kubelet-dir", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+		v, err := u.volume(args[0])
+		if err != nil {
+			return err
+		}
+		v.Context = attrs
+		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+			if err := c.Stage(ctx, v); err != nil {
+				return err
+			}
+			if err := c.Publish(ctx, v, args[1], readOnly); err != nil {
+				return err
+			}
+			return g.done(cmd, "published", args[0], args[1])
+		})
+	}}
+	u.add(c)
+	c.Flags().StringSliceVar(&u.v.MountFlags, "mount-option", nil, "mount option; repeatable")
+	c.Flags().BoolVar(&readOnly, "read-only", false, "publish read-only")
+	c.Flags().StringToStringVar(&attrs, "attribute", nil, "volume attribute, KEY=VALUE (static volumes: device, server, share)")
+	return c
+}
+
+func (g *globals) done(cmd *cobra.Command, what, id, detail string) error {
+	return g.print(cmd.OutOrStdout(), table{[]string{"VOLUME", "STATE", "AT"}, [][]string{{id, what, detail}}},
+		map[string]string{"volume": id, "state": what, "at": detail})
+}
+
+func unpublishCommand(g *globals) *cobra.Command {
+	var keep bool
+	c := &cobra.Command{Use: "unpublish VOLUME TARGET", Short: "Take a volume off a path, and unstage it", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+			if err := c.Unpublish(ctx, args[0], args[1]); err != nil {
+				return err
+			}
+			if !keep {
+				if err := c.Unstage(ctx, args[0]); err != nil {
+					return err
+				}
+			}
+			return g.done(cmd, "unpublished", args[0], args[1])
+		})
+	}}
+	c.Flags().BoolVar(&keep, "keep-staged", false, "do not unstage: it is published elsewhere too")
+	return c
+}
+
+func statsCommand(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "stats VOLUME PATH", Short: "Show how full a volume is, and its health", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+			s, err := c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: args[0], VolumePath: args[1]})
+			if err != nil {
+				return err
+			}
+			h, err := c.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: args[0], VolumePublishPath: args[1]})
+			if err != nil {
+				return err
+			}
+			t := table{head: []string{"WHAT", "TOTAL", "USED", "AVAILABLE"}}
+			for _, u := range s.GetUsage() {
+				show := func(n int64) string { return strconv.FormatInt(n, 10) }
+				if u.GetUnit() == csi.VolumeUsage_BYTES {
+					show = size
+				}
+				t.rows = append(t.rows, []string{strings.ToLower(u.GetUnit().String()), show(u.GetTotal()), show(u.GetUsed()), show(u.GetAvailable())})
+			}
+			if len(h.GetVolumeHealth().GetHealthStatuses()) == 0 {
+				t.rows = append(t.rows, []string{"health", "good", "", ""})
+			}
+			for _, e := range h.GetVolumeHealth().GetHealthStatuses() {
+				t.rows = append(t.rows, []string{"health", e.GetStatus().String(), e.GetReason(), e.GetMessage()})
+			}
+			return g.print(cmd.OutOrStdout(), t, map[string]any{"usage": s.GetUsage(), "health": h.GetVolumeHealth()})
+		})
+	}}
+}
+
+func expandCommand(g *globals) *cobra.Command {
+	var path string
+	c := &cobra.Command{Use: "expand VOLUME SIZE", Short: "Enlarge a volume, and its file system where it is published", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+		n, err := parseSize(args[1])
+		if err != nil {
+			return err
+		}
+		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+			got, err := c.Expand(ctx, args[0], n, path)
+			if err != nil {
+				return err
+			}
+			return g.print(cmd.OutOrStdout(), table{[]string{"VOLUME", "SIZE"}, [][]string{{args[0], size(got)}}}, map[string]any{"volume": args[0], "sizeBytes": got})
+		})
+	}}
+	c.Flags().StringVar(&path, "path", "", "where it is published")
+	return c
+}
+
+func snapshotCommand(g *globals) *cobra.Command {
+	c := &cobra.Command{Use: "snapshot VOLUME NAME", Short: "Take a snapshot", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+			r, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{SourceVolumeId: args[0], Name: args[1]})
+			if err != nil {
+				return err
+			}
+			s := r.GetSnapshot()
+			return g.print(cmd.OutOrStdout(), table{[]string{"SNAPSHOT", "OF", "SIZE"}, [][]string{{s.GetSnapshotId(), args[0], size(s.GetSizeBytes())}}}, s)
+		})
+	}}
+	return c
+}
+
+func deleteCommand(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "delete ID", Short: "Destroy a volume or a snapshot", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+			_, err := c.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: args[0]})
+			if err == nil {
+				_, err = c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: args[0]})
+			} else {
+				err = c.Delete(ctx, args[0])
+			}
+			if err != nil {
+				return err
+			}
+			return g.done(cmd, "deleted", args[0], "")
+		})
+	}}
+}

@@ -1,0 +1,179 @@
+// Command csi-node is the CSI server of a node: Identity, Controller (volumes
+// of this node) and Node, on a unix socket.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"k8s.io/utils/exec"
+
+	"github.com/crust-csi/crust-csi/internal/rpcserver"
+	"github.com/crust-csi/crust-csi/internal/telemetry"
+	"github.com/crust-csi/crust-csi/internal/version"
+	"github.com/crust-csi/crust-csi/pkg/driver"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+	"github.com/crust-csi/crust-csi/pkg/volume/looppool"
+	"github.com/crust-csi/crust-csi/pkg/volume/static"
+)
+
+// stopTimeout is how long calls in flight may take after SIGTERM.
+const stopTimeout = 20 * time.Second
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return
+		}
+		fmt.Fprintln(os.Stderr, "csi-node:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	o, err := parseFlags(args)
+	if err != nil {
+		return err
+	}
+	if o.showVersion {
+		fmt.Println(version.String())
+		return nil
+	}
+	log := o.logger()
+	metrics := telemetry.New(version.String())
+	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
+		return err
+	}
+	root, err := mounter.OpenRoot(o.kubeletDir)
+	if err != nil {
+		return fmt.Errorf("--kubelet-dir: %w", err)
+	}
+	defer root.Close()
+	volumes, closePools, err := openVolumes(o, log, metrics)
+	if err != nil {
+		return err
+	}
+	defer closePools()
+	log.Info("starting", "version", version.String(), "driver", o.driverName, "node_id", o.nodeID, "features", mounter.Summary(mounter.Features()))
+	d, err := driver.New(driver.Config{
+		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
+		Programs: fsprogs.New(exec.New(), metrics.ProgramStarted), Log: log, Metrics: metrics,
+	})
+	if err != nil {
+		return err
+	}
+	if err := d.Ready(); err != nil {
+		log.Warn("not ready yet", "error", err)
+	}
+	return serve(o, log, metrics, d)
+}
+
+func openVolumes(o *options, log *slog.Logger, metrics *telemetry.Metrics) (*volume.Registry, func(), error) {
+	var pools []volume.Pool
+	closeAll := func() {
+		for _, p := range pools {
+			if err := p.Close(); err != nil {
+				log.Warn("closing a pool", "pool", p.Name(), "error", err)
+			}
+		}
+	}
+	nodes := filepath.Join(o.stateDir, "dev")
+	var dirs []string
+	for _, spec := range o.pools {
+		p, err := looppool.Open(looppool.Options{Name: spec.name, Dir: spec.dir, NodesDir: nodes, Log: log, Copied: metrics.Copied(spec.name)})
+		if err != nil {
+			closeAll()
+			return nil, nil, err
+		}
+		pools = append(pools, p)
+		dirs = append(dirs, p.Dir())
+	}
+	st, err := static.Open(static.Options{Dir: filepath.Join(o.stateDir, "static"), Allow: o.allowDevices, PoolDirs: dirs, NodesDir: nodes})
+	if err == nil {
+		var r *volume.Registry
+		if r, err = volume.NewRegistry(st, pools...); err == nil {
+			return r, closeAll, nil
+		}
+	}
+	closeAll()
+	return nil, nil, err
+}
+
+func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.Driver) error {
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, sigterm)
+	defer cancel()
+	l, err := rpcserver.Listen(o.endpoint)
+	if err != nil {
+		return err
+	}
+	s := rpcserver.New(log, metrics, driver.Status)
+	csi.RegisterIdentityServer(s, d)
+	csi.RegisterControllerServer(s, d)
+	csi.RegisterNodeServer(s, d)
+	failed := make(chan error, 2)
+	if o.metricsAddress != "" {
+		ml, err := net.Listen("tcp", o.metricsAddress)
+		if err != nil {
+			return errors.Join(fmt.Errorf("--metrics-address: %w", err), l.Close())
+		}
+		h := &http.Server{Handler: metrics.Handler(d.Ready), ReadHeaderTimeout: 5 * time.Second}
+		defer h.Close()
+		go func() {
+			if err := h.Serve(ml); !errors.Is(err, http.ErrServerClosed) {
+				failed <- err
+			}
+		}()
+		log.Info("metrics", "address", ml.Addr().String())
+	}
+	go func() { failed <- s.Serve(l) }()
+	log.Info("serving", "endpoint", o.endpoint)
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	log.Info("stopping: calls in flight are finished")
+	stop(s, d)
+	return nil
+}
+
+// stop lets calls in flight end; when the time is up, they are cut off, which
+// they survive like a kill.
+func stop(s *grpc.Server, d *driver.Driver) {
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	done := make(chan struct{})
+	go func() { s.GracefulStop(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		s.Stop()
+	}
+	d.Drain(ctx)
+}
+
+type poolSpec struct{ name, dir string }
+
+// parsePool reads NAME=loop:DIR.
+func parsePool(s string) (poolSpec, error) {
+	name, rest, ok := strings.Cut(s, "=")
+	kind, dir, ok2 := strings.Cut(rest, ":")
+	if !ok || !ok2 || kind != "loop" || !filepath.IsAbs(dir) {
+		return poolSpec{}, fmt.Errorf("pool %q: give NAME=loop:/absolute/directory", s)
+	}
+	return poolSpec{name, filepath.Clean(dir)}, volume.CheckPoolName(name)
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+
+	"github.com/crust-csi/crust-csi/internal/rpcserver"
+	"github.com/crust-csi/crust-csi/pkg/driver"
+)
+
+const sigterm = syscall.SIGTERM
+
+type options struct {
+	endpoint, nodeID, driverName, stateDir, kubeletDir, metricsAddress, logFormat string
+
+	pools        []poolSpec
+	allowDevices []string
+	verbosity    int
+	showVersion  bool
+}
+
+var driverNamePattern = regexp.MustCompile(`^[a-zA-Z0-9]([-a-zA-Z0-9_.]*[a-zA-Z0-9])?$`)
+
+func parseFlags(args []string) (*options, error) {
+	o := &options{}
+	f := flag.NewFlagSet("csi-node", flag.ContinueOnError)
+	f.StringVar(&o.endpoint, "endpoint", "unix:///run/csi-node/csi.sock", "socket to serve CSI on")
+	f.StringVar(&o.nodeID, "node-id", "", "id of this node (default: host name)")
+	f.StringVar(&o.driverName, "driver-name", driver.DefaultName, "name of the CSI driver")
+	f.Func("pool", "NAME=loop:DIR, a pool of volumes that are files in DIR; repeatable, the first is the default", func(s string) error {
+		p, err := parsePool(s)
+		o.pools = append(o.pools, p)
+		return err
+	})
+	f.Func("allow-device", "path or glob of block devices that static volumes may name; repeatable", func(s string) error {
+		if _, err := filepath.Match(s, ""); err != nil || !filepath.IsAbs(s) {
+			return fmt.Errorf("%q is no absolute path or pattern", s)
+		}
+		o.allowDevices = append(o.allowDevices, s)
+		return nil
+	})
+	f.StringVar(&o.stateDir, "state-dir", "/var/lib/csi-node", "directory of what the driver has to remember")
+	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "directory below which every staging and target path lies")
+	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz (default: off)")
+	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
+	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
+	f.BoolVar(&o.showVersion, "version", false, "print the version and exit")
+	if err := f.Parse(args); err != nil {
+		return nil, err
+	}
+	return o, o.check(f.Args())
+}
+
+func (o *options) check(rest []string) error {
+	if o.showVersion {
+		return nil
+	}
+	if len(rest) > 0 {
+		return fmt.Errorf("unexpected argument %q", rest[0])
+	}
+	if len(o.pools) == 0 && len(o.allowDevices) == 0 {
+		return errors.New("give at least one --pool NAME=loop:DIR, or --allow-device GLOB")
+	}
+	if o.logFormat != "text" && o.logFormat != "json" {
+		return fmt.Errorf("--log-format %q: text or json", o.logFormat)
+	}
+	if len(o.driverName) > 63 || !driverNamePattern.MatchString(o.driverName) {
+		return fmt.Errorf("--driver-name %q: up to 63 letters, digits, dashes and dots", o.driverName)
+	}
+	for name, dir := range map[string]string{"--state-dir": o.stateDir, "--kubelet-dir": o.kubeletDir} {
+		if !filepath.IsAbs(dir) {
+			return fmt.Errorf("%s %q is no absolute path", name, dir)
+		}
+	}
+	if o.nodeID == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return err
+		}
+		o.nodeID = strings.ToLower(host)
+	}
+	return nil
+}
+
+func (o *options) logger() *slog.Logger {
+	level := slog.LevelError
+	switch {
+	case o.verbosity >= 5:
+		level = rpcserver.LevelRequests
+	case o.verbosity >= 4:
+		level = slog.LevelDebug
+	case o.verbosity >= 1:
+		level = slog.LevelInfo
+	}
+	h := &slog.HandlerOptions{Level: level}
+	if o.logFormat == "json" {
+		return slog.New(slog.NewJSONHandler(os.Stderr, h))
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, h))
+}

@@ -1,0 +1,130 @@
+// Package rpcserver serves gRPC on a unix socket with what every call gets: an
+// id, a log line without secrets, metrics, and a panic turned into an error.
+package rpcserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// LevelRequests is the log level at which whole requests are written.
+const LevelRequests = slog.LevelDebug - 4
+
+// Listen makes the socket that an endpoint, unix:///path, names. A socket whose
+// server is gone is taken over; one that answers is not.
+func Listen(endpoint string) (net.Listener, error) {
+	file, ok := strings.CutPrefix(endpoint, "unix://")
+	if !ok || !filepath.IsAbs(file) {
+		return nil, fmt.Errorf("endpoint %q: give unix:///absolute/path", endpoint)
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
+		return nil, err
+	}
+	if st, err := os.Lstat(file); err == nil {
+		if st.Mode()&os.ModeSocket == 0 {
+			return nil, fmt.Errorf("endpoint %s: a file that is no socket lies there; it was left alone", file)
+		}
+		c, err := net.DialTimeout("unix", file, 2*time.Second)
+		if err == nil {
+			c.Close()
+			return nil, fmt.Errorf("endpoint %s: another server answers there; stop it first", file)
+		}
+		if err := os.Remove(file); err != nil {
+			return nil, err
+		}
+	}
+	l, err := net.Listen("unix", file)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(file, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// Observer counts calls.
+type Observer interface {
+	Started(method string) (ended func(code string))
+}
+
+type interceptor struct {
+	log     *slog.Logger
+	metrics Observer
+	convert func(error) error
+	calls   atomic.Uint64
+}
+
+type requestID struct{}
+
+// New makes a server. convert gives an error its gRPC status.
+func New(log *slog.Logger, metrics Observer, convert func(error) error) *grpc.Server {
+	i := &interceptor{log: log, metrics: metrics, convert: convert}
+	return grpc.NewServer(grpc.UnaryInterceptor(i.unary))
+}
+
+func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	method := path.Base(info.FullMethod)
+	id := i.calls.Add(1)
+	ctx = context.WithValue(ctx, requestID{}, id)
+	ended := i.metrics.Started(method)
+	begin := time.Now()
+	defer func() {
+		if p := recover(); p != nil {
+			i.log.Error("panic", "request_id", id, "method", method, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = status.Errorf(codes.Internal, "%s: the driver met a bug (%v); its log has the details under request_id %d", method, p, id)
+		}
+		ended(status.Code(err).String())
+		i.say(ctx, id, method, req, time.Since(begin), err)
+	}()
+	resp, err = handler(ctx, req)
+	return resp, i.convert(err)
+}
+
+// quiet are the calls that orchestrators repeat all the time.
+var quiet = map[string]bool{
+	"Probe": true, "GetPluginInfo": true, "GetPluginCapabilities": true, "GetCapacity": true, "NodeGetInfo": true,
+	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "NodeGetVolumeStats": true, "NodeGetVolumeHealth": true,
+}
+
+func (i *interceptor) say(ctx context.Context, id uint64, method string, req any, took time.Duration, err error) {
+	level := slog.LevelInfo
+	switch {
+	case err != nil:
+		level = slog.LevelError
+	case quiet[method]:
+		level = slog.LevelDebug
+	}
+	if !i.log.Enabled(ctx, level) {
+		return
+	}
+	attrs := []slog.Attr{slog.Uint64("request_id", id), slog.String("method", method), slog.Duration("took", took)}
+	if r, ok := req.(interface{ GetVolumeId() string }); ok {
+		attrs = append(attrs, slog.String("volume_id", r.GetVolumeId()))
+	}
+	if r, ok := req.(interface{ GetTargetPath() string }); ok {
+		attrs = append(attrs, slog.String("target_path", r.GetTargetPath()))
+	}
+	if err != nil {
+		attrs = append(attrs, slog.String("code", status.Code(err).String()), slog.String("error", status.Convert(err).Message()))
+	}
+	if err != nil || i.log.Enabled(ctx, LevelRequests) {
+		attrs = append(attrs, slog.String("request", protosanitizer.StripSecrets(req).String()))
+	}
+	i.log.LogAttrs(ctx, level, "call", attrs...)
+}

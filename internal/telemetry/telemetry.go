@@ -1,0 +1,97 @@
+// Package telemetry counts what the driver does, for Prometheus.
+package telemetry
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Metrics are all of one process.
+type Metrics struct {
+	registry *prometheus.Registry
+	duration *prometheus.HistogramVec
+	inFlight *prometheus.GaugeVec
+	made     *prometheus.CounterVec
+	checked  *prometheus.CounterVec
+	grown    *prometheus.CounterVec
+	programs *prometheus.CounterVec
+	copied   *prometheus.CounterVec
+}
+
+// New makes them.
+func New(version string) *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "crust_csi_request_duration_seconds", Help: "How long CSI calls took.",
+			Buckets: []float64{.0001, .0003, .001, .003, .01, .03, .1, .3, 1, 3, 10, 30, 120},
+		}, []string{"method", "code"}),
+		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "crust_csi_requests_in_flight", Help: "CSI calls that run now."}, []string{"method"}),
+		made:     counter("crust_filesystems_made_total", "File systems made on blank devices.", "fs_type"),
+		checked:  counter("crust_filesystem_checks_total", "File system checks, by outcome: clean, repaired, needs-human.", "outcome"),
+		grown:    counter("crust_filesystems_grown_total", "File systems grown, by how: online, offline.", "fs_type", "how"),
+		programs: counter("crust_programs_started_total", "Programs started (mkfs, fsck and the like).", "program"),
+		copied:   counter("crust_pool_copied_bytes_total", "Bytes copied for snapshots and clones where extents could not be shared.", "pool"),
+	}
+	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "crust_build_info", Help: "1, with the version."}, []string{"version"})
+	build.WithLabelValues(version).Set(1)
+	m.registry.MustRegister(m.duration, m.inFlight, m.made, m.checked, m.grown, m.programs, m.copied, build,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+func counter(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
+// Started counts a call that begins; the returned function counts its end.
+func (m *Metrics) Started(method string) func(code string) {
+	begin := time.Now()
+	gauge := m.inFlight.WithLabelValues(method)
+	gauge.Inc()
+	return func(code string) {
+		gauge.Dec()
+		m.duration.WithLabelValues(method, code).Observe(time.Since(begin).Seconds())
+	}
+}
+
+// FilesystemMade counts a mkfs.
+func (m *Metrics) FilesystemMade(fstype string) { m.made.WithLabelValues(fstype).Inc() }
+
+// FilesystemChecked counts a fsck.
+func (m *Metrics) FilesystemChecked(outcome string) { m.checked.WithLabelValues(outcome).Inc() }
+
+// FilesystemGrown counts a growth.
+func (m *Metrics) FilesystemGrown(fstype, how string) { m.grown.WithLabelValues(fstype, how).Inc() }
+
+// ProgramStarted counts a program.
+func (m *Metrics) ProgramStarted(program string) { m.programs.WithLabelValues(program).Inc() }
+
+// Copied counts bytes copied in a pool.
+func (m *Metrics) Copied(pool string) func(int64) {
+	c := m.copied.WithLabelValues(pool)
+	return func(n int64) { c.Add(float64(n)) }
+}
+
+// Handler serves /metrics, /healthz (the process answers) and /readyz (it can
+// do its work).
+func (m *Metrics) Handler(ready func() error) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, nil) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, ready()) })
+	return mux
+}
+
+func answer(w http.ResponseWriter, err error) {
+	text := "ok\n"
+	if err != nil {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		text = err.Error() + "\n"
+	}
+	_, _ = w.Write([]byte(text)) // the client may be gone; nobody else wants to know
+}
