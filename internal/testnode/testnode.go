@@ -1,0 +1,251 @@
+// Package testnode runs the real csi-node for tests: the binary as a process,
+// real pools in a temporary directory, and a check that nothing is left.
+package testnode
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+)
+
+// Node is a csi-node process and its directories.
+type Node struct {
+	T      testing.TB
+	Dir    string // holds everything
+	Client *csiclient.Client
+	Args   []string // beside the usual ones
+	Env    []string
+
+	bin string
+	cmd *exec.Cmd
+	log *logBuffer
+}
+
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+var builds struct {
+	sync.Mutex
+	dir string
+	bin map[string]string
+}
+
+// Build compiles csi-node, once for each set of tags in a test binary.
+func Build(t testing.TB, tags string) string {
+	builds.Lock()
+	defer builds.Unlock()
+	if bin, ok := builds.bin[tags]; ok {
+		return bin
+	}
+	if builds.dir == "" {
+		dir, err := os.MkdirTemp("", "crust-build-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		builds.dir, builds.bin = dir, map[string]string{}
+	}
+	bin := filepath.Join(builds.dir, "csi-node"+tags)
+	out, err := exec.Command("go", "build", "-tags", tags, "-o", bin, "github.com/crust-csi/crust-csi/cmd/csi-node").CombinedOutput()
+	if err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	builds.bin[tags] = bin
+	return bin
+}
+
+// Main runs a package's tests, and fails them when they leave a mount or a
+// loop device.
+func Main(m *testing.M) {
+	before := leftovers()
+	code := m.Run()
+	if builds.dir != "" {
+		if err := os.RemoveAll(builds.dir); err != nil {
+			println("remove the built binaries:", err.Error())
+			code = 1
+		}
+	}
+	if after := leftovers(); after != before {
+		println("the tests left mounts or loop devices\nbefore:\n" + before + "\nafter:\n" + after)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func leftovers() string {
+	var lines []string
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, os.TempDir()+"/") {
+			lines = append(lines, line)
+		}
+	}
+	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, l := range loops {
+		b, _ := os.ReadFile(l)
+		lines = append(lines, l+" "+string(b))
+	}
+	return strings.Join(lines, "")
+}
+
+// New makes a node with one loop pool named "pool" and starts it.
+func New(t testing.TB, tags string, args ...string) *Node {
+	t.Helper()
+	n := &Node{T: t, Dir: t.TempDir(), bin: Build(t, tags), Args: args}
+	if err := os.MkdirAll(n.KubeletDir(), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.cleanUp)
+	n.Start()
+	return n
+}
+
+// KubeletDir is the node's --kubelet-dir.
+func (n *Node) KubeletDir() string { return filepath.Join(n.Dir, "kubelet") }
+
+// PoolDir is the directory of its pool.
+func (n *Node) PoolDir() string { return filepath.Join(n.Dir, "pool") }
+
+// Endpoint is its socket.
+func (n *Node) Endpoint() string { return "unix://" + filepath.Join(n.Dir, "csi.sock") }
+
+// Target is a path where the kubelet would want a volume of a pod.
+func (n *Node) Target(pod string) string {
+	return filepath.Join(n.KubeletDir(), "pods", pod, "volumes/kubernetes.io~csi/pv/mount")
+}
+
+// Log is what the process wrote.
+func (n *Node) Log() string { return n.log.String() }
+
+// PID is the process's.
+func (n *Node) PID() int { return n.cmd.Process.Pid }
+
+// Launch starts the process without waiting for it to serve.
+func (n *Node) Launch() {
+	n.T.Helper()
+	args := append([]string{
+		"--endpoint", n.Endpoint(), "--node-id", "node-1", "--pool", "pool=loop:" + n.PoolDir(),
+		"--state-dir", filepath.Join(n.Dir, "state"), "--kubelet-dir", n.KubeletDir(), "-v", "4",
+	}, n.Args...)
+	n.cmd = exec.Command(n.bin, args...)
+	n.cmd.Env = append(os.Environ(), n.Env...)
+	n.log = &logBuffer{}
+	n.cmd.Stderr = n.log
+	if err := n.cmd.Start(); err != nil {
+		n.T.Fatal(err)
+	}
+}
+
+// Start starts the process and waits until it serves.
+func (n *Node) Start() {
+	n.T.Helper()
+	n.Launch()
+	var err error
+	if n.Client == nil {
+		if n.Client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir()); err != nil {
+			n.T.Fatal(err)
+		}
+	}
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		_, err = n.Client.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+		cancel()
+		if err == nil {
+			return
+		}
+	}
+	n.T.Fatalf("csi-node does not serve: %v\n%s", err, n.Log())
+}
+
+// Wait waits until the process has ended and tells how.
+func (n *Node) Wait() error {
+	if n.cmd == nil {
+		return nil
+	}
+	err := n.cmd.Wait()
+	n.cmd = nil
+	return err
+}
+
+// Kill is kill -9.
+func (n *Node) Kill() {
+	if n.cmd == nil {
+		return
+	}
+	_ = n.cmd.Process.Kill() // it may have ended already
+	_ = n.Wait()             // "signal: killed"
+}
+
+// Stop is SIGTERM; it must end well.
+func (n *Node) Stop() {
+	n.T.Helper()
+	if n.cmd == nil {
+		return
+	}
+	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		n.T.Error(err)
+	}
+	if err := n.Wait(); err != nil {
+		n.T.Errorf("csi-node ended with %v\n%s", err, n.Log())
+	}
+}
+
+// Restart is kill -9 and a new process.
+func (n *Node) Restart() {
+	n.T.Helper()
+	n.Kill()
+	n.Start()
+}
+
+func (n *Node) cleanUp() {
+	if n.T.Failed() && n.log != nil {
+		n.T.Logf("csi-node said:\n%s", n.Log())
+	}
+	n.Stop()
+	if n.Client != nil {
+		if err := n.Client.Close(); err != nil {
+			n.T.Error(err)
+		}
+	}
+	// A failed test leaves mounts; the next one must not see them.
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	lines := strings.Split(string(mounts), "\n")
+	for i := len(lines) - 1; i >= 0; i-- {
+		if f := strings.Fields(lines[i]); len(f) > 4 && strings.HasPrefix(f[4], n.Dir+"/") {
+			n.T.Errorf("left mounted: %s", f[4])
+			_ = syscall.Unmount(f[4], syscall.MNT_DETACH)
+		}
+	}
+	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, l := range loops {
+		if b, _ := os.ReadFile(l); strings.HasPrefix(string(b), n.Dir+"/") {
+			n.T.Errorf("left bound: %s %s", l, b)
+			_ = exec.Command("losetup", "-d", "/dev/"+strings.Split(l, "/")[3]).Run()
+		}
+	}
+}
