@@ -18,7 +18,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"k8s.io/utils/exec"
 
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
@@ -71,7 +70,7 @@ func run(args []string) error {
 	log.Info("starting", "version", version.String(), "driver", o.driverName, "node_id", o.nodeID, "features", mounter.Summary(mounter.Features()))
 	d, err := driver.New(driver.Config{
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
-		Programs: fsprogs.New(exec.New(), metrics.ProgramStarted), Log: log, Metrics: metrics,
+		Programs: fsprogs.New(metrics.ProgramStarted), Log: log, Metrics: metrics,
 	})
 	if err != nil {
 		return err

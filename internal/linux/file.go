@@ -3,6 +3,7 @@ package linux
 import (
 	"errors"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -227,4 +228,10 @@ func HasCapability(c int) (bool, error) {
 		return false, err
 	}
 	return data[c/32].Effective&(1<<(c%32)) != 0, nil
+}
+
+// KilledWithThread makes a child end by SIGKILL when the thread that started
+// it ends, prctl(2) PR_SET_PDEATHSIG.
+func KilledWithThread() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,6 +28,7 @@ type Node struct {
 	Client *csiclient.Client
 	Args   []string // beside the usual ones
 	Env    []string
+	Pool   string // directory of its pool, if not the usual one
 
 	bin string
 	cmd *exec.Cmd
@@ -116,20 +118,39 @@ func leftovers() string {
 // New makes a node with one loop pool named "pool" and starts it.
 func New(t testing.TB, tags string, args ...string) *Node {
 	t.Helper()
+	n := NewStopped(t, tags, args...)
+	n.Begin()
+	return n
+}
+
+// NewStopped makes a node; Begin starts it.
+func NewStopped(t testing.TB, tags string, args ...string) *Node {
+	t.Helper()
 	n := &Node{T: t, Dir: t.TempDir(), bin: Build(t, tags), Args: args}
 	if err := os.MkdirAll(n.KubeletDir(), 0o750); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(n.cleanUp)
-	n.Start()
 	return n
+}
+
+// Begin starts the node and has it stopped, and looked after, when the test
+// ends.
+func (n *Node) Begin() {
+	n.T.Helper()
+	n.T.Cleanup(n.cleanUp)
+	n.Start()
 }
 
 // KubeletDir is the node's --kubelet-dir.
 func (n *Node) KubeletDir() string { return filepath.Join(n.Dir, "kubelet") }
 
 // PoolDir is the directory of its pool.
-func (n *Node) PoolDir() string { return filepath.Join(n.Dir, "pool") }
+func (n *Node) PoolDir() string {
+	if n.Pool != "" {
+		return n.Pool
+	}
+	return filepath.Join(n.Dir, "pool")
+}
 
 // Endpoint is its socket.
 func (n *Node) Endpoint() string { return "unix://" + filepath.Join(n.Dir, "csi.sock") }
@@ -165,11 +186,19 @@ func (n *Node) Launch() {
 func (n *Node) Start() {
 	n.T.Helper()
 	n.Launch()
-	var err error
-	if n.Client == nil {
-		if n.Client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir()); err != nil {
-			n.T.Fatal(err)
+	// gRPC waits a second before it tries again, so it must not come too early.
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+		if c, err := net.Dial("unix", strings.TrimPrefix(n.Endpoint(), "unix://")); err == nil {
+			c.Close()
+			break
 		}
+	}
+	var err error
+	if n.Client != nil {
+		n.Client.Close()
+	}
+	if n.Client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir()); err != nil {
+		n.T.Fatal(err)
 	}
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -116,6 +117,9 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 	var blank superblock.BlankDevice
 	var err error
 	if v.Facts.Formatting != nil {
+		if err := waitForMkfs(ctx, v.ID, dev); err != nil {
+			return "", err
+		}
 		found, blank, err = superblock.Resume(dev.Path, *v.Facts.Formatting)
 	} else {
 		found, blank, err = superblock.ProbeDevice(dev.Path)
@@ -153,6 +157,21 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 		}
 	}
 	return want, d.growExt4Early(ctx, src, v.ID, dev, want, busy)
+}
+
+// waitForMkfs waits for a mkfs that outlived the driver that started it.
+func waitForMkfs(ctx context.Context, id string, dev mounter.Device) error {
+	const patience = 30 * time.Second
+	for begin := time.Now(); ; {
+		busy, err := mounter.Busy(dev.Path)
+		if err != nil || !busy {
+			return err
+		}
+		if time.Since(begin) > patience || ctx.Err() != nil {
+			return fault.New(fault.Busy, "volume %s: %s is being formatted by a program that an earlier driver started; try again", id, dev.Path)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
 }
 
 // format formats a device that was proven blank, and records that before and

@@ -7,28 +7,28 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	osexec "os/exec"
+	"os/exec"
+	"runtime"
+	"slices"
 	"strings"
 
-	"k8s.io/utils/exec"
-
 	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
 
 // Programs runs them. The zero value is not usable; see New.
 type Programs struct {
-	exec    exec.Interface
 	started func(program string)
 }
 
 // New gives Programs that call started, if not nil, before each program.
-func New(runner exec.Interface, started func(program string)) *Programs {
+func New(started func(program string)) *Programs {
 	if started == nil {
 		started = func(string) {}
 	}
-	return &Programs{exec: runner, started: started}
+	return &Programs{started: started}
 }
 
 // A spec is what is to be known of one file system's programs.
@@ -100,7 +100,7 @@ func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, fst
 		argv = append(append([]string{}, argv...), s.force)
 	}
 	failpoint.Hit("mkfs.before")
-	out, code, err := p.run(ctx, argv, blank.Path())
+	out, code, err := p.runMortal(ctx, argv, blank.Path())
 	failpoint.Hit("mkfs.after")
 	if err != nil {
 		return err
@@ -204,22 +204,38 @@ func (p *Programs) NewBtrfsID(ctx context.Context, device string) error {
 }
 
 func (p *Programs) run(ctx context.Context, argv []string, device string) (string, int, error) {
-	p.started(argv[0])
-	cmd := p.exec.CommandContext(ctx, argv[0], append(append([]string{}, argv[1:]...), device)...)
+	return p.start(ctx, exec.CommandContext(ctx, argv[0], append(slices.Clone(argv[1:]), device)...))
+}
+
+// runMortal is run for a program that must not outlive this process: a second
+// mkfs beside one that an earlier process started would ruin both. (A check or
+// a growth goes on, rather than being cut in half; it holds the device.)
+func (p *Programs) runMortal(ctx context.Context, argv []string, device string) (string, int, error) {
+	cmd := exec.CommandContext(ctx, argv[0], append(slices.Clone(argv[1:]), device)...)
+	cmd.SysProcAttr = linux.KilledWithThread()
+	// The signal comes when the thread ends, so this goroutine keeps it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return p.start(ctx, cmd)
+}
+
+func (p *Programs) start(ctx context.Context, cmd *exec.Cmd) (string, int, error) {
+	program, device := cmd.Args[0], cmd.Args[len(cmd.Args)-1]
+	p.started(program)
 	b, err := cmd.CombinedOutput()
 	out := tail(string(b))
-	var exit exec.ExitError
+	var exit *exec.ExitError
 	switch {
 	case err == nil:
 		return out, 0, nil
 	case ctx.Err() != nil:
-		return out, 0, fmt.Errorf("%s %s was stopped: %w", argv[0], device, context.Cause(ctx))
-	case errors.Is(err, osexec.ErrNotFound), errors.Is(err, exec.ErrExecutableNotFound):
-		return out, 0, fault.New(fault.State, "%s is not installed (Debian: apt-get install %s)", argv[0], packageOf(argv[0]))
+		return out, 0, fmt.Errorf("%s %s was stopped: %w", program, device, context.Cause(ctx))
+	case errors.Is(err, exec.ErrNotFound):
+		return out, 0, fault.New(fault.State, "%s is not installed (Debian: apt-get install %s)", program, packageOf(program))
 	case errors.As(err, &exit) && exit.Exited():
-		return out, exit.ExitStatus(), nil
+		return out, exit.ExitCode(), nil
 	default:
-		return out, 0, fmt.Errorf("%s %s: %w: %s", argv[0], device, err, out)
+		return out, 0, fmt.Errorf("%s %s: %w: %s", program, device, err, out)
 	}
 }
 

@@ -165,6 +165,10 @@ func (p *Pool) Delete(_ context.Context, id string) error {
 	if err != nil && r.State != deleting && r.State != creating {
 		return err
 	}
+	return p.destroy(key, r)
+}
+
+func (p *Pool) destroy(key string, r volumeRecord) error {
 	rec, img := p.volumePath(key)
 	if exists(img) {
 		devices, err := p.loop.Find(img)
@@ -173,7 +177,7 @@ func (p *Pool) Delete(_ context.Context, id string) error {
 		}
 		for _, d := range devices {
 			if err := d.Detach(); err != nil {
-				return fault.New(fault.State, "volume %s is in use, so it is not deleted: %w", id, err)
+				return fault.New(fault.State, "volume %s is in use, so it is not deleted: %w", r.Volume.ID, err)
 			}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sort"
 	"time"
 
@@ -116,43 +117,40 @@ func (p *Pool) ListSnapshots() []volume.Snapshot {
 	return list
 }
 
-// Recover undoes what was being made when the last process stopped: nobody was
-// told of it, so nobody misses it. What was being deleted waits for the call to
-// be repeated.
+// Recover undoes what was being made when the last process stopped (nobody was
+// told of it, so nobody misses it) and finishes what was being deleted.
 func (p *Pool) Recover(thaw func(volume string) error) error {
 	p.mu.Lock()
-	volumes, snapshots := map[string]volumeRecord{}, map[string]snapshotRecord{}
-	for k, r := range p.volumes {
-		if r.State == creating {
-			volumes[k] = r
-		}
-	}
-	for k, r := range p.snapshots {
-		if r.State == creating {
-			snapshots[k] = r
-		}
-	}
+	volumes, snapshots := maps.Clone(p.volumes), maps.Clone(p.snapshots)
 	p.mu.Unlock()
 	var errs []error
 	for key, r := range volumes {
-		if origin := r.Volume.SourceVolume; origin != "" {
-			if err := thaw(origin); err != nil {
-				errs = append(errs, fmt.Errorf("thaw %s: %w", origin, err))
-				continue
-			}
+		switch {
+		case r.State == deleting:
+			errs = append(errs, p.destroy(key, r))
+		case r.State == creating:
+			rec, img := p.volumePath(key)
+			errs = append(errs, p.undo(thaw, r.Volume.SourceVolume, rec, func() error { return p.forgetVolume(key, rec, img) }))
 		}
-		p.log.Info("undoing a volume that was not finished", "volume_id", r.Volume.ID)
-		rec, img := p.volumePath(key)
-		errs = append(errs, p.forgetVolume(key, rec, img))
 	}
 	for key, r := range snapshots {
-		if err := thaw(r.Snapshot.Volume); err != nil {
-			errs = append(errs, fmt.Errorf("thaw %s: %w", r.Snapshot.Volume, err))
-			continue
-		}
-		p.log.Info("undoing a snapshot that was not finished", "snapshot_id", r.Snapshot.ID)
 		rec, img := p.snapshotPath(key)
-		errs = append(errs, p.forgetSnapshot(key, rec, img))
+		switch {
+		case r.State == deleting:
+			errs = append(errs, p.forgetSnapshot(key, rec, img))
+		case r.State == creating:
+			errs = append(errs, p.undo(thaw, r.Snapshot.Volume, rec, func() error { return p.forgetSnapshot(key, rec, img) }))
+		}
 	}
 	return errors.Join(errs...)
+}
+
+func (p *Pool) undo(thaw func(string) error, origin, rec string, forget func() error) error {
+	if origin != "" {
+		if err := thaw(origin); err != nil {
+			return fmt.Errorf("thaw %s: %w", origin, err)
+		}
+	}
+	p.log.Info("undoing what was not finished", "record", rec)
+	return forget()
 }

@@ -1,0 +1,44 @@
+# make demo   shows the main job on this machine, no cluster needed
+# make test   all tests that need nothing but root on this machine
+SHELL := /bin/bash
+GO ?= go
+VERSION ?= 0.1.0-dev
+LDFLAGS := -X github.com/crust-csi/crust-csi/internal/version.number=$(VERSION)
+LINT := .cache/bin/golangci-lint
+FUZZTIME ?= 10s
+
+.PHONY: all build setup demo test sanity fuzz lint clean
+
+all: build
+
+build:
+	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+
+# What the tests and the demo need of Debian: file system programs.
+setup:
+	scripts/setup.sh
+
+demo: setup build
+	scripts/demo.sh
+
+test: setup
+	$(GO) vet ./...
+	$(GO) test -count=1 $(TESTFLAGS) ./...
+
+# csi-test's whole suite, once for each access type.
+sanity: setup
+	CRUST_SANITY_ACCESS=mount $(GO) test -count=1 $(TESTFLAGS) ./sanity
+	CRUST_SANITY_ACCESS=block $(GO) test -count=1 $(TESTFLAGS) ./sanity
+
+fuzz:
+	scripts/fuzz.sh $(FUZZTIME)
+
+$(LINT): tools/go.mod
+	$(GO) build -modfile=tools/go.mod -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+lint: $(LINT)
+	test -z "$$(gofmt -l cmd internal pkg sanity deploy)"
+	$(LINT) run ./...
+
+clean:
+	rm -rf bin .cache

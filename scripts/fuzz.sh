@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Runs every fuzz target for the given time each.
+set -euo pipefail
+for file in $(grep -rlE '^func Fuzz' --include='*_test.go' .); do
+	dir=$(dirname "$file")
+	for target in $(sed -nE 's/^func (Fuzz[A-Za-z0-9_]+)\(.*/\1/p' "$file"); do
+		echo "fuzz: $dir $target"
+		go test -run='^$' -fuzz="^$target\$" -fuzztime="$1" "$dir"
+	done
+done

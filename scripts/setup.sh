@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Installs what the tests and the demo need of a Debian 12 machine with Go:
+# the programs of the file systems. Does nothing when all is there.
+set -euo pipefail
+
+if [ "$(id -u)" != 0 ]; then
+	echo "setup: run this as root: mounting and loop devices need it" >&2
+	exit 1
+fi
+if ! command -v go >/dev/null; then
+	echo "setup: Go 1.26 or newer is needed and not on the PATH" >&2
+	exit 1
+fi
+packages=()
+need() { command -v "$1" >/dev/null || packages+=("$2"); }
+export PATH=$PATH:/usr/sbin:/sbin
+need mkfs.ext4 e2fsprogs
+need mkfs.xfs xfsprogs
+need mkfs.btrfs btrfs-progs
+need mkfs.vfat dosfstools
+need losetup mount
+need setpriv util-linux
+need mount.nfs nfs-common
+need curl curl
+if [ ${#packages[@]} -gt 0 ]; then
+	echo "setup: installing ${packages[*]}"
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update -qq
+	apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+fi
+for fs in ext4 xfs btrfs; do
+	grep -qw "$fs" /proc/filesystems || modprobe "$fs" 2>/dev/null || echo "setup: this kernel has no $fs; what needs it will fail" >&2
+done
+[ -e /dev/loop-control ] || modprobe loop

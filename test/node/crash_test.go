@@ -1,0 +1,226 @@
+package node
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+// failpoints are all that the code has.
+func failpoints(t testing.TB) []string {
+	t.Helper()
+	out := run(t, "grep", "-rhoE", `failpoint\.Hit\("[a-z.]+"\)`, "../../internal", "../../pkg", "--include=*.go")
+	var names []string
+	for _, m := range regexp.MustCompile(`"([a-z.]+)"`).FindAllStringSubmatch(out, -1) {
+		names = append(names, m[1])
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// life is everything that can happen to volumes; each step can be repeated.
+func life(ctx context.Context, n *testnode.Node, fs string) error {
+	c := n.Client
+	v := csiclient.Volume{FSType: fs, Block: fs == ""}
+	made, err := c.Create(ctx, "v", size, v, nil, nil)
+	if err != nil {
+		return err
+	}
+	v.ID = made.GetVolumeId()
+	if err := c.Stage(ctx, v); err != nil {
+		return err
+	}
+	if err := c.Publish(ctx, v, n.Target("a"), false); err != nil {
+		return err
+	}
+	if err := c.Publish(ctx, v, n.Target("b"), true); err != nil {
+		return err
+	}
+	snap, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.ID})
+	if err != nil {
+		return err
+	}
+	copyOf := csiclient.Volume{FSType: fs, Block: v.Block}
+	copied, err := c.Create(ctx, "c", size+64<<20, copyOf, nil, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snap.GetSnapshot().GetSnapshotId()}}})
+	if err != nil {
+		return err
+	}
+	copyOf.ID = copied.GetVolumeId()
+	if err := c.Stage(ctx, copyOf); err != nil { // grows an ext4 here
+		return err
+	}
+	if err := c.Publish(ctx, copyOf, n.Target("c"), false); err != nil {
+		return err
+	}
+	if _, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: size + 128<<20}}); err != nil {
+		return err
+	}
+	return nil
+}
+
+// death undoes life; it can be repeated too.
+func death(ctx context.Context, n *testnode.Node) error {
+	c := n.Client
+	vols, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{})
+	if err != nil {
+		return err
+	}
+	for _, e := range vols.GetEntries() {
+		id := e.GetVolume().GetVolumeId()
+		targets := []string{"a", "b"}
+		if e.GetVolume().GetContentSource() != nil {
+			targets = []string{"c"}
+		}
+		for _, pod := range targets {
+			if err := c.Unpublish(ctx, id, n.Target(pod)); err != nil {
+				return err
+			}
+		}
+		if err := c.Unstage(ctx, id); err != nil {
+			return err
+		}
+		if err := c.Delete(ctx, id); err != nil {
+			return err
+		}
+	}
+	snaps, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
+	if err != nil {
+		return err
+	}
+	for _, e := range snaps.GetEntries() {
+		if _, err := c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: e.GetSnapshot().GetSnapshotId()}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkNothingLeft looks at the pool and the state after everything was
+// deleted.
+func checkNothingLeft(t testing.TB, n *testnode.Node) {
+	t.Helper()
+	left := run(t, "find", n.PoolDir(), filepath.Join(n.Dir, "state"), n.KubeletDir(), "-type", "f", "!", "-name", "lock")
+	if left != "" {
+		t.Errorf("left after everything was deleted:\n%s", left)
+	}
+}
+
+// TestD06_KilledAtEveryStep kills the driver at every failpoint in turn: the
+// call that died, repeated, succeeds, and after a full teardown nothing is
+// left.
+func TestD06_KilledAtEveryStep(t *testing.T) {
+	testnode.Build(t, "failpoint")
+	never := map[string]bool{}
+	for _, point := range failpoints(t) {
+		t.Run(point, func(t *testing.T) {
+			hit := false
+			for _, fs := range []string{"ext4", "xfs", "btrfs", ""} {
+				hit = killAt(t, point, fs) || hit
+			}
+			never[point] = !hit
+		})
+	}
+	for point, missed := range never {
+		if missed {
+			t.Errorf("no run came past the failpoint %s", point)
+		}
+	}
+}
+
+func killAt(t *testing.T, point, fs string) (hit bool) {
+	t.Helper()
+	n := testnode.NewStopped(t, "failpoint")
+	n.Begin()
+	for _, f := range []func(context.Context) error{
+		func(ctx context.Context) error { return life(ctx, n, fs) },
+		func(ctx context.Context) error { return death(ctx, n) },
+	} {
+		n.Stop()
+		n.Env = []string{"CRUST_FAILPOINT=" + point}
+		n.Start()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		err := f(ctx)
+		n.Env = nil
+		if err != nil {
+			hit = true
+			if got := n.Wait(); got == nil || got.Error() != "signal: killed" {
+				t.Fatalf("%s %s: the call failed (%v), but the driver was not killed: %v", point, fs, err, got)
+			}
+			n.Start()
+			if err := f(ctx); err != nil {
+				t.Fatalf("%s %s: the repeated calls fail: %v", point, fs, err)
+			}
+		}
+		cancel()
+	}
+	n.Stop()
+	n.Start()
+	checkNothingLeft(t, n)
+	return hit
+}
+
+// TestD06_KilledAtRandom kills the driver at random moments while calls run.
+func TestD06_KilledAtRandom(t *testing.T) {
+	n := testnode.New(t, "")
+	for round := range 25 {
+		fs := filesystems[round%len(filesystems)]
+		delay := time.Duration(rand.IntN(60)) * time.Millisecond
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			_ = life(ctx, n, fs) // cut short
+		}()
+		time.Sleep(delay)
+		n.Kill()
+		<-done
+		n.Start()
+		if err := life(ctxOf(t), n, fs); err != nil {
+			t.Fatalf("round %d (%s, killed after %s): %v", round, fs, delay, err)
+		}
+		// A byte written, read back after another kill.
+		write(t, filepath.Join(n.Target("a"), "f"), "x")
+		n.Restart()
+		if read(t, filepath.Join(n.Target("b"), "f")) != "x" {
+			t.Fatal("lost a byte")
+		}
+		if err := death(ctxOf(t), n); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		checkNothingLeft(t, n)
+	}
+}
+
+func TestD10_SecretsAreNowhere(t *testing.T) {
+	const secret = "hunter2-do-not-tell"
+	n := testnode.New(t, "", "-v", "9")
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	path := n.Client.StagingPath(v.ID)
+	ok(t, os.MkdirAll(path, 0o750))
+	for _, capability := range []*csi.VolumeCapability{nil, v.Capability()} {
+		_, _ = n.Client.NodeStageVolume(ctxOf(t), &csi.NodeStageVolumeRequest{
+			VolumeId: v.ID, StagingTargetPath: path, VolumeCapability: capability, Secrets: map[string]string{"password": secret}})
+	}
+	out, _ := exec.Command("grep", "-rl", secret, n.Dir).CombinedOutput()
+	if len(out) > 0 {
+		t.Errorf("the secret is in %s", out)
+	}
+	if strings.Contains(n.Log(), secret) || !strings.Contains(n.Log(), "***stripped***") {
+		t.Error("the secret is in the log, or the log does not hold the request")
+	}
+	down(t, n, v.ID)
+}

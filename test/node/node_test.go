@@ -1,0 +1,294 @@
+// Package node tests the real csi-node on real loop devices, file systems and
+// mounts, as the kubelet would use it.
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+func TestMain(m *testing.M) { testnode.Main(m) }
+
+const size = 512 << 20
+
+var filesystems = []string{"ext4", "xfs", "btrfs"}
+
+func ctxOf(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refused wants an error with that code, whose text contains the words.
+func refused(t testing.TB, err error, code codes.Code, words ...string) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Fatalf("want %s, got %v", code, err)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("the error does not say %q: %v", w, err)
+		}
+	}
+}
+
+func create(t testing.TB, n *testnode.Node, name string, v csiclient.Volume) csiclient.Volume {
+	t.Helper()
+	made, err := n.Client.Create(ctxOf(t), name, size, v, nil, nil)
+	ok(t, err)
+	v.ID = made.GetVolumeId()
+	return v
+}
+
+// up creates, stages and publishes.
+func up(t testing.TB, n *testnode.Node, name string, v csiclient.Volume) (csiclient.Volume, string) {
+	t.Helper()
+	v = create(t, n, name, v)
+	target := n.Target(name)
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	return v, target
+}
+
+// down unpublishes the targets, unstages and deletes.
+func down(t testing.TB, n *testnode.Node, id string, targets ...string) {
+	t.Helper()
+	for _, target := range targets {
+		ok(t, n.Client.Unpublish(ctxOf(t), id, target))
+		if _, err := os.Lstat(target); !os.IsNotExist(err) {
+			t.Errorf("%s is still there after unpublish", target)
+		}
+	}
+	ok(t, n.Client.Unstage(ctxOf(t), id))
+	ok(t, n.Client.Delete(ctxOf(t), id))
+}
+
+func write(t testing.TB, path, text string) {
+	t.Helper()
+	ok(t, os.WriteFile(path, []byte(text), 0o644))
+}
+
+func read(t testing.TB, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	ok(t, err)
+	return string(b)
+}
+
+func mountinfo(t testing.TB) string { return read(t, "/proc/self/mountinfo") }
+
+// image is the volume's file in the pool.
+func image(n *testnode.Node, id string) string {
+	return filepath.Join(n.PoolDir(), "volumes", strings.TrimPrefix(id, "pool.")+".img")
+}
+
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
+
+func TestC02_StageMountsNothing(t *testing.T) {
+	n := testnode.New(t, "")
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	before := mountinfo(t)
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	if after := mountinfo(t); after != before {
+		t.Errorf("the mount table changed:\n%s\n%s", before, after)
+	}
+	down(t, n, v.ID)
+}
+
+func TestDataSurvivesEverything(t *testing.T) {
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) {
+			n := testnode.New(t, "")
+			v, target := up(t, n, "a", csiclient.Volume{FSType: fs})
+			write(t, target+"/f", "kept")
+			n.Restart() // kill -9
+			ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+			ok(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), true))
+			if got := read(t, n.Target("b")+"/f"); got != "kept" {
+				t.Errorf("read %q", got)
+			}
+			if err := os.WriteFile(n.Target("b")+"/g", nil, 0o644); err == nil {
+				t.Error("a read-only publish took a write")
+			}
+			write(t, target+"/g", "the read-write one still does")
+			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("b")))
+			ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+			n.Stop()
+			n.Start()
+			ok(t, n.Client.Stage(ctxOf(t), v))
+			ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+			if got := read(t, target+"/f"); got != "kept" {
+				t.Errorf("read %q after a new stage", got)
+			}
+			down(t, n, v.ID, target)
+		})
+	}
+}
+
+func TestBlockReadOnlyCannotBeWritten(t *testing.T) {
+	n := testnode.New(t, "")
+	v, target := up(t, n, "a", csiclient.Volume{Block: true})
+	data := make([]byte, 1<<20)
+	rand.Read(data)
+	f, err := os.OpenFile(target, os.O_RDWR|os.O_SYNC, 0)
+	ok(t, err)
+	_, err = f.Write(data)
+	ok(t, err)
+	ok(t, f.Close())
+	ro := n.Target("ro")
+	ok(t, n.Client.Publish(ctxOf(t), v, ro, true))
+	ok(t, n.Client.Publish(ctxOf(t), v, ro, true))
+	refused(t, n.Client.Publish(ctxOf(t), v, ro, false), codes.AlreadyExists, "read-only")
+	if got := read(t, "/sys/dev/block/"+strings.TrimSpace(run(t, "stat", "-c", "%Hr:%Lr", ro))+"/ro"); strings.TrimSpace(got) != "1" {
+		t.Errorf("the kernel does not call the device read-only: %q", got)
+	}
+	if w, err := os.OpenFile(ro, os.O_WRONLY, 0); err == nil {
+		if _, err := w.Write(data); err == nil {
+			t.Error("a read-only block publish took a write")
+		}
+		w.Close()
+	}
+	r, err := os.Open(ro)
+	ok(t, err)
+	got := make([]byte, len(data))
+	_, err = r.Read(got)
+	ok(t, err)
+	ok(t, r.Close())
+	if string(got) != string(data) {
+		t.Error("the read-only device shows other data")
+	}
+	down(t, n, v.ID, ro, target)
+}
+
+func TestRepublishAndConflicts(t *testing.T) {
+	n := testnode.New(t, "")
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	refused(t, n.Client.Publish(ctxOf(t), v, target, true), codes.AlreadyExists, "mounted rw", v.ID)
+	noexec := v
+	noexec.MountFlags = []string{"noexec"}
+	refused(t, n.Client.Publish(ctxOf(t), noexec, target, false), codes.AlreadyExists, "noexec")
+	ok(t, n.Client.Publish(ctxOf(t), noexec, n.Target("b"), false))
+	if !strings.Contains(mountinfo(t), n.Target("b")+" rw,noexec") {
+		t.Errorf("noexec is not on the second mount:\n%s", mountinfo(t))
+	}
+	sb := v
+	sb.MountFlags = []string{"commit=17"}
+	refused(t, n.Client.Publish(ctxOf(t), sb, n.Target("c"), false), codes.FailedPrecondition, "commit=17", "share")
+	bad := v
+	bad.MountFlags = []string{"nosuchoption"}
+	refused(t, n.Client.Publish(ctxOf(t), bad, n.Target("d"), false), codes.FailedPrecondition)
+	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, "still published")
+	_, err := n.Client.DeleteVolume(ctxOf(t), &csi.DeleteVolumeRequest{VolumeId: v.ID})
+	refused(t, err, codes.FailedPrecondition, "published")
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("b")))
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	refused(t, n.Client.Publish(ctxOf(t), bad, n.Target("d"), false), codes.InvalidArgument, "nosuchoption")
+	ok(t, n.Client.Publish(ctxOf(t), sb, n.Target("c"), false))
+	down(t, n, v.ID, n.Target("c"))
+}
+
+func TestSingleWriterMode(t *testing.T) {
+	n := testnode.New(t, "")
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4", Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER})
+	n.Restart()
+	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false), codes.FailedPrecondition, target)
+	down(t, n, v.ID, target)
+}
+
+func TestReaderOnlyModeIsReadOnly(t *testing.T) {
+	n := testnode.New(t, "")
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "xfs", Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY})
+	if err := os.WriteFile(target+"/f", nil, 0o644); err == nil {
+		t.Error("a volume for readers took a write")
+	}
+	down(t, n, v.ID, target)
+}
+
+func TestUnstageWaitsForOtherNamespaces(t *testing.T) {
+	n := testnode.New(t, "")
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	// As a container does: the volume bound somewhere else, in a namespace of
+	// its own.
+	elsewhere := t.TempDir()
+	holder := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c", `mount --bind "$0" "$1" && touch "$1/ready" && exec sleep 60`, target, elsewhere)
+	ok(t, holder.Start())
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(target + "/ready"); err == nil {
+			break
+		}
+	}
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, "in use", "process")
+	ok(t, holder.Process.Kill())
+	holder.Wait()
+	down(t, n, v.ID)
+}
+
+func TestNoProgramOnTheWayOfAPublish(t *testing.T) {
+	n := testnode.New(t, "", "--metrics-address", "127.0.0.1:0")
+	for _, fs := range filesystems {
+		v := create(t, n, fs, csiclient.Volume{FSType: fs})
+		ok(t, n.Client.Stage(ctxOf(t), v)) // formats
+		ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+		trace := filepath.Join(t.TempDir(), "trace")
+		tracer := exec.Command("strace", "-f", "-qq", "-e", "trace=execve,execveat", "-o", trace, "-p", itoa(n.PID()))
+		ok(t, tracer.Start())
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			if strings.Contains(read(t, "/proc/"+itoa(n.PID())+"/status"), "TracerPid:\t"+itoa(tracer.Process.Pid)) {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("strace does not attach")
+			}
+		}
+		target := n.Target(fs)
+		ok(t, n.Client.Stage(ctxOf(t), v))
+		ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+		_, err := n.Client.NodeGetVolumeStats(ctxOf(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: target})
+		ok(t, err)
+		if fs != "ext4" { // whose online growth needs CAP_SYS_RESOURCE
+			_, err = n.Client.Expand(ctxOf(t), v.ID, 2*size, target)
+			ok(t, err)
+		}
+		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+		ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+		ok(t, tracer.Process.Signal(os.Interrupt))
+		tracer.Wait()
+		if got := read(t, trace); strings.Contains(got, "execve") {
+			t.Errorf("%s: programs were started:\n%s", fs, got)
+		}
+		ok(t, n.Client.Delete(ctxOf(t), v.ID))
+	}
+}
+
+func itoa(n int) string { b, _ := json.Marshal(n); return string(b) }
