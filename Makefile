@@ -42,3 +42,9 @@ lint: $(LINT)
 
 clean:
 	rm -rf bin .cache
+
+# Ratios against k8s.io/mount-utils and an empty call; see docs/performance.md.
+.PHONY: bench
+bench: setup build
+	$(GO) build -o bin/ ./test/bench
+	unshare -m --propagation private bin/bench

@@ -19,6 +19,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
 	"github.com/crust-csi/crust-csi/internal/version"
@@ -113,7 +114,7 @@ func openVolumes(o *options, log *slog.Logger, metrics *telemetry.Metrics) (*vol
 }
 
 func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.Driver) error {
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, sigterm)
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
 	defer cancel()
 	l, err := rpcserver.Listen(o.endpoint)
 	if err != nil {

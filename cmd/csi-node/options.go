@@ -9,13 +9,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
 
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/pkg/driver"
 )
-
-const sigterm = syscall.SIGTERM
 
 type options struct {
 	endpoint, nodeID, driverName, stateDir, kubeletDir, metricsAddress, logFormat string

@@ -70,3 +70,6 @@ func fdOf(f *os.File) int {
 	}
 	return int(f.Fd())
 }
+
+// SIGTERM asks a process to end.
+const SIGTERM = unix.SIGTERM

@@ -125,20 +125,20 @@ func (p *Pool) Recover(thaw func(volume string) error) error {
 	p.mu.Unlock()
 	var errs []error
 	for key, r := range volumes {
-		switch {
-		case r.State == deleting:
+		switch r.State {
+		case deleting:
 			errs = append(errs, p.destroy(key, r))
-		case r.State == creating:
+		case creating:
 			rec, img := p.volumePath(key)
 			errs = append(errs, p.undo(thaw, r.Volume.SourceVolume, rec, func() error { return p.forgetVolume(key, rec, img) }))
 		}
 	}
 	for key, r := range snapshots {
 		rec, img := p.snapshotPath(key)
-		switch {
-		case r.State == deleting:
+		switch r.State {
+		case deleting:
 			errs = append(errs, p.forgetSnapshot(key, rec, img))
-		case r.State == creating:
+		case creating:
 			errs = append(errs, p.undo(thaw, r.Snapshot.Volume, rec, func() error { return p.forgetSnapshot(key, rec, img) }))
 		}
 	}

@@ -1,0 +1,281 @@
+// Command bench measures the driver against k8s.io/mount-utils doing the same
+// work and against an empty call, in one run, and prints ratios of medians.
+// Run it through `make bench`: it wants a mount namespace of its own.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	mount "k8s.io/mount-utils"
+	utilexec "k8s.io/utils/exec"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+)
+
+var (
+	binary = flag.String("csi-node", "bin/csi-node", "the driver")
+	rounds = flag.Int("n", 60, "rounds of each measurement")
+	many   = flag.Int("mounts", 10000, "unrelated mounts in the second half")
+	ctx    = context.Background()
+)
+
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+type series map[string][]time.Duration
+
+func (s series) time(name string, f func()) {
+	begin := time.Now()
+	f()
+	s[name] = append(s[name], time.Since(begin))
+}
+
+func (s series) median(name string) time.Duration {
+	d := slices.Clone(s[name])
+	slices.Sort(d)
+	return d[len(d)/2]
+}
+
+type bench struct {
+	dir, kubelet string
+	c            *csiclient.Client
+	node         *exec.Cmd
+	failed       bool
+}
+
+func main() {
+	flag.Parse()
+	dir, err := os.MkdirTemp("", "crust-bench-")
+	must(err)
+	b := &bench{dir: dir, kubelet: filepath.Join(dir, "kubelet")}
+	defer b.cleanUp()
+	must(os.Mkdir(b.kubelet, 0o755))
+	b.start()
+	fmt.Printf("idle resident memory: %d MiB (target below 40)\n\n", b.resident())
+	fmt.Println("| what | against | measured | ratio | target |\n|---|---|---|---|---|")
+	few := b.all(10)
+	b.unrelated(*many)
+	lots := b.all(*many)
+	for _, name := range []string{"stage + first publish", "publish", "unpublish", "stats"} {
+		b.row(name+fmt.Sprintf(", %d mounts", *many), "itself with 10", few.median(name), lots.median(name), 1.3, false)
+	}
+	b.memory(1000)
+	if b.failed {
+		fmt.Println("\nA target was missed.")
+	}
+}
+
+func (b *bench) start() {
+	b.node = exec.Command(*binary, "--endpoint", "unix://"+b.dir+"/csi.sock", "--node-id", "bench", "--pool", "p=loop:"+b.dir+"/pool",
+		"--allow-device", "/dev/loop*", "--state-dir", b.dir+"/state", "--kubelet-dir", b.kubelet)
+	b.node.Stderr, _ = os.Create(b.dir + "/log")
+	must(b.node.Start())
+	for range 500 {
+		if _, err := os.Stat(b.dir + "/csi.sock"); err == nil {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	var err error
+	b.c, err = csiclient.Dial("unix://"+b.dir+"/csi.sock", b.kubelet)
+	must(err)
+	_, err = b.c.Probe(ctx, &csi.ProbeRequest{})
+	must(err)
+}
+
+func (b *bench) cleanUp() {
+	_ = b.node.Process.Signal(syscall.SIGTERM)
+	_ = b.node.Wait()
+	_ = syscall.Unmount(b.dir+"/unrelated", syscall.MNT_DETACH)
+	must(os.RemoveAll(b.dir))
+}
+
+func (b *bench) resident() int {
+	s, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.node.Process.Pid))
+	must(err)
+	for line := range strings.Lines(string(s)) {
+		if f := strings.Fields(line); f[0] == "VmRSS:" {
+			kb, err := strconv.Atoi(f[1])
+			must(err)
+			return kb / 1024
+		}
+	}
+	return 0
+}
+
+// unrelated makes n bind mounts, as other pods on a busy node have.
+func (b *bench) unrelated(n int) {
+	root := b.dir + "/unrelated"
+	must(os.MkdirAll(root, 0o755))
+	must(syscall.Mount("bench", root, "tmpfs", 0, ""))
+	must(os.Mkdir(root+"/src", 0o755))
+	for i := range n {
+		p := fmt.Sprintf("%s/pods/%08d/volumes/kubernetes.io~csi/pvc/mount", root, i)
+		must(os.MkdirAll(p, 0o755))
+		must(syscall.Mount(root+"/src", p, "", syscall.MS_BIND, ""))
+	}
+}
+
+func (b *bench) row(what, against string, base, got time.Duration, target float64, atLeast bool) {
+	ratio := float64(got) / float64(base)
+	b.verdict(what, against, fmt.Sprintf("%s against %s", got.Round(time.Microsecond), base.Round(time.Microsecond)), ratio, target, atLeast)
+}
+
+func (b *bench) verdict(what, against, measured string, ratio, target float64, atLeast bool) {
+	word, met := "at most", ratio <= target
+	if atLeast {
+		word, met = "at least", ratio >= target
+	}
+	mark := ""
+	if !met {
+		mark, b.failed = " **missed**", true
+	}
+	fmt.Printf("| %s | %s | %s | %.3g | %s %g%s |\n", what, against, measured, ratio, word, target, mark)
+}
+
+// all measures everything once with the mounts that are there.
+func (b *bench) all(mounts int) series {
+	s := series{}
+	img := fmt.Sprintf("%s/device-%d", b.dir, mounts)
+	f, err := os.Create(img)
+	must(err)
+	must(f.Truncate(1 << 30))
+	must(f.Close())
+	out, err := exec.Command("losetup", "-f", "--show", img).Output()
+	must(err)
+	dev := strings.TrimSpace(string(out))
+	defer func() { must(exec.Command("losetup", "-d", dev).Run()) }()
+	v := csiclient.Volume{ID: fmt.Sprintf("static-%d", mounts), FSType: "ext4", Context: map[string]string{"device": dev}}
+	must(b.c.Stage(ctx, v)) // formats it
+	must(b.c.Unstage(ctx, v.ID))
+
+	stage, target := b.dir+"/stage", b.dir+"/target"
+	must(os.MkdirAll(stage, 0o755))
+	utils := mount.New("")
+	sfm := mount.NewSafeFormatAndMount(utils, utilexec.New())
+	mine := b.kubelet + "/pods/x/volumes/mount"
+	for range *rounds {
+		s.time("mount-utils stage + publish", func() {
+			must(sfm.FormatAndMount(dev, stage, "ext4", nil))
+			must(os.MkdirAll(target, 0o755))
+			must(utils.Mount(stage, target, "", []string{"bind"}))
+		})
+		must(syscall.Unmount(target, 0))
+		must(syscall.Unmount(stage, 0))
+		must(os.MkdirAll(b.c.StagingPath(v.ID), 0o755))
+		must(os.MkdirAll(filepath.Dir(mine), 0o755))
+		s.time("stage + first publish", func() {
+			must(b.c.Stage(ctx, v))
+			must(b.c.Publish(ctx, v, mine, false))
+		})
+		must(b.c.Unpublish(ctx, v.ID, mine))
+		must(b.c.Unstage(ctx, v.ID))
+	}
+	must(b.c.Stage(ctx, v))
+	must(b.c.Publish(ctx, v, mine, false))
+	second := b.kubelet + "/pods/x/volumes/second"
+	for range *rounds * 10 {
+		s.time("empty call", func() { _, err := b.c.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}); must(err) })
+		s.time("publish", func() { must(b.c.Publish(ctx, v, second, false)) })
+		s.time("stats", func() {
+			_, err := b.c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: second})
+			must(err)
+		})
+		s.time("unpublish", func() { must(b.c.Unpublish(ctx, v.ID, second)) })
+	}
+	with := fmt.Sprintf(", %d mounts", mounts)
+	b.row("stage + first publish of a clean ext4"+with, "mount-utils FormatAndMount + bind", s.median("mount-utils stage + publish"), s.median("stage + first publish"), 0.10, false)
+	for name, target := range map[string]float64{"publish": 2.5, "unpublish": 2.5, "stats": 1.3} {
+		b.row(map[string]string{"publish": "second publish"}[name]+strings.TrimPrefix(name, "publish")+with, "empty call", s.median("empty call"), s.median(name), target, false)
+	}
+	must(b.c.Unpublish(ctx, v.ID, mine))
+	must(b.c.Unstage(ctx, v.ID))
+	b.callers(mounts, utils, stage)
+	return s
+}
+
+// callers has 32 callers publish and unpublish, each a volume of its own.
+func (b *bench) callers(mounts int, utils mount.Interface, stage string) {
+	const n = 32
+	vols := make([]csiclient.Volume, n)
+	for i := range vols {
+		made, err := b.c.Create(ctx, fmt.Sprintf("c-%d-%d", mounts, i), 16<<20, csiclient.Volume{FSType: "ext4"}, nil, nil)
+		must(err)
+		vols[i] = csiclient.Volume{ID: made.GetVolumeId(), FSType: "ext4"}
+		must(b.c.Stage(ctx, vols[i]))
+		must(b.c.Publish(ctx, vols[i], fmt.Sprintf("%s/pods/keep-%d/mount", b.kubelet, i), false))
+		must(os.MkdirAll(fmt.Sprintf("%s/pods/caller-%d", b.kubelet, i), 0o755))
+	}
+	ours := perSecond(n, 100**rounds, func(i int) {
+		target := fmt.Sprintf("%s/pods/caller-%d/mount", b.kubelet, i)
+		must(b.c.Publish(ctx, vols[i], target, false))
+		must(b.c.Unpublish(ctx, vols[i].ID, target))
+	})
+	theirs := perSecond(n, 4**rounds, func(i int) {
+		target := fmt.Sprintf("%s/pods/utils-%d", b.kubelet, i)
+		must(os.MkdirAll(target, 0o755))
+		must(utils.Mount(stage, target, "", []string{"bind"}))
+		must(mount.CleanupMountPoint(target, utils, true))
+	})
+	want := 30.0
+	if mounts > 10 {
+		want = 200
+	}
+	b.verdict(fmt.Sprintf("32 callers, publish + unpublish, %d mounts", mounts), "mount-utils bind + clean-up",
+		fmt.Sprintf("%.0f/s against %.0f/s", ours, theirs), ours/theirs, want, true)
+	for i, v := range vols {
+		must(b.c.Unpublish(ctx, v.ID, fmt.Sprintf("%s/pods/keep-%d/mount", b.kubelet, i)))
+		must(b.c.Unstage(ctx, v.ID))
+		must(b.c.Delete(ctx, v.ID))
+	}
+}
+
+func perSecond(callers, pairs int, f func(i int)) float64 {
+	begin := time.Now()
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for i := range callers {
+		wg.Go(func() {
+			for next.Add(1) <= int64(pairs) {
+				f(i)
+			}
+		})
+	}
+	wg.Wait()
+	return float64(pairs) / time.Since(begin).Seconds()
+}
+
+// memory publishes n volumes.
+func (b *bench) memory(n int) {
+	vols := make([]csiclient.Volume, n)
+	at := func(i int) string { return fmt.Sprintf("%s/pods/m-%d/mount", b.kubelet, i) }
+	for i := range vols {
+		made, err := b.c.Create(ctx, fmt.Sprintf("m-%d", i), 8<<20, csiclient.Volume{FSType: "ext4"}, nil, nil)
+		must(err)
+		vols[i] = csiclient.Volume{ID: made.GetVolumeId(), FSType: "ext4"}
+		must(b.c.Stage(ctx, vols[i]))
+		must(b.c.Publish(ctx, vols[i], at(i), false))
+	}
+	fmt.Printf("\nresident memory with %d published volumes: %d MiB (target below 100)\n", n, b.resident())
+	for i, v := range vols {
+		must(b.c.Unpublish(ctx, v.ID, at(i)))
+		must(b.c.Unstage(ctx, v.ID))
+		must(b.c.Delete(ctx, v.ID))
+	}
+}
