@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -37,7 +38,7 @@ type Nodes struct{ Dir string }
 
 // Available tells whether loop devices can be made here.
 func Available() error {
-	f, err := os.OpenFile(control, os.O_RDWR, 0)
+	f, err := linux.Open(control, os.O_RDWR)
 	if err != nil {
 		return fault.New(fault.Unavailable, "loop devices cannot be made: %w (is the module loop loaded, and the host's /dev mounted?)", err)
 	}
@@ -58,7 +59,7 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 		mode = os.O_RDONLY
 		flags |= linux.LoopReadOnly
 	}
-	backing, err := os.OpenFile(path, mode, 0)
+	backing, err := linux.Open(path, mode)
 	if err != nil {
 		return Device{}, err
 	}
@@ -72,7 +73,7 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 			return d, d.keep()
 		}
 	}
-	ctl, err := os.OpenFile(control, os.O_RDWR, 0)
+	ctl, err := linux.Open(control, os.O_RDWR)
 	if err != nil {
 		return Device{}, err
 	}
@@ -99,7 +100,7 @@ func (n Nodes) configure(index int, backing *os.File, flags uint32, name string)
 	if err != nil {
 		return Device{}, err
 	}
-	loop, err := os.OpenFile(node, os.O_RDWR, 0)
+	loop, err := linux.Open(node, os.O_RDWR)
 	if err != nil {
 		return Device{}, err
 	}
@@ -167,21 +168,21 @@ func (n Nodes) Find(path string) ([]Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	bound, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	names, err := loopNames()
 	if err != nil {
 		return nil, err
 	}
 	var found []Device
-	for _, b := range bound {
-		// The name first: opening every loop device of a busy node is slow.
-		if shown, err := os.ReadFile(b); err != nil || filepath.Base(trimBacking(shown)) != filepath.Base(path) {
+	for _, name := range names {
+		// The file's name first: opening every loop device of a busy node is slow.
+		if shown, err := linux.ReadSmall("/sys/block/" + name + "/loop/backing_file"); err != nil || filepath.Base(trimBacking(shown)) != filepath.Base(path) {
 			continue
 		}
-		node, _, _, err := n.node(strings.Split(b, "/")[3])
+		node, _, _, err := n.node(name)
 		if err != nil {
 			continue // it was removed just now
 		}
-		loop, err := os.Open(node)
+		loop, err := linux.Open(node, os.O_RDONLY)
 		if err != nil {
 			continue
 		}
@@ -194,10 +195,20 @@ func (n Nodes) Find(path string) ([]Device, error) {
 	return found, nil
 }
 
+func loopNames() ([]string, error) {
+	dir, err := os.Open("/sys/block")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	all, err := dir.Readdirnames(-1)
+	return slices.DeleteFunc(all, func(name string) bool { return !strings.HasPrefix(name, "loop") }), err
+}
+
 // Holds tells whether the device is still bound to the file it was found with.
 // Somebody may have unbound it, and bound it to something else.
 func (d Device) Holds() (bool, error) {
-	loop, err := os.Open(d.Path)
+	loop, err := linux.Open(d.Path, os.O_RDONLY)
 	if err != nil {
 		return false, err
 	}
@@ -211,7 +222,7 @@ func (d Device) Holds() (bool, error) {
 
 // keep undoes a detach that waited for the last user to close the device.
 func (d Device) keep() error {
-	loop, err := os.OpenFile(d.Path, os.O_RDWR, 0)
+	loop, err := linux.Open(d.Path, os.O_RDWR)
 	if err != nil {
 		return err
 	}
@@ -225,7 +236,7 @@ func (d Device) keep() error {
 
 // SetCapacity makes the device as large as its file is now.
 func (d Device) SetCapacity() error {
-	loop, err := os.OpenFile(d.Path, os.O_RDWR, 0)
+	loop, err := linux.Open(d.Path, os.O_RDWR)
 	if err != nil {
 		return err
 	}
@@ -241,7 +252,7 @@ func (d Device) DisableDiscard() error {
 // Detach unbinds the device. While a file system on it is mounted anywhere, or
 // anybody has it open, that is refused.
 func (d Device) Detach() error {
-	loop, err := os.OpenFile(d.Path, os.O_RDONLY|linux.OExcl, 0)
+	loop, err := linux.Open(d.Path, os.O_RDONLY|linux.OExcl)
 	if errors.Is(err, linux.EBUSY) {
 		return fault.New(fault.State, "%s is in use", d.Path)
 	}
@@ -274,13 +285,13 @@ func (d Device) Detach() error {
 // BackingFile is the path that the kernel shows for the loop device with that
 // number, empty when it is no bound loop device.
 func BackingFile(major, minor uint32) string {
-	b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file", major, minor))
+	b, err := linux.ReadSmall(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file", major, minor))
 	if err != nil {
 		return ""
 	}
 	return trimBacking(b)
 }
 
-func trimBacking(b []byte) string {
-	return strings.TrimSuffix(strings.TrimSpace(string(b)), " (deleted)")
+func trimBacking(b string) string {
+	return strings.TrimSuffix(strings.TrimSpace(b), " (deleted)")
 }

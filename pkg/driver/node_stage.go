@@ -121,6 +121,8 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 			return "", err
 		}
 		found, blank, err = superblock.Resume(dev.Path, *v.Facts.Formatting)
+	} else if v.Facts.Formatted != "" {
+		found, err = superblock.Identify(dev.Path)
 	} else {
 		found, blank, err = superblock.ProbeDevice(dev.Path)
 	}
@@ -133,6 +135,9 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 			return "", err
 		}
 		facts = volume.Facts{Formatted: want}
+	}
+	if found.Answer == superblock.Blank {
+		return "", fault.New(fault.State, "volume %s was formatted with %s before, and %s reads as blank now: its data was lost or overwritten. It is not formatted a second time: restore a snapshot, or delete the volume", v.ID, v.Facts.Formatted, dev.Path)
 	}
 	if found.Answer != superblock.Known {
 		return "", fault.New(fault.State, "volume %s: %s holds %s. It is neither blank nor the %s that was asked for, so it was not touched: look at it with `wipefs -n %s` and `hexdump -C %s | head`; if its data may go, delete the volume (or wipe the device) and create it anew",
@@ -178,9 +183,6 @@ func waitForMkfs(ctx context.Context, id string, dev mounter.Device) error {
 // after.
 func (d *Driver) format(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, fstype string, blank superblock.BlankDevice) (superblock.Result, error) {
 	var none superblock.Result
-	if was := v.Facts.Formatted; was != "" {
-		return none, fault.New(fault.State, "volume %s was formatted with %s before, and %s reads as blank now: its data was lost or overwritten. It is not formatted a second time: restore a snapshot, or delete the volume", v.ID, was, dev.Path)
-	}
 	if dev.ReadOnly {
 		return none, fault.New(fault.State, "volume %s: %s is blank and read-only, so it cannot be formatted", v.ID, dev.Path)
 	}

@@ -172,7 +172,7 @@ func (d *Detached) Close() error { return d.mount.Close() }
 // Busy tells whether a file system on the device is mounted in any mount
 // namespace, or another program holds it: an O_EXCL open of it fails.
 func Busy(device string) (bool, error) {
-	f, err := os.OpenFile(device, os.O_RDONLY|linux.OExcl, 0)
+	f, err := linux.Open(device, os.O_RDONLY|linux.OExcl)
 	if errors.Is(err, linux.EBUSY) {
 		return true, nil
 	}

@@ -96,7 +96,7 @@ func Unfilled(r superblock.Result, deviceSize int64) bool {
 
 // DeviceSize is the device's length in bytes, now.
 func DeviceSize(d Device) (int64, error) {
-	f, err := os.Open(d.Path)
+	f, err := linux.Open(d.Path, os.O_RDONLY)
 	if err != nil {
 		return 0, err
 	}
@@ -105,7 +105,7 @@ func DeviceSize(d Device) (int64, error) {
 }
 
 func probe(device string, size int64) (superblock.Result, error) {
-	f, err := os.Open(device)
+	f, err := linux.Open(device, os.O_RDONLY)
 	if err != nil {
 		return superblock.Result{}, err
 	}
@@ -115,7 +115,7 @@ func probe(device string, size int64) (superblock.Result, error) {
 
 // FindDevice looks at a block device node; symbolic links are followed.
 func FindDevice(path string) (Device, error) {
-	f, err := os.Open(path)
+	f, err := linux.Open(path, os.O_RDONLY)
 	if err != nil {
 		return Device{}, err
 	}
@@ -177,7 +177,7 @@ func openDir(fs Filesystem) (*Detached, *os.File, error) {
 
 // Flush writes out what the kernel holds of a device that is not mounted.
 func Flush(d Device) error {
-	f, err := os.Open(d.Path)
+	f, err := linux.Open(d.Path, os.O_RDONLY)
 	if err != nil {
 		return err
 	}

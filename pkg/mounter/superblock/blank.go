@@ -48,7 +48,7 @@ type device struct {
 }
 
 func openDevice(path string) (device, error) {
-	f, err := os.Open(path)
+	f, err := linux.Open(path, os.O_RDONLY)
 	if err != nil {
 		return device{}, err
 	}
@@ -83,6 +83,27 @@ func ProbeDevice(path string) (Result, BlankDevice, error) {
 		return res, BlankDevice{}, nil
 	}
 	return res, d.BlankDevice, nil
+}
+
+// Identify is ProbeDevice for a device that was formatted before: when the
+// marks at its start are those of one whole file system it looks no further.
+func Identify(path string) (Result, error) {
+	d, err := openDevice(path)
+	if err != nil {
+		return Result{}, err
+	}
+	defer d.file.Close()
+	const start = 96 << 10 // ext, xfs and btrfs superblocks
+	if d.size >= start {
+		head, err := readFull(d.file, 0, start)
+		if err != nil {
+			return Result{}, fmt.Errorf("%s: %w", path, err)
+		}
+		if found := detect(&image{head: head, size: d.size}); len(found) == 1 && found[0].Answer == Known {
+			return found[0], nil
+		}
+	}
+	return Probe(d.file, d.size)
 }
 
 // Intent is written down before a proven blank device is formatted, so that a

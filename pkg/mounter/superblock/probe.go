@@ -111,12 +111,7 @@ func Probe(r io.ReaderAt, size int64) (Result, error) {
 			return Result{}, err
 		}
 	}
-	var found []Result
-	for _, d := range detectors {
-		if res, ok := d(m); ok {
-			found = append(found, res)
-		}
-	}
+	found := detect(m)
 	switch len(found) {
 	case 1:
 		return found[0], nil
@@ -135,6 +130,16 @@ func Probe(r io.ReaderAt, size int64) (Result, error) {
 		names[i] = f.Type
 	}
 	return Result{Detail: "marks of more than one format: " + strings.Join(names, ", ")}, nil
+}
+
+func detect(m *image) []Result {
+	var found []Result
+	for _, d := range detectors {
+		if res, ok := d(m); ok {
+			found = append(found, res)
+		}
+	}
+	return found
 }
 
 func readFull(r io.ReaderAt, off, n int64) ([]byte, error) {
