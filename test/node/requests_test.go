@@ -1,0 +1,243 @@
+package node
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+func capability(fs string, mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi.VolumeCapability {
+	return csiclient.Volume{FSType: fs, Mode: mode, MountFlags: flags}.Capability()
+}
+
+// TestBadCreate: every malformed request to create gets the code of the CSI
+// specification, names what is wrong, and leaves nothing.
+func TestBadCreate(t *testing.T) {
+	n := testnode.New(t, "")
+	good := func() *csi.CreateVolumeRequest {
+		return &csi.CreateVolumeRequest{Name: "x", VolumeCapabilities: []*csi.VolumeCapability{capability("ext4", 0)}}
+	}
+	gib := int64(1 << 30)
+	for name, c := range map[string]struct {
+		change func(*csi.CreateVolumeRequest)
+		code   codes.Code
+		words  string
+	}{
+		"no name":            {func(r *csi.CreateVolumeRequest) { r.Name = "" }, codes.InvalidArgument, "name"},
+		"long name":          {func(r *csi.CreateVolumeRequest) { r.Name = strings.Repeat("x", 129) }, codes.InvalidArgument, "128"},
+		"control characters": {func(r *csi.CreateVolumeRequest) { r.Name = "a\nb" }, codes.InvalidArgument, "control"},
+		"no capabilities":    {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = nil }, codes.InvalidArgument, "volume_capabilities"},
+		"no access type":     {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessType = nil }, codes.InvalidArgument, "neither mount nor block"},
+		"no access mode":     {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode = nil }, codes.InvalidArgument, "access_mode"},
+		"many nodes": {func(r *csi.CreateVolumeRequest) {
+			r.VolumeCapabilities[0] = capability("ext4", csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
+		}, codes.InvalidArgument, "one node"},
+		"unknown file system": {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("zfs", 0) }, codes.InvalidArgument, "zfs"},
+		"block and mount": {func(r *csi.CreateVolumeRequest) {
+			r.VolumeCapabilities = append(r.VolumeCapabilities, csiclient.Volume{Block: true}.Capability())
+		}, codes.InvalidArgument, "both"},
+		"bind option":        {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("ext4", 0, "bind") }, codes.InvalidArgument, "bind"},
+		"ro and rw":          {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("ext4", 0, "ro,rw") }, codes.InvalidArgument, "contradict"},
+		"mount group":        {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].GetMount().VolumeMountGroup = "1000" }, codes.InvalidArgument, "VOLUME_MOUNT_GROUP"},
+		"unknown parameter":  {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisionning": "thick"} }, codes.InvalidArgument, "provisionning"},
+		"unknown value":      {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisioning": "thicc"} }, codes.InvalidArgument, "thicc"},
+		"a later version's":  {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"fsGroupStrategy": "idmap"} }, codes.InvalidArgument, "fsGroupStrategy"},
+		"unknown pool":       {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"pool": "nowhere"} }, codes.InvalidArgument, "nowhere"},
+		"mutable parameters": {func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"iops": "1"} }, codes.InvalidArgument, "iops"},
+		"negative size":      {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: -1} }, codes.InvalidArgument, "negative"},
+		"limit below required": {func(r *csi.CreateVolumeRequest) {
+			r.CapacityRange = &csi.CapacityRange{RequiredBytes: 2 * gib, LimitBytes: gib}
+		}, codes.InvalidArgument, "larger"},
+		"too large":       {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 62} }, codes.OutOfRange, "more than"},
+		"beyond the pool": {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 59} }, codes.OutOfRange, "files that large"},
+		"too small for xfs": {func(r *csi.CreateVolumeRequest) {
+			r.VolumeCapabilities[0] = capability("xfs", 0)
+			r.CapacityRange = &csi.CapacityRange{LimitBytes: 16 << 20}
+		}, codes.OutOfRange, "file system needs"},
+		"another node": {func(r *csi.CreateVolumeRequest) {
+			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"topology.csi.crust.dev/node": "other"}}}}
+		}, codes.ResourceExhausted, "elsewhere"},
+		"no such snapshot": {func(r *csi.CreateVolumeRequest) {
+			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "pool.s0123456789abcdef0123456789abcdef"}}}
+		}, codes.NotFound, "pool.s0123456789abcdef0123456789abcdef"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := good()
+			c.change(r)
+			_, err := n.Client.CreateVolume(ctxOf(t), r)
+			refused(t, err, c.code, c.words)
+		})
+	}
+	checkNothingLeft(t, n)
+}
+
+func TestBadNodeCalls(t *testing.T) {
+	n := testnode.New(t, "")
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false), codes.FailedPrecondition, "not staged")
+	wrong := v
+	wrong.FSType = "xfs"
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	refused(t, n.Client.Stage(ctxOf(t), wrong), codes.FailedPrecondition, "holds ext4, and xfs was asked for")
+	asBlock := v
+	asBlock.Block = true
+	refused(t, n.Client.Stage(ctxOf(t), asBlock), codes.AlreadyExists, "block volume")
+	refused(t, n.Client.Publish(ctxOf(t), asBlock, n.Target("a"), false), codes.FailedPrecondition)
+	unknown := v
+	unknown.ID = "pool.v0123456789abcdef0123456789abcdef"
+	refused(t, n.Client.Stage(ctxOf(t), unknown), codes.NotFound, unknown.ID)
+	ok(t, n.Client.Unpublish(ctxOf(t), unknown.ID, n.Target("nothing")))
+	odd := v
+	odd.Context = map[string]string{"devcie": "/dev/sda"}
+	refused(t, n.Client.Stage(ctxOf(t), odd), codes.InvalidArgument, "devcie")
+	odd.Context = map[string]string{"device": "/dev/null"}
+	refused(t, n.Client.Stage(ctxOf(t), odd), codes.InvalidArgument)
+	_, err := n.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{LimitBytes: 1 << 20}})
+	refused(t, err, codes.OutOfRange, "shrink")
+	_, err = n.Client.NodeExpandVolume(ctxOf(t), &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: n.Client.StagingPath(v.ID), CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 40}})
+	refused(t, err, codes.OutOfRange)
+	// The device vanishes behind the driver's back.
+	run(t, "sh", "-c", "losetup -d $(losetup -n -O NAME -j '"+image(n, v.ID)+"')")
+	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false), codes.FailedPrecondition, "device is gone")
+	if h := health(t, n, v.ID, ""); !strings.Contains(h, "DeviceGone") {
+		t.Errorf("health: %q", h)
+	}
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
+	down(t, n, v.ID, n.Target("a"))
+}
+
+func TestStaticDevice(t *testing.T) {
+	disk := filepath.Join(t.TempDir(), "disk")
+	ok(t, os.WriteFile(disk, nil, 0o600))
+	ok(t, os.Truncate(disk, size))
+	dev := strings.TrimSpace(run(t, "losetup", "-f", "--show", disk))
+	t.Cleanup(func() { run(t, "losetup", "-d", dev) })
+	n := testnode.New(t, "", "--allow-device", dev)
+	v := csiclient.Volume{ID: "my-disk", FSType: "xfs", Context: map[string]string{"device": dev}}
+	forbidden := v
+	forbidden.ID, forbidden.Context = "other", map[string]string{"device": "/dev/vda"}
+	refused(t, n.Client.Stage(ctxOf(t), forbidden), codes.InvalidArgument, "--allow-device")
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	second := v
+	second.ID = "the-same-disk"
+	refused(t, n.Client.Stage(ctxOf(t), second), codes.FailedPrecondition, "staged as volume my-disk")
+	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
+	write(t, n.Target("a")+"/f", "kept")
+	n.Restart()
+	ok(t, n.Client.Delete(ctxOf(t), v.ID)) // not the driver's to destroy: nothing happens
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	// Larger behind the driver's back: grown before a pod sees it.
+	ok(t, os.Truncate(disk, 2*size))
+	run(t, "losetup", "-c", dev)
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
+	s, err := n.Client.NodeGetVolumeStats(ctxOf(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: n.Target("a")})
+	ok(t, err)
+	if s.GetUsage()[0].GetTotal() < size*3/2 || read(t, n.Target("a")+"/f") != "kept" {
+		t.Errorf("not grown, or not kept: %v", s)
+	}
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+}
+
+func TestExpandedWhileUnpublishedIsGrownFirst(t *testing.T) {
+	n := testnode.New(t, "")
+	for _, fs := range filesystems {
+		v := create(t, n, fs, csiclient.Volume{FSType: fs})
+		ok(t, n.Client.Stage(ctxOf(t), v))
+		_, err := n.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
+		ok(t, err)
+		ok(t, n.Client.Publish(ctxOf(t), v, n.Target(fs), true))
+		s, err := n.Client.NodeGetVolumeStats(ctxOf(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: n.Target(fs)})
+		ok(t, err)
+		if total := s.GetUsage()[0].GetTotal(); total < size*3/2 {
+			t.Errorf("%s has %d bytes", fs, total)
+		}
+		down(t, n, v.ID, n.Target(fs))
+	}
+}
+
+func TestSocketTakeoverAndTermination(t *testing.T) {
+	n := testnode.New(t, "")
+	second := exec.Command(testnode.Build(t, ""), "--endpoint", n.Endpoint(), "--pool", "p=loop:"+t.TempDir(), "--state-dir", t.TempDir(), "--kubelet-dir", n.KubeletDir())
+	if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), "another server answers") {
+		t.Errorf("a live socket was taken over: %v %s", err, out)
+	}
+	samePool := exec.Command(testnode.Build(t, ""), "--endpoint", "unix://"+t.TempDir()+"/s", "--pool", "p=loop:"+n.PoolDir(), "--state-dir", t.TempDir(), "--kubelet-dir", n.KubeletDir())
+	if out, err := samePool.CombinedOutput(); err == nil || !strings.Contains(string(out), "another process has") {
+		t.Errorf("a pool was opened twice: %v %s", err, out)
+	}
+	n.Restart() // kill -9 leaves the socket; it is taken over
+	// SIGTERM finishes a call in flight.
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	done := make(chan error, 1)
+	go func() { done <- n.Client.Stage(context.Background(), v) }()
+	time.Sleep(3 * time.Millisecond)
+	ok(t, syscall.Kill(n.PID(), syscall.SIGTERM))
+	if err := <-done; err != nil && !strings.Contains(err.Error(), "Unavailable") {
+		t.Errorf("the call in flight ended with %v", err)
+	}
+	ok(t, n.Wait())
+	n.Start()
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	down(t, n, v.ID)
+}
+
+func TestMetricsAndHealthEndpoints(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ok(t, err)
+	address := l.Addr().String()
+	ok(t, l.Close())
+	n := testnode.New(t, "", "--metrics-address", address)
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	get := func(path string) (int, string) {
+		r, err := http.Get("http://" + address + path)
+		ok(t, err)
+		defer r.Body.Close()
+		b, err := io.ReadAll(r.Body)
+		ok(t, err)
+		return r.StatusCode, string(b)
+	}
+	_, m := get("/metrics")
+	for _, want := range []string{
+		`crust_csi_request_duration_seconds_count\{code="OK",method="NodePublishVolume"\} 1`,
+		`crust_filesystems_made_total\{fs_type="ext4"\} 1`, `crust_csi_requests_in_flight\{method="NodePublishVolume"\} 0`,
+	} {
+		if !regexp.MustCompile(want).MatchString(m) {
+			t.Errorf("no %s in the metrics", want)
+		}
+	}
+	for _, path := range []string{"/healthz", "/readyz"} {
+		if code, body := get(path); code != http.StatusOK {
+			t.Errorf("%s: %d %s", path, code, body)
+		}
+	}
+	// Probe tells the truth: the pool's directory is replaced by another.
+	ok(t, os.Rename(filepath.Join(n.PoolDir(), "lock"), filepath.Join(n.Dir, "lock")))
+	if code, body := get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "pool") {
+		t.Errorf("readyz: %d %s", code, body)
+	}
+	_, err = n.Client.Probe(ctxOf(t), &csi.ProbeRequest{})
+	refused(t, err, codes.FailedPrecondition, "pool")
+	ok(t, os.Rename(filepath.Join(n.Dir, "lock"), filepath.Join(n.PoolDir(), "lock")))
+	down(t, n, v.ID, target)
+}
