@@ -81,10 +81,17 @@ func Build(t testing.TB, tags string) string {
 	return bin
 }
 
-// Main runs a package's tests, and fails them when they leave a mount or a
-// loop device.
+// Main runs a package's tests in a temporary directory of their own, and fails
+// them when they leave a mount, a loop device or a file.
 func Main(m *testing.M) {
-	before := leftovers()
+	dir, err := os.MkdirTemp("", "c") // short: the path of a socket has 108 bytes
+	if err == nil {
+		err = os.Setenv("TMPDIR", dir)
+	}
+	if err != nil {
+		println(err.Error())
+		os.Exit(1)
+	}
 	code := m.Run()
 	if builds.dir != "" {
 		if err := os.RemoveAll(builds.dir); err != nil {
@@ -92,25 +99,30 @@ func Main(m *testing.M) {
 			code = 1
 		}
 	}
-	if after := leftovers(); after != before {
-		println("the tests left mounts or loop devices\nbefore:\n" + before + "\nafter:\n" + after)
+	if left := leftovers(dir); left != "" {
+		println("the tests left mounts or loop devices:\n" + left)
+		code = 1
+	}
+	if err := os.Remove(dir); err != nil {
+		println("the tests left files:", err.Error())
 		code = 1
 	}
 	os.Exit(code)
 }
 
-func leftovers() string {
+func leftovers(dir string) string {
 	var lines []string
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, os.TempDir()+"/") {
+		if strings.Contains(line, dir+"/") {
 			lines = append(lines, line)
 		}
 	}
 	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, l := range loops {
-		b, _ := os.ReadFile(l)
-		lines = append(lines, l+" "+string(b))
+		if b, _ := os.ReadFile(l); strings.HasPrefix(string(b), dir+"/") {
+			lines = append(lines, l+" "+string(b))
+		}
 	}
 	return strings.Join(lines, "")
 }

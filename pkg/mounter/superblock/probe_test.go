@@ -1,0 +1,206 @@
+package superblock
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func blankImage(t testing.TB, size int64) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "image")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, size); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func patch(t testing.TB, path string, off int64, data []byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(data, off); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func probeFile(t testing.TB, path string) Result {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Probe(f, st.Size())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func mkfs(t testing.TB, path string, argv ...string) {
+	t.Helper()
+	if out, err := exec.Command(argv[0], append(argv[1:], path)...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", argv, err, out)
+	}
+}
+
+const testSize = 320 << 20
+
+var makers = map[string][]string{
+	"ext2": {"mke2fs", "-q", "-F", "-t", "ext2"}, "ext3": {"mke2fs", "-q", "-F", "-t", "ext3"}, "ext4": {"mkfs.ext4", "-q", "-F"},
+	"xfs": {"mkfs.xfs", "-q"}, "btrfs": {"mkfs.btrfs", "-q"}, "swap": {"mkswap", "-q"}, "vfat": {"mkfs.vfat"},
+}
+
+func TestD01_RealFormatsAreKnown(t *testing.T) {
+	for name, argv := range makers {
+		path := blankImage(t, testSize)
+		mkfs(t, path, argv...)
+		r := probeFile(t, path)
+		if r.Answer != Known || r.Type != name || r.NeedsCheck != "" {
+			t.Errorf("%s: %+v", name, r)
+		}
+		if name == "ext4" || name == "xfs" || name == "btrfs" {
+			if r.Size < testSize*9/10 || r.Size > testSize || r.UUID == "" || r.BlockSize < 1024 {
+				t.Errorf("%s: %+v", name, r)
+			}
+		}
+	}
+}
+
+func TestD01_MarksOfOtherFormatsAreKnown(t *testing.T) {
+	for name, m := range map[string]mark{
+		"luks": {0, "LUKS\xba\xbe"}, "lvm2": {512, "LABELONE"}, "md": {4096, "\xfc\x4e\x2b\xa9"}, "gpt": {512, "EFI PART"},
+		"zfs": {128 << 10, "\x0c\xb1\xba\x00\x00\x00\x00\x00"}, "bcache": {4120, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"},
+		"ntfs": {3, "NTFS    "}, "exfat": {3, "EXFAT   "}, "ceph_bluestore": {0, "bluestore block device"}, "squashfs": {0, "hsqs"},
+	} {
+		path := blankImage(t, testSize)
+		patch(t, path, m.off, []byte(m.magic))
+		if r := probeFile(t, path); r.Answer != Known || r.Type != name {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+	for off, where := range map[int64]string{testSize&^65535 - 65536: "0.90", (testSize/512 - 16) &^ 7 * 512: "1.0", 0: "1.1"} {
+		path := blankImage(t, testSize)
+		patch(t, path, off, []byte("\xfc\x4e\x2b\xa9"))
+		if r := probeFile(t, path); r.Type != "md" {
+			t.Errorf("md %s: %+v", where, r)
+		}
+	}
+}
+
+func TestD01_BlankIsBlank(t *testing.T) {
+	for _, size := range []int64{512, 4096, 1 << 20, testSize, 1 << 40} {
+		if r := probeFile2(t, size); r.Answer != Blank {
+			t.Errorf("%d bytes: %+v", size, r)
+		}
+	}
+}
+
+type zeros struct{}
+
+func (zeros) ReadAt(b []byte, _ int64) (int, error) { clear(b); return len(b), nil }
+
+func probeFile2(t testing.TB, size int64) Result {
+	r, err := Probe(zeros{}, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestD01_DamagedIsUnknownAndNeverBlank(t *testing.T) {
+	flips := map[string]int64{"ext4": 1024 + 0x78, "xfs": 108, "btrfs": 65536 + 299}
+	for name, off := range flips {
+		path := blankImage(t, testSize)
+		mkfs(t, path, makers[name]...)
+		patch(t, path, off, []byte("flipped"))
+		if r := probeFile(t, path); r.Answer != Unknown || !strings.Contains(r.Detail, "checksum") {
+			t.Errorf("%s with a flipped byte: %+v", name, r)
+		}
+		path = blankImage(t, testSize)
+		mkfs(t, path, makers[name]...)
+		patch(t, path, 0, make([]byte, 1<<20))
+		if r := probeFile(t, path); r.Answer != Unknown || !strings.Contains(r.Detail, "data at offset") {
+			t.Errorf("%s without its first MiB: %+v", name, r)
+		}
+	}
+	path := blankImage(t, testSize)
+	patch(t, path, testSize-1, []byte{1})
+	if r := probeFile(t, path); r.Answer != Unknown {
+		t.Errorf("a last byte: %+v", r)
+	}
+	path = blankImage(t, testSize)
+	mkfs(t, path, makers["ext4"]...)
+	patch(t, path, 512, []byte("LABELONE"))
+	if r := probeFile(t, path); r.Answer != Unknown || !strings.Contains(r.Detail, "more than one") {
+		t.Errorf("two formats: %+v", r)
+	}
+	path = blankImage(t, testSize)
+	mkfs(t, path, makers["ext4"]...)
+	if err := os.Truncate(path, testSize/2); err != nil {
+		t.Fatal(err)
+	}
+	if r := probeFile(t, path); r.Answer != Unknown || !strings.Contains(r.Detail, "spans") {
+		t.Errorf("cut off: %+v", r)
+	}
+}
+
+func TestD02_NoProofFromNothing(t *testing.T) {
+	var none BlankDevice
+	if none.Verify() == nil {
+		t.Error("the zero BlankDevice proves something")
+	}
+	if _, b, err := ProbeDevice(blankImage(t, testSize)); err == nil || b.Path() != "" {
+		t.Error("a file was taken for a device")
+	}
+	in := BlankDevice{path: "x", size: 7}.Intent("ext4")
+	b, err := json.Marshal(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out Intent
+	if err := json.Unmarshal(b, &out); err != nil || out != in {
+		t.Errorf("%+v became %+v: %v", in, out, err)
+	}
+}
+
+func FuzzProbe(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(bytes.Repeat([]byte{0}, 300<<10))
+	for _, name := range []string{"ext4", "vfat", "swap"} {
+		path := blankImage(f, 4<<20)
+		mkfs(f, path, makers[name]...)
+		b, err := os.ReadFile(path)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b[:300<<10])
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := Probe(bytes.NewReader(b), int64(len(b)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Answer == Blank && (len(b) == 0 || nonZero(b[:min(len(b), headSize)]) >= 0) {
+			t.Fatal("called blank")
+		}
+		if r.Answer == Known && r.Type == "" || r.Answer == Unknown && r.Detail == "" {
+			t.Fatalf("an answer without words: %+v", r)
+		}
+	})
+}
