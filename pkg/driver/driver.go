@@ -65,7 +65,7 @@ func New(cfg Config) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{
-		Config: cfg, ops: newOperations(), published: newPublishedTargets(),
+		Config: cfg, ops: newOperations(cfg.Log), published: newPublishedTargets(),
 		topology: "topology." + cfg.Name + "/node",
 	}
 	if d.staged, err = loadStaged(filepath.Join(cfg.StateDir, "staged"), boot, cfg.Log); err != nil {
@@ -188,11 +188,14 @@ func (d *Driver) quiesce(s volume.Source, id string) volume.Quiesce {
 		if err != nil {
 			return nil, err
 		}
-		r, staged := d.staged.get(id)
-		if !busy || !staged || r.Block {
+		v, err := s.Get(id)
+		if err != nil {
+			return nil, err
+		}
+		if !busy || v.Facts.Formatted == "" {
 			return nothing, mounter.Flush(a.Device)
 		}
-		return mounter.Freeze(filesystem(a.Device, r.FSType, mounter.Options{}, false))
+		return mounter.Freeze(filesystem(a.Device, v.Facts.Formatted, mounter.Options{}, false))
 	}
 }
 

@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -18,6 +19,7 @@ type operations struct {
 	done    sync.WaitGroup
 	stop    context.Context
 	cancel  context.CancelCauseFunc
+	log     *slog.Logger
 }
 
 type operation struct {
@@ -26,9 +28,9 @@ type operation struct {
 	progress volume.Progress
 }
 
-func newOperations() *operations {
+func newOperations(log *slog.Logger) *operations {
 	stop, cancel := context.WithCancelCause(context.Background())
-	return &operations{running: map[string]*operation{}, stop: stop, cancel: cancel}
+	return &operations{running: map[string]*operation{}, stop: stop, cancel: cancel, log: log}
 }
 
 // begin takes all keys or none.
@@ -89,7 +91,11 @@ func (o *operations) long(ctx context.Context, what string, f func(context.Conte
 				result <- fmt.Errorf("%s: panic: %v", what, p)
 			}
 		}()
-		result <- f(run, &op.progress)
+		err := f(run, &op.progress)
+		if ctx.Err() != nil {
+			o.log.InfoContext(run, "an operation whose caller had left has ended", "what", what, "on", keys, "took", time.Since(op.since), "error", err)
+		}
+		result <- err
 	})
 	select {
 	case err := <-result:

@@ -88,10 +88,12 @@ func growBtrfs(dir *os.File, size int64) error {
 	return linux.BtrfsResizeMax(dir)
 }
 
-// Unfilled tells whether a file system that is not mounted is smaller than its
-// device by a block or more.
+// Unfilled tells whether a file system that is not mounted could be grown: its
+// device has at least 16 MiB more. A smaller rest may be no use to it (ext4
+// makes no last group of a few blocks), and would be tried for ever.
 func Unfilled(r superblock.Result, deviceSize int64) bool {
-	return r.BlockSize > 0 && r.Size/r.BlockSize < deviceSize/r.BlockSize
+	const worthwhile = 16 << 20
+	return r.BlockSize > 0 && deviceSize-r.Size >= worthwhile
 }
 
 // DeviceSize is the device's length in bytes, now.

@@ -1,0 +1,274 @@
+package mounter
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "mounter-")
+	if err == nil {
+		err = os.Setenv("TMPDIR", dir)
+	}
+	if err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	if left := leftovers(dir); left != "" {
+		println("left by the tests:\n" + left)
+		code = 1
+	}
+	if err := os.Remove(dir); err != nil {
+		println("left by the tests:", err.Error())
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// leftovers lists open files, mounts and loop devices that have to do with dir.
+func leftovers(dir string) string {
+	var left []string
+	fds, _ := os.ReadDir("/proc/self/fd")
+	for _, f := range fds {
+		l, _ := os.Readlink("/proc/self/fd/" + f.Name())
+		if strings.HasPrefix(l, dir) || strings.HasPrefix(l, "/dev/loop") || l == "/" || strings.Contains(l, "fscontext") {
+			left = append(left, "descriptor of "+l)
+		}
+	}
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	loops, _ := exec.Command("losetup", "-n", "-O", "NAME,BACK-FILE").Output()
+	for line := range strings.Lines(string(mounts) + string(loops)) {
+		if strings.Contains(line, dir) {
+			left = append(left, line)
+		}
+	}
+	return strings.Join(left, "\n")
+}
+
+func formatted(t *testing.T, fstype string) Device {
+	t.Helper()
+	img := filepath.Join(t.TempDir(), "disk")
+	sh(t, "truncate", "-s", "320M", img)
+	sh(t, "mkfs."+fstype, "-q", img)
+	path := strings.TrimSpace(sh(t, "losetup", "-f", "--show", img))
+	t.Cleanup(func() { sh(t, "losetup", "-d", path) })
+	d, err := FindDevice(path)
+	check(t, err)
+	return d
+}
+
+func sh(t *testing.T, argv ...string) string {
+	t.Helper()
+	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", argv, err, out)
+	}
+	return string(out)
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func openRoot(t *testing.T) *Root {
+	t.Helper()
+	r, err := OpenRoot(t.TempDir())
+	check(t, err)
+	t.Cleanup(func() { check(t, r.Close()) })
+	return r
+}
+
+func mountAt(t *testing.T, r *Root, fs Filesystem, name string) {
+	t.Helper()
+	target, err := r.Target(filepath.Join(r.Path(), name))
+	check(t, err)
+	defer target.Close()
+	m, err := Open(fs)
+	check(t, err)
+	defer m.Close()
+	check(t, m.Attach(target))
+}
+
+func unmountAt(t *testing.T, r *Root, name string) {
+	t.Helper()
+	target, err := r.Target(filepath.Join(r.Path(), name))
+	check(t, err)
+	defer target.Close()
+	check(t, target.Unmount())
+	check(t, target.Remove())
+}
+
+func TestMountsOfOneDevice(t *testing.T) {
+	for _, fstype := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fstype, func(t *testing.T) {
+			d, r := formatted(t, fstype), openRoot(t)
+			fs := Filesystem{Device: d, Type: fstype}
+			mountAt(t, r, fs, "rw")
+			ro := fs
+			ro.ReadOnly = true
+			mountAt(t, r, ro, "ro")
+			check(t, os.WriteFile(r.Path()+"/rw/f", []byte("x"), 0o600))
+			if err := os.WriteFile(r.Path()+"/ro/g", nil, 0o600); !errors.Is(err, linux.EROFS) {
+				t.Errorf("write to the read-only mount: %v", err)
+			}
+			target, err := r.Target(r.Path() + "/ro")
+			check(t, err)
+			s, err := target.Look()
+			check(t, err)
+			got, ok, err := s.Device()
+			if err != nil || !ok || !got.Same(d) {
+				t.Errorf("it shows device %+v, %v, %v; want %+v", got, ok, err, d)
+			}
+			if m, err := s.Mount(); err != nil || m.Type != fstype || !m.ReadOnly || m.ReadOnlySB {
+				t.Errorf("mount: %+v %v", m, err)
+			}
+			if differs, err := s.Differs(ro); differs != "" || err != nil {
+				t.Errorf("differs from itself: %s %v", differs, err)
+			}
+			if differs, _ := s.Differs(fs); differs == "" {
+				t.Error("read-only is taken for read-write")
+			}
+			s.Close()
+			check(t, target.Close())
+			if busy, err := Busy(d.Path); !busy || err != nil {
+				t.Errorf("busy: %v %v", busy, err)
+			}
+			unmountAt(t, r, "ro")
+			unmountAt(t, r, "rw")
+			if busy, err := Busy(d.Path); busy || err != nil {
+				t.Errorf("busy after unmount: %v %v", busy, err)
+			}
+			bad, err := ParseOptions([]string{"nosuchoption"})
+			check(t, err)
+			if _, err := Open(Filesystem{Device: d, Type: fstype, Options: bad}); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "nosuchoption") {
+				t.Errorf("an unknown option: %v", err)
+			}
+		})
+	}
+}
+
+func TestDetachedMountVanishes(t *testing.T) {
+	d := formatted(t, "ext4")
+	before, err := os.ReadFile("/proc/self/mountinfo")
+	check(t, err)
+	m, err := Open(Filesystem{Device: d, Type: "ext4"})
+	check(t, err)
+	during, err := os.ReadFile("/proc/self/mountinfo")
+	check(t, err)
+	if !bytes.Equal(before, during) {
+		t.Error("a detached mount is in the mount table")
+	}
+	check(t, m.Close())
+	if busy, err := Busy(d.Path); busy || err != nil {
+		t.Errorf("busy after close: %v %v", busy, err)
+	}
+}
+
+// TestD05_SwappedInMidCall: while targets are mounted on, somebody keeps
+// exchanging their directory with a symbolic link that leads outside.
+func TestD05_SwappedInMidCall(t *testing.T) {
+	d, r := formatted(t, "ext4"), openRoot(t)
+	outside := t.TempDir()
+	pod, aside, link := r.Path()+"/pod", r.Path()+"/aside", r.Path()+"/link"
+	check(t, os.Mkdir(pod, 0o755))
+	check(t, os.Symlink(outside, link))
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = os.Rename(pod, aside) // each may fail: that is the race
+				_ = os.Rename(link, pod)
+				_ = os.Rename(pod, link)
+				_ = os.Rename(aside, pod)
+			}
+		}
+	}()
+	mounted := 0
+	for range 4000 {
+		target, err := r.Target(pod + "/mount")
+		if err != nil {
+			continue
+		}
+		m, err := Open(Filesystem{Device: d, Type: "ext4"})
+		check(t, err)
+		if err := m.Attach(target); err == nil {
+			mounted++
+		}
+		check(t, m.Close())
+		// By the descriptor it is found wherever the directory is now.
+		if s, err := target.Look(); err == nil {
+			if s.Occupant == MountPoint {
+				s.Close()
+				check(t, target.Unmount())
+			}
+			s.Close()
+			check(t, target.Remove())
+		}
+		check(t, target.Close())
+		if left, _ := os.ReadDir(outside); len(left) > 0 {
+			t.Fatalf("made outside: %v", left)
+		}
+	}
+	close(stop)
+	<-stopped
+	info, err := os.ReadFile("/proc/self/mountinfo")
+	check(t, err)
+	if strings.Contains(string(info), outside) || strings.Contains(string(info), r.Path()) {
+		t.Errorf("mounts are left:\n%s", info)
+	}
+	t.Logf("%d of 4000 were mounted between the swaps", mounted)
+}
+
+func TestFreezeAndGrow(t *testing.T) {
+	for _, fstype := range []string{"ext4", "xfs", "btrfs"} {
+		d, r := formatted(t, fstype), openRoot(t)
+		fs := Filesystem{Device: d, Type: fstype}
+		mountAt(t, r, fs, "m")
+		thaw, err := Freeze(fs)
+		check(t, err)
+		done := make(chan error, 1)
+		go func() { done <- os.WriteFile(r.Path()+"/m/f", []byte("x"), 0o600) }()
+		select {
+		case err := <-done:
+			t.Errorf("%s: a frozen file system took a write: %v", fstype, err)
+		default:
+		}
+		check(t, thaw())
+		check(t, <-done)
+		check(t, Thaw(fs)) // of one that is not frozen
+		file := strings.TrimSpace(sh(t, "losetup", "-n", "-O", "BACK-FILE", d.Path))
+		sh(t, "truncate", "-s", "640M", file)
+		sh(t, "losetup", "-c", d.Path)
+		m, err := Open(fs)
+		check(t, err)
+		dir, err := m.Dir()
+		check(t, err)
+		err = Grow(dir, fstype, d)
+		usage, uerr := m.Usage()
+		check(t, errors.Join(uerr, dir.Close(), m.Close()))
+		switch {
+		case fstype == "ext4" && GrowsExt4Offline():
+			if !errors.Is(err, ErrGrowOffline) {
+				t.Errorf("ext4 without CAP_SYS_RESOURCE: %v", err)
+			}
+		case err != nil || usage.TotalBytes < 450<<20:
+			t.Errorf("%s: %v, %d bytes", fstype, err, usage.TotalBytes)
+		}
+		unmountAt(t, r, "m")
+	}
+}
