@@ -10,18 +10,15 @@ import (
 // The errnos that other packages decide on.
 const (
 	EACCES     = unix.EACCES
-	EAGAIN     = unix.EAGAIN
 	EBADMSG    = unix.EBADMSG // EFSBADCRC
 	EBUSY      = unix.EBUSY
 	EEXIST     = unix.EEXIST
 	EFBIG      = unix.EFBIG
 	EINVAL     = unix.EINVAL
 	EIO        = unix.EIO
-	EISDIR     = unix.EISDIR
 	ELOOP      = unix.ELOOP
 	ENODEV     = unix.ENODEV
 	ENOENT     = unix.ENOENT
-	ENOMEM     = unix.ENOMEM
 	ENOSPC     = unix.ENOSPC
 	ENOSYS     = unix.ENOSYS
 	ENOTBLK    = unix.ENOTBLK
@@ -32,7 +29,6 @@ const (
 	EOPNOTSUPP = unix.EOPNOTSUPP
 	EPERM      = unix.EPERM
 	EROFS      = unix.EROFS
-	ESTALE     = unix.ESTALE
 	EUCLEAN    = unix.EUCLEAN // EFSCORRUPTED
 	EXDEV      = unix.EXDEV
 )

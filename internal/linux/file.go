@@ -18,7 +18,6 @@ const (
 	ODirectory = unix.O_DIRECTORY
 	ONofollow  = unix.O_NOFOLLOW
 	OExcl      = unix.O_EXCL
-	ODirect    = unix.O_DIRECT
 )
 
 // Openat2 is openat2(2) (Linux 5.6) relative to dir, close-on-exec.
@@ -95,11 +94,6 @@ func (s Statx) IsBlock() bool   { return s.Mode&unix.S_IFMT == unix.S_IFBLK }
 // StatxFile is statx(2) with AT_EMPTY_PATH: of what f is open on.
 func StatxFile(f *os.File) (Statx, error) { return statx(f, "", unix.AT_EMPTY_PATH) }
 
-// StatxAt is statx(2) of name in dir; a symbolic link is not followed.
-func StatxAt(dir *os.File, name string) (Statx, error) {
-	return statx(dir, name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
-}
-
 // StatxPath is statx(2) of a path, symbolic links followed.
 func StatxPath(path string) (Statx, error) { return statx(nil, path, 0) }
 
@@ -133,14 +127,12 @@ type Statfs struct {
 
 // Flags of Statfs, statfs(2).
 const (
-	StRdonly      = unix.ST_RDONLY
-	StNosuid      = unix.ST_NOSUID
-	StNodev       = unix.ST_NODEV
-	StNoexec      = unix.ST_NOEXEC
-	StNoatime     = unix.ST_NOATIME
-	StNodiratime  = unix.ST_NODIRATIME
-	StRelatime    = unix.ST_RELATIME
-	StNosymfollow = 0x2000
+	StRdonly     = unix.ST_RDONLY
+	StNosuid     = unix.ST_NOSUID
+	StNodev      = unix.ST_NODEV
+	StNoexec     = unix.ST_NOEXEC
+	StNoatime    = unix.ST_NOATIME
+	StNodiratime = unix.ST_NODIRATIME
 )
 
 // Fstatfs is fstatfs(2).
@@ -177,6 +169,11 @@ func DirEmpty(dir *os.File) (bool, error) {
 	return true, nil
 }
 
+// FadviseRandom is posix_fadvise(2) with POSIX_FADV_RANDOM: no reading ahead.
+func FadviseRandom(f *os.File) error {
+	return call("fadvise64", func() error { return unix.Fadvise(fdOf(f), 0, 0, unix.FADV_RANDOM) })
+}
+
 // Flock is flock(2) with LOCK_EX|LOCK_NB; EAGAIN when another holds it.
 func Flock(f *os.File) error {
 	return call("flock", func() error { return unix.Flock(fdOf(f), unix.LOCK_EX|unix.LOCK_NB) })
@@ -206,17 +203,6 @@ func Ficlone(dst, src *os.File) error {
 	return call("ficlone", func() error { return unix.IoctlFileClone(fdOf(dst), fdOf(src)) })
 }
 
-// CopyFileRange is copy_file_range(2) of n bytes at the same offset in both.
-func CopyFileRange(dst, src *os.File, off, n int64) (int64, error) {
-	var done int
-	err := call("copy_file_range", func() (e error) {
-		in, out := off, off
-		done, e = unix.CopyFileRange(fdOf(src), &in, fdOf(dst), &out, int(n), 0)
-		return e
-	})
-	return int64(done), err
-}
-
 // Mknod makes a block device node, mode 0600.
 func Mknod(path string, major, minor uint32) error {
 	return call("mknod", func() error {
@@ -234,10 +220,7 @@ func Uname() string {
 }
 
 // CapSysResource is the capability that online growth of ext4 asks for.
-const (
-	CapSysAdmin    = unix.CAP_SYS_ADMIN
-	CapSysResource = unix.CAP_SYS_RESOURCE
-)
+const CapSysResource = unix.CAP_SYS_RESOURCE
 
 // HasCapability tells whether this process holds the capability now.
 func HasCapability(c int) (bool, error) {

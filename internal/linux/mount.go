@@ -46,16 +46,6 @@ func FsconfigCreate(fs *os.File) error {
 	return call("fsconfig", func() error { return unix.FsconfigCreate(fdOf(fs)) })
 }
 
-// FsconfigCreateExcl is fsconfig(2) with FSCONFIG_CMD_CREATE_EXCL (Linux 6.6):
-// EBUSY when a superblock is live already, EOPNOTSUPP on older kernels.
-func FsconfigCreateExcl(fs *os.File) error {
-	const fsconfigCmdCreateExcl = 8
-	return call("fsconfig", func() error {
-		_, _, e := unix.Syscall6(unix.SYS_FSCONFIG, fs.Fd(), fsconfigCmdCreateExcl, 0, 0, 0, 0)
-		return errnoErr(e)
-	})
-}
-
 // FsContextLog reads the messages that the kernel left on a file system
 // context, "; " between them, without their level letters. It is empty when
 // the kernel said nothing.
@@ -102,17 +92,9 @@ func MoveMount(mount, target *os.File) error {
 
 // MountSetattr is mount_setattr(2) with AT_RECURSIVE on the mount that f is on.
 func MountSetattr(f *os.File, set, clr uint64) error {
-	return mountSetattr(f, &unix.MountAttr{Attr_set: set, Attr_clr: clr})
-}
-
-// MountSetPrivate makes the mount that f is on, and all below it, private.
-func MountSetPrivate(f *os.File) error {
-	return mountSetattr(f, &unix.MountAttr{Propagation: unix.MS_PRIVATE})
-}
-
-func mountSetattr(f *os.File, attr *unix.MountAttr) error {
+	attr := unix.MountAttr{Attr_set: set, Attr_clr: clr}
 	return call("mount_setattr", func() error {
-		return unix.MountSetattr(fdOf(f), "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, attr)
+		return unix.MountSetattr(fdOf(f), "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr)
 	})
 }
 
@@ -147,7 +129,6 @@ const (
 	StatmountSBBasic   = 0x1
 	StatmountMntBasic  = 0x2
 	StatmountMntRoot   = 0x8
-	StatmountMntPoint  = 0x10
 	StatmountFSType    = 0x20
 	StatmountMntOpts   = 0x80
 	StatmountSBSource  = 0x200
@@ -165,7 +146,6 @@ type Statmount struct {
 	FSType       string
 	Options      string
 	Root         string
-	Point        string
 	Source       string
 }
 
@@ -216,7 +196,6 @@ func parseStatmount(b []byte) Statmount {
 	s.Options = str(StatmountMntOpts, 4)
 	s.FSType = str(StatmountFSType, 36)
 	s.Root = str(StatmountMntRoot, 104)
-	s.Point = str(StatmountMntPoint, 108)
 	s.Source = str(StatmountSBSource, 124)
 	return s
 }
@@ -233,9 +212,3 @@ func errnoErr(e unix.Errno) error {
 
 // SBRdonly is SB_RDONLY in Statmount.SBFlags.
 const SBRdonly = unix.MS_RDONLY
-
-// MountPrivate makes the whole mount tree of this process's namespace
-// private, for programs that made themselves a new namespace.
-func MountPrivate() error {
-	return call("mount", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") })
-}

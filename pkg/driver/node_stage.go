@@ -122,7 +122,7 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 		}
 		found, blank, err = superblock.Resume(dev.Path, *v.Facts.Formatting)
 	} else if v.Facts.Formatted != "" {
-		found, err = superblock.Identify(dev.Path)
+		found, err = superblock.Identify(dev.Path, v.Facts.Formatted)
 	} else {
 		found, blank, err = superblock.ProbeDevice(dev.Path)
 	}

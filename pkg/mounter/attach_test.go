@@ -272,3 +272,39 @@ func TestFreezeAndGrow(t *testing.T) {
 		unmountAt(t, r, "m")
 	}
 }
+
+// TestMountByHelperProgram: what mount(8) mounts in scratch is taken over
+// detached. (The kernel here has no NFS; the way is the same for any type.)
+func TestMountByHelperProgram(t *testing.T) {
+	d, r := formatted(t, "ext4"), openRoot(t)
+	scratch := filepath.Join(t.TempDir(), "scratch")
+	o, err := ParseOptions([]string{"commit=7,nodev"})
+	check(t, err)
+	m, err := OpenWithHelper(t.Context(), scratch, d.Path, "ext4", o, true)
+	check(t, err)
+	if _, err := os.Stat(scratch); !os.IsNotExist(err) {
+		t.Errorf("scratch is left: %v", err)
+	}
+	target, err := r.Target(r.Path() + "/m")
+	check(t, err)
+	check(t, m.Attach(target))
+	check(t, m.Close())
+	check(t, target.Close())
+	line := ""
+	for l := range strings.Lines(sh(t, "cat", "/proc/self/mountinfo")) {
+		if strings.Contains(l, r.Path()) {
+			line = l
+		}
+	}
+	if !strings.Contains(line, " ro,nodev") || !strings.Contains(line, "commit=7") {
+		t.Errorf("mounted as %q", line)
+	}
+	unmountAt(t, r, "m")
+	if _, err := OpenWithHelper(t.Context(), scratch, "127.0.0.1:/none", "nosuchfs", Options{}, false); !fault.Is(err, fault.State) || !strings.Contains(err.Error(), "nosuchfs") {
+		t.Errorf("an unknown type: %v", err)
+	}
+	// A mount that a crash left in scratch is taken off.
+	check(t, os.Mkdir(scratch, 0o700))
+	sh(t, "mount", d.Path, scratch)
+	check(t, ClearScratch(scratch))
+}

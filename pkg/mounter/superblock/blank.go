@@ -85,21 +85,26 @@ func ProbeDevice(path string) (Result, BlankDevice, error) {
 	return res, d.BlankDevice, nil
 }
 
-// Identify is ProbeDevice for a device that was formatted before: when the
-// marks at its start are those of one whole file system it looks no further.
-func Identify(path string) (Result, error) {
+// Identify is ProbeDevice for a device that was formatted with fstype before:
+// when a whole superblock of that type is where it belongs, it looks no
+// further.
+func Identify(path, fstype string) (Result, error) {
 	d, err := openDevice(path)
 	if err != nil {
 		return Result{}, err
 	}
 	defer d.file.Close()
-	const start = 96 << 10 // ext, xfs and btrfs superblocks
-	if d.size >= start {
+	start := map[string]int64{"ext4": 4 << 10, "xfs": 4 << 10, "btrfs": 68 << 10}[fstype]
+	if start > 0 && d.size >= start {
+		// Without this the kernel reads 128 KiB ahead.
+		if err := linux.FadviseRandom(d.file); err != nil {
+			return Result{}, err
+		}
 		head, err := readFull(d.file, 0, start)
 		if err != nil {
 			return Result{}, fmt.Errorf("%s: %w", path, err)
 		}
-		if found := detect(&image{head: head, size: d.size}); len(found) == 1 && found[0].Answer == Known {
+		if found := detect(&image{head: head, size: d.size}); len(found) == 1 && found[0].Answer == Known && found[0].Type == fstype {
 			return found[0], nil
 		}
 	}
