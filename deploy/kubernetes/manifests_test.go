@@ -1,6 +1,10 @@
 package kubernetes_test
 
 import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -10,18 +14,29 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/api/types"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 )
 
-// objects are the rendered manifests, each read strictly as its type.
+const (
+	driver    = "csi.crust.dev"
+	namespace = "crust-csi"
+)
+
+// objects are manifests, each read strictly as its type.
 type objects struct {
-	drivers   []storagev1.CSIDriver
-	classes   []storagev1.StorageClass
-	daemons   []appsv1.DaemonSet
-	accounts  []corev1.ServiceAccount
-	bindings  []rbacv1.ClusterRoleBinding
-	snapshots int
+	namespaces      []corev1.Namespace
+	drivers         []storagev1.CSIDriver
+	classes         []storagev1.StorageClass
+	snapshotClasses []snapshotClass
+	daemons         []appsv1.DaemonSet
+	accounts        []corev1.ServiceAccount
+	clusterRoles    []rbacv1.ClusterRole
+	clusterBindings []rbacv1.ClusterRoleBinding
+	roles           []rbacv1.Role
+	bindings        []rbacv1.RoleBinding
+	kustomizations  []types.Kustomization
 }
 
 type snapshotClass struct {
@@ -30,6 +45,52 @@ type snapshotClass struct {
 	Metadata       map[string]string `json:"metadata"`
 	Driver         string            `json:"driver"`
 	DeletionPolicy string            `json:"deletionPolicy"`
+}
+
+func read[T any](b []byte, list *[]T) error {
+	var v T
+	err := yaml.UnmarshalStrict(b, &v)
+	*list = append(*list, v)
+	return err
+}
+
+// add reads one manifest; a field that its type does not have is an error.
+func (o *objects) add(t *testing.T, from string, b []byte) {
+	t.Helper()
+	var head struct{ APIVersion, Kind string }
+	if err := yaml.Unmarshal(b, &head); err != nil {
+		t.Fatalf("%s: %v", from, err)
+	}
+	var err error
+	switch kind := head.APIVersion + " " + head.Kind; kind {
+	case "v1 Namespace":
+		err = read(b, &o.namespaces)
+	case "v1 ServiceAccount":
+		err = read(b, &o.accounts)
+	case "storage.k8s.io/v1 CSIDriver":
+		err = read(b, &o.drivers)
+	case "storage.k8s.io/v1 StorageClass":
+		err = read(b, &o.classes)
+	case "snapshot.storage.k8s.io/v1 VolumeSnapshotClass":
+		err = read(b, &o.snapshotClasses)
+	case "apps/v1 DaemonSet":
+		err = read(b, &o.daemons)
+	case "rbac.authorization.k8s.io/v1 ClusterRole":
+		err = read(b, &o.clusterRoles)
+	case "rbac.authorization.k8s.io/v1 ClusterRoleBinding":
+		err = read(b, &o.clusterBindings)
+	case "rbac.authorization.k8s.io/v1 Role":
+		err = read(b, &o.roles)
+	case "rbac.authorization.k8s.io/v1 RoleBinding":
+		err = read(b, &o.bindings)
+	case "kustomize.config.k8s.io/v1beta1 Kustomization":
+		err = read(b, &o.kustomizations)
+	default:
+		t.Errorf("%s: an object of kind %q", from, kind)
+	}
+	if err != nil {
+		t.Errorf("%s: %v", from, err)
+	}
 }
 
 func render(t *testing.T, dir string) objects {
@@ -44,93 +105,179 @@ func render(t *testing.T, dir string) objects {
 		if err != nil {
 			t.Fatal(err)
 		}
-		strict := func(into any) {
-			if err := yaml.UnmarshalStrict(b, into); err != nil {
-				t.Errorf("%s %s: %v", r.GetKind(), r.GetName(), err)
-			}
-		}
-		switch r.GetKind() {
-		case "CSIDriver":
-			o.drivers = append(o.drivers, storagev1.CSIDriver{})
-			strict(&o.drivers[len(o.drivers)-1])
-		case "StorageClass":
-			o.classes = append(o.classes, storagev1.StorageClass{})
-			strict(&o.classes[len(o.classes)-1])
-		case "DaemonSet":
-			o.daemons = append(o.daemons, appsv1.DaemonSet{})
-			strict(&o.daemons[len(o.daemons)-1])
-		case "ServiceAccount":
-			o.accounts = append(o.accounts, corev1.ServiceAccount{})
-			strict(&o.accounts[len(o.accounts)-1])
-		case "ClusterRoleBinding":
-			o.bindings = append(o.bindings, rbacv1.ClusterRoleBinding{})
-			strict(&o.bindings[len(o.bindings)-1])
-		case "Namespace":
-			strict(&corev1.Namespace{})
-		case "ClusterRole":
-			strict(&rbacv1.ClusterRole{})
-		case "Role":
-			strict(&rbacv1.Role{})
-		case "RoleBinding":
-			strict(&rbacv1.RoleBinding{})
-		case "VolumeSnapshotClass":
-			strict(&snapshotClass{})
-			o.snapshots++
-		default:
-			t.Errorf("an object of kind %s", r.GetKind())
-		}
+		o.add(t, dir+": "+r.GetKind()+" "+r.GetName(), b)
+	}
+	if len(o.namespaces) != 1 || len(o.drivers) != 1 || len(o.classes) != 4 || len(o.snapshotClasses) != 1 || len(o.daemons) != 1 || len(o.accounts) != 1 ||
+		len(o.clusterRoles) != 1 || len(o.clusterBindings) != 1 || len(o.roles) != 1 || len(o.bindings) != 1 {
+		t.Fatalf("%s: objects are missing, or there are too many: %+v", dir, o)
 	}
 	return o
 }
 
-func TestBaseSaysWhatTheDriverIs(t *testing.T) {
+var separator = regexp.MustCompile(`(?m)^---\n`)
+
+// Rendering would hide a file that no kustomization names, or a doubled key.
+func TestEveryFileIsStrict(t *testing.T) {
+	var o objects
+	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".yaml" {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		for _, doc := range separator.Split(string(b), -1) {
+			o.add(t, path, []byte(doc))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(o.kustomizations) != 2 || len(o.classes) != 4 || len(o.daemons) != 1 {
+		t.Errorf("%d kustomizations, %d classes, %d daemon sets", len(o.kustomizations), len(o.classes), len(o.daemons))
+	}
+}
+
+func is[T comparable](p *T, want T) bool { return p != nil && *p == want }
+
+func TestDriverAndClasses(t *testing.T) {
 	o := render(t, "base")
-	if len(o.drivers) != 1 || len(o.daemons) != 1 || len(o.accounts) != 1 || len(o.classes) != 4 || o.snapshots != 1 {
-		t.Fatalf("%d drivers, %d daemon sets, %d accounts, %d classes, %d snapshot classes", len(o.drivers), len(o.daemons), len(o.accounts), len(o.classes), o.snapshots)
-	}
 	d := o.drivers[0].Spec
-	if *d.AttachRequired || !*d.PodInfoOnMount || *d.FSGroupPolicy != storagev1.FileFSGroupPolicy || !*d.SELinuxMount || !*d.StorageCapacity ||
+	if o.drivers[0].Name != driver || !is(d.AttachRequired, false) || !is(d.PodInfoOnMount, true) || !is(d.FSGroupPolicy, storagev1.FileFSGroupPolicy) ||
+		!is(d.SELinuxMount, true) || !is(d.StorageCapacity, true) ||
 		!slices.Equal(d.VolumeLifecycleModes, []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}) {
-		t.Errorf("CSIDriver: %+v", d)
+		t.Errorf("CSIDriver: %+v", o.drivers[0])
 	}
+	want := map[string]string{"crust-ext4": "ext4 thin", "crust-xfs": "xfs thin", "crust-btrfs": "btrfs thin", "crust-thick": "ext4 thick"}
 	for _, c := range o.classes {
-		if c.Provisioner != o.drivers[0].Name || *c.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer || !*c.AllowVolumeExpansion {
+		if c.Provisioner != driver || !is(c.VolumeBindingMode, storagev1.VolumeBindingWaitForFirstConsumer) || !is(c.AllowVolumeExpansion, true) ||
+			!is(c.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete) {
 			t.Errorf("StorageClass %s: %+v", c.Name, c)
 		}
+		p := c.Parameters
+		if got := p["csi.storage.k8s.io/fstype"] + " " + p["provisioning"]; got != want[c.Name] || p["pool"] != "default" || len(p) != 3 {
+			t.Errorf("StorageClass %s: parameters %v", c.Name, p)
+		}
+		delete(want, c.Name)
 	}
-	pod := o.daemons[0].Spec.Template.Spec
-	if pod.ServiceAccountName != o.accounts[0].Name || o.bindings[0].Subjects[0].Name != o.accounts[0].Name || o.bindings[0].Subjects[0].Namespace != o.accounts[0].Namespace {
-		t.Error("the service accounts do not agree")
+	if len(want) > 0 {
+		t.Errorf("no StorageClass for %v", want)
 	}
+	if s := o.snapshotClasses[0]; s.Driver != driver || s.DeletionPolicy != "Delete" {
+		t.Errorf("VolumeSnapshotClass: %+v", s)
+	}
+}
+
+func TestAccountsAgree(t *testing.T) {
+	o := render(t, "base")
+	account := o.accounts[0]
+	if o.namespaces[0].Name != namespace || account.Namespace != namespace || o.daemons[0].Namespace != namespace || o.roles[0].Namespace != namespace || o.bindings[0].Namespace != namespace {
+		t.Error("not everything is in the namespace " + namespace)
+	}
+	if got := o.daemons[0].Spec.Template.Spec.ServiceAccountName; got != account.Name {
+		t.Errorf("the pods run as %q, the account is %q", got, account.Name)
+	}
+	subject := []rbacv1.Subject{{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}}
+	ref := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: o.clusterRoles[0].Name}
+	if b := o.clusterBindings[0]; !slices.Equal(b.Subjects, subject) || b.RoleRef != ref {
+		t.Errorf("ClusterRoleBinding: %+v", b)
+	}
+	ref.Kind, ref.Name = "Role", o.roles[0].Name
+	if b := o.bindings[0]; !slices.Equal(b.Subjects, subject) || b.RoleRef != ref {
+		t.Errorf("RoleBinding: %+v", b)
+	}
+}
+
+var knownFlags = []string{"endpoint", "node-id", "driver-name", "pool", "allow-device", "state-dir", "kubelet-dir", "metrics-address", "log-format", "v"}
+
+// checkPod looks at what holds for the base and for any overlay.
+func checkPod(t *testing.T, pod corev1.PodSpec) map[string]corev1.Container {
+	t.Helper()
 	volumes := map[string]bool{}
 	for _, v := range pod.Volumes {
 		volumes[v.Name] = true
 	}
+	containers := map[string]corev1.Container{}
 	for _, c := range pod.Containers {
-		if !strings.Contains(c.Image, ":") || strings.HasSuffix(c.Image, ":latest") {
+		containers[c.Name] = c
+		if _, tag, ok := strings.Cut(c.Image, ":"); !ok || tag == "latest" {
 			t.Errorf("%s: image %s is not pinned", c.Name, c.Image)
 		}
 		for _, m := range c.VolumeMounts {
 			if !volumes[m.Name] {
 				t.Errorf("%s mounts %s, which does not exist", c.Name, m.Name)
 			}
-			if m.Name == "kubelet" && (m.MountPropagation == nil || *m.MountPropagation != corev1.MountPropagationBidirectional) {
-				t.Error("mounts under the kubelet's directory would stay in the container")
+		}
+	}
+	for _, a := range containers["csi-node"].Args {
+		name, _, ok := strings.Cut(strings.TrimPrefix(a, "--"), "=")
+		if !ok || !strings.HasPrefix(a, "--") || !slices.Contains(knownFlags, name) {
+			t.Errorf("csi-node has no flag %s", a)
+		}
+	}
+	return containers
+}
+
+func TestDaemonSet(t *testing.T) {
+	pod := render(t, "base").daemons[0].Spec.Template.Spec
+	containers := checkPod(t, pod)
+	for name, args := range map[string][]string{
+		"csi-node": {"--endpoint=unix:///csi/csi.sock", "--node-id=$(NODE_NAME)", "--pool=default=loop:/var/lib/crust-csi/pool",
+			"--state-dir=/var/lib/csi-node", "--kubelet-dir=/var/lib/kubelet", "--metrics-address=:9808"},
+		"provisioner": {"--node-deployment", "--enable-capacity", "--capacity-ownerref-level=1",
+			"--immediate-topology=false", "--strict-topology", "--extra-create-metadata", "--timeout=120s"},
+		"snapshotter": {"--node-deployment", "--timeout=120s"},
+		"resizer":     {"--leader-election=false"},
+		"registrar":   {"--kubelet-registration-path=/var/lib/kubelet/plugins/" + driver + "/csi.sock"},
+	} {
+		for _, a := range args {
+			if !slices.Contains(containers[name].Args, a) {
+				t.Errorf("%s lacks %s: %v", name, a, containers[name].Args)
 			}
 		}
 	}
-	flags := []string{"endpoint", "node-id", "driver-name", "pool", "allow-device", "state-dir", "kubelet-dir", "metrics-address", "log-format", "v"}
-	for _, a := range pod.Containers[0].Args {
-		name, _, _ := strings.Cut(strings.TrimPrefix(a, "--"), "=")
-		if !slices.Contains(flags, name) {
-			t.Errorf("csi-node has no flag %s", a)
+	for _, name := range []string{"NODE_NAME", "NAMESPACE", "POD_NAME"} {
+		if !slices.ContainsFunc(containers["provisioner"].Env, func(e corev1.EnvVar) bool { return e.Name == name }) {
+			t.Errorf("provisioner lacks %s", name)
 		}
+	}
+
+	node := containers["csi-node"]
+	if node.SecurityContext == nil || !is(node.SecurityContext.Privileged, true) {
+		t.Error("csi-node is not privileged")
+	}
+	port := map[string]int32{}
+	for _, p := range node.Ports {
+		port[p.Name] = p.ContainerPort
+	}
+	for path, p := range map[string]*corev1.Probe{"/healthz": node.LivenessProbe, "/readyz": node.ReadinessProbe} {
+		if p == nil || p.HTTPGet == nil || p.HTTPGet.Path != path || port[p.HTTPGet.Port.String()] != 9808 {
+			t.Errorf("probe of %s: %+v", path, p)
+		}
+	}
+	kubelet := slices.IndexFunc(node.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/var/lib/kubelet" })
+	if kubelet < 0 || !is(node.VolumeMounts[kubelet].MountPropagation, corev1.MountPropagationBidirectional) {
+		t.Error("mounts under the kubelet's directory would stay in the container")
+	}
+	host := map[string]string{
+		"/dev": "/dev", "/var/lib/kubelet": "/var/lib/kubelet", "/var/lib/csi-node": "/var/lib/csi-node",
+		"/var/lib/crust-csi/pool": "/var/lib/crust-csi/pool", "/csi": "/var/lib/kubelet/plugins/" + driver,
+	}
+	for _, m := range node.VolumeMounts {
+		i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
+		if i < 0 || pod.Volumes[i].HostPath == nil || pod.Volumes[i].HostPath.Path != host[m.MountPath] {
+			t.Errorf("%s is not the host's %s", m.MountPath, host[m.MountPath])
+		}
+		delete(host, m.MountPath)
+	}
+	if len(host) > 0 {
+		t.Errorf("csi-node does not mount %v", host)
 	}
 }
 
 func TestDeviceOverlay(t *testing.T) {
-	args := render(t, "overlays/device").daemons[0].Spec.Template.Spec.Containers[0].Args
-	if !slices.Contains(args, "--allow-device=/dev/disk/by-id/example-*") {
+	base := checkPod(t, render(t, "base").daemons[0].Spec.Template.Spec)["csi-node"].Args
+	args := checkPod(t, render(t, "overlays/device-example").daemons[0].Spec.Template.Spec)["csi-node"].Args
+	if !slices.Equal(args, append(base, "--allow-device=/dev/disk/by-id/example-*")) {
 		t.Errorf("args: %v", args)
 	}
 }

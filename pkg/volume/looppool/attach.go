@@ -51,9 +51,7 @@ func (p *Pool) Attach(_ context.Context, id string) (volume.Attachment, error) {
 			return volume.Attachment{}, fmt.Errorf("volume %s: discard could not be switched off: %w", id, err)
 		}
 	}
-	p.mu.Lock()
-	p.attached[key] = d
-	p.mu.Unlock()
+	p.rememberDevice(key, d)
 	return volume.Attachment{Device: device(d)}, refresh(v, d)
 }
 
@@ -96,9 +94,7 @@ func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 	}
 	for _, d := range found {
 		if !d.ReadOnly {
-			p.mu.Lock()
-			p.attached[key] = d
-			p.mu.Unlock()
+			p.rememberDevice(key, d)
 			return volume.Attachment{Device: device(d)}, true, nil
 		}
 	}
@@ -106,10 +102,20 @@ func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 	return volume.Attachment{}, false, nil
 }
 
+func (p *Pool) rememberDevice(key string, d loopdev.Device) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.attached[key] = d
+	p.owner[numbers{d.Major, d.Minor}] = key
+}
+
 func (p *Pool) forgetDevice(key string) {
 	p.mu.Lock()
-	delete(p.attached, key)
-	p.mu.Unlock()
+	defer p.mu.Unlock()
+	if d, ok := p.attached[key]; ok {
+		delete(p.owner, numbers{d.Major, d.Minor})
+		delete(p.attached, key)
+	}
 }
 
 // AttachReadOnly binds the file to a second, read-only loop device.
@@ -158,22 +164,25 @@ func (p *Pool) detach(id string, onlyReadOnly bool) error {
 	return nil
 }
 
-// Owns gives the volume whose file the loop device is bound to.
+// Owns gives the volume whose file the loop device is bound to. A device that
+// is in use cannot be bound to another file meanwhile, so one that this
+// process bound is looked up only.
 func (p *Pool) Owns(d mounter.Device) (string, bool) {
-	name := filepath.Base(loopdev.BackingFile(d.Major, d.Minor))
-	key, ok := strings.CutSuffix(name, ".img")
+	p.mu.Lock()
+	key, ok := p.owner[numbers{d.Major, d.Minor}]
+	p.mu.Unlock()
+	if ok {
+		return p.name + "." + key, true
+	}
+	key, ok = strings.CutSuffix(filepath.Base(loopdev.BackingFile(d.Major, d.Minor)), ".img")
 	if !ok {
 		return "", false
 	}
 	p.mu.Lock()
 	r, ok := p.volumes[key]
-	known, attached := p.attached[key]
 	p.mu.Unlock()
 	if !ok {
 		return "", false
-	}
-	if attached && known.Major == d.Major && known.Minor == d.Minor {
-		return r.Volume.ID, true
 	}
 	// The name alone could be that of another pool's file.
 	_, img := p.volumePath(key)
@@ -182,7 +191,7 @@ func (p *Pool) Owns(d mounter.Device) (string, bool) {
 		return "", false
 	}
 	for _, f := range found {
-		if f.Major == d.Major && f.Minor == d.Minor {
+		if device(f).Same(d) {
 			return r.Volume.ID, true
 		}
 	}

@@ -68,8 +68,11 @@ type Pool struct {
 	mu        sync.Mutex // guards the maps, never held over input or output
 	volumes   map[string]volumeRecord
 	snapshots map[string]snapshotRecord
-	attached  map[string]loopdev.Device
+	attached  map[string]loopdev.Device // read-write
+	owner     map[numbers]string        // of those, by device number
 }
+
+type numbers struct{ major, minor uint32 }
 
 var _ volume.Pool = (*Pool)(nil)
 
@@ -92,7 +95,7 @@ func Open(o Options) (*Pool, error) {
 	}
 	p := &Pool{
 		name: o.Name, log: o.Log.With("pool", o.Name), loop: loopdev.Nodes{Dir: o.NodesDir}, copied: o.Copied,
-		volumes: map[string]volumeRecord{}, snapshots: map[string]snapshotRecord{}, attached: map[string]loopdev.Device{},
+		volumes: map[string]volumeRecord{}, snapshots: map[string]snapshotRecord{}, attached: map[string]loopdev.Device{}, owner: map[numbers]string{},
 	}
 	for _, sub := range []string{"volumes", "snapshots"} {
 		if err := os.MkdirAll(filepath.Join(o.Dir, sub), 0o700); err != nil {

@@ -325,11 +325,21 @@ func (s *Source) DetachReadOnly(_ context.Context, id string) error {
 // Owns gives the volume that the device, or the one below a read-only loop
 // device, belongs to.
 func (s *Source) Owns(d mounter.Device) (string, bool) {
+	if id, ok := s.attachedAs(d.Same); ok {
+		return id, true
+	}
 	below := loopdev.BackingFile(d.Major, d.Minor)
+	if below == "" {
+		return "", false
+	}
+	return s.attachedAs(func(o mounter.Device) bool { return o.Path == below })
+}
+
+func (s *Source) attachedAs(is func(mounter.Device) bool) (string, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, o := range s.attached {
-		if o.Major == d.Major && o.Minor == d.Minor || below != "" && below == o.Path {
+		if is(o) {
 			return id, true
 		}
 	}
