@@ -19,9 +19,9 @@ need mkfs.xfs xfsprogs
 need mkfs.btrfs btrfs-progs
 need mkfs.vfat dosfstools
 need losetup mount
-need setpriv util-linux
+need unshare util-linux
 need mount.nfs nfs-common
-need curl curl
+need strace strace
 if [ ${#packages[@]} -gt 0 ]; then
 	echo "setup: installing ${packages[*]}"
 	export DEBIAN_FRONTEND=noninteractive
