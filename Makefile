@@ -48,4 +48,4 @@ clean:
 .PHONY: bench
 bench: setup build
 	$(GO) build -o bin/ ./test/bench
-	unshare -m --propagation private bin/bench
+	taskset -c 0,1 unshare -m --propagation private bin/bench

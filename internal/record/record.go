@@ -84,9 +84,28 @@ func strict(b []byte, v any) error {
 func (t Type) Write(path string, v any) error { return t.write(path, v, true) }
 
 // WriteVolatile replaces the record at path atomically for this boot: a crash
-// of the process leaves the old or the new, a crash of the machine may leave
-// anything. For facts that a reboot makes void anyway.
-func (t Type) WriteVolatile(path string, v any) error { return t.write(path, v, false) }
+// of the process leaves the old or the new, or, where there was none, a torn
+// one that Read refuses; a crash of the machine may leave anything. For facts
+// that a reboot makes void anyway.
+func (t Type) WriteVolatile(path string, v any) error {
+	b, err := t.Encode(v)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return t.write(path, v, false)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(err, ignoreNotExist(os.Remove(path)))
+	}
+	failpoint.Hit("record.created")
+	return nil
+}
 
 func (t Type) write(path string, v any, durable bool) (err error) {
 	b, err := t.Encode(v)
@@ -145,6 +164,9 @@ func Remove(path string) error {
 	}
 	return SyncDir(filepath.Dir(path))
 }
+
+// RemoveVolatile deletes a record of WriteVolatile.
+func RemoveVolatile(path string) error { return ignoreNotExist(os.Remove(path)) }
 
 // Names lists the records in dir, without Extension. A directory that does not
 // exist has none.

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -37,18 +38,30 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if err := d.checkStagingPath(req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
-	err = d.ops.long(ctx, "NodeStageVolume", func(ctx context.Context, _ *volume.Progress) error {
+	attempt := func(ctx context.Context, quick bool) error {
 		src, v, err := d.Volumes.FindOrAdopt(id, req.GetVolumeContext())
 		if err != nil {
 			return err
 		}
-		return d.stage(ctx, src, v, u, req.GetStagingTargetPath())
-	}, id)
+		if quick && (v.Thick || v.Facts != volume.Facts{Formatted: v.Facts.Formatted}) {
+			return errNeedsTime
+		}
+		return d.stage(ctx, src, v, u, req.GetStagingTargetPath(), quick)
+	}
+	err = d.ops.short("NodeStageVolume", func() error { return attempt(ctx, true) }, id)
+	if errors.Is(err, errNeedsTime) {
+		err = d.ops.long(ctx, "NodeStageVolume", func(ctx context.Context, _ *volume.Progress) error { return attempt(ctx, false) }, id)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
 }
+
+// errNeedsTime ends the quick attempt at a stage: a program has to run, or
+// space has to be reserved. Handing the call to another goroutine, which can
+// outlive it, is for those.
+var errNeedsTime = errors.New("this stage takes time")
 
 func (d *Driver) checkStagingPath(path string) error {
 	t, s, err := d.look(path)
@@ -67,7 +80,7 @@ func (d *Driver) checkStagingPath(path string) error {
 	}
 }
 
-func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, u use, path string) error {
+func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, u use, path string, quick bool) error {
 	if have, ok := d.staged.get(v.ID); ok {
 		switch {
 		case have.StagingPath != path:
@@ -92,7 +105,7 @@ func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, 
 			return invalid("volume %s is a share of type %s, not %s", v.ID, r.FSType, u.fstype)
 		}
 	case !u.block:
-		if r.FSType, err = d.ensureFilesystem(ctx, src, v, a.Device, u); err != nil {
+		if r.FSType, err = d.ensureFilesystem(ctx, src, v, a.Device, u, quick); err != nil {
 			return err
 		}
 		r.Superblock = u.options.SuperblockString()
@@ -106,7 +119,7 @@ func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, 
 
 // ensureFilesystem gives the type of the file system that the device holds
 // afterwards: the one that was asked for, or an error.
-func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, u use) (string, error) {
+func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, u use, quick bool) (string, error) {
 	want := u.fstype
 	for _, t := range []string{v.Facts.Formatted, v.FSType, defaultFilesystem} {
 		if want == "" {
@@ -123,6 +136,8 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 		found, blank, err = superblock.Resume(dev.Path, *v.Facts.Formatting)
 	} else if v.Facts.Formatted != "" {
 		found, err = superblock.Identify(dev.Path, v.Facts.Formatted)
+	} else if quick {
+		return "", errNeedsTime
 	} else {
 		found, blank, err = superblock.ProbeDevice(dev.Path)
 	}
@@ -152,6 +167,9 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 		return "", err
 	}
 	if !busy && !dev.ReadOnly {
+		if quick && found.NeedsCheck != "" {
+			return "", errNeedsTime
+		}
 		if facts, err = d.mend(ctx, v, dev, found, facts); err != nil {
 			return "", err
 		}
@@ -160,6 +178,9 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 		if err := src.SetFacts(v.ID, facts); err != nil {
 			return "", err
 		}
+	}
+	if quick && facts.GrowDue {
+		return "", errNeedsTime
 	}
 	return want, d.growExt4Early(ctx, src, v.ID, dev, want, busy)
 }

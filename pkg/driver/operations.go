@@ -83,19 +83,22 @@ func (o *operations) long(ctx context.Context, what string, f func(context.Conte
 	unhook := context.AfterFunc(o.stop, func() { cancel(context.Cause(o.stop)) })
 	result := make(chan error, 1)
 	o.done.Go(func() {
-		defer cancel(nil)
-		defer unhook()
-		defer end()
+		var err error
+		// The keys are free before the answer is out: the caller's next call on
+		// the volume must not meet this one.
 		defer func() {
 			if p := recover(); p != nil {
-				result <- fmt.Errorf("%s: panic: %v", what, p)
+				err = fmt.Errorf("%s: panic: %v", what, p)
 			}
+			end()
+			unhook()
+			cancel(nil)
+			result <- err
 		}()
-		err := f(run, &op.progress)
+		err = f(run, &op.progress)
 		if ctx.Err() != nil {
 			o.log.InfoContext(run, "an operation whose caller had left has ended", "what", what, "on", keys, "took", time.Since(op.since), "error", err)
 		}
-		result <- err
 	})
 	select {
 	case err := <-result:

@@ -59,7 +59,7 @@ func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
 			// Torn by a power loss, or of an earlier boot: the volume is not
 			// staged now.
 			log.Info("forgetting that a volume was staged before the machine restarted", "file", path, "error", err)
-			if err := record.Remove(path); err != nil {
+			if err := record.RemoveVolatile(path); err != nil {
 				return nil, err
 			}
 			continue
@@ -102,7 +102,7 @@ func (s *stagedVolumes) put(r stagedRecord) error {
 }
 
 func (s *stagedVolumes) remove(id string) error {
-	if err := record.Remove(s.path(id)); err != nil {
+	if err := record.RemoveVolatile(s.path(id)); err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -3,7 +3,6 @@ package mounter
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"sync"
 
@@ -54,15 +53,7 @@ func OpenWithHelper(ctx context.Context, scratch, source, fstype string, o Optio
 		return nil, err
 	}
 	defer root.Close()
-	clone, err := linux.OpenTreeClone(root)
-	if err != nil {
-		return nil, err
-	}
-	set, clr := o.attrs(readOnly)
-	if err := linux.MountSetattr(clone, set, clr); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s from %s: %w", fstype, source, err), clone.Close())
-	}
-	return &Detached{mount: clone, isDir: true, what: fstype + " from " + source}, nil
+	return (&Detached{mount: root, isDir: true, what: fstype + " from " + source}).Clone(View{Options: o, ReadOnly: readOnly})
 }
 
 // ClearScratch takes off what a crash left in a scratch directory, and removes

@@ -133,7 +133,10 @@ func (s *State) Close() {
 }
 
 // Look tells what is at the target. The caller closes the State.
-func (t *Target) Look() (*State, error) {
+func (t *Target) Look() (*State, error) { return t.look(true) }
+
+// look without content takes a directory or file for empty.
+func (t *Target) look(content bool) (*State, error) {
 	f, err := linux.Openat(t.parent, t.name, linux.OPath|linux.ONofollow, 0)
 	if errors.Is(err, linux.ENOENT) {
 		return &State{Occupant: Absent}, nil
@@ -142,14 +145,14 @@ func (t *Target) Look() (*State, error) {
 		return nil, fmt.Errorf("%s: %w", t.Path, err)
 	}
 	s := &State{file: f}
-	if err := t.classify(s); err != nil {
+	if err := t.classify(s, content); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("%s: %w", t.Path, err)
 	}
 	return s, nil
 }
 
-func (t *Target) classify(s *State) error {
+func (t *Target) classify(s *State, content bool) error {
 	var err error
 	if s.stat, err = linux.StatxFile(s.file); err != nil {
 		return err
@@ -160,13 +163,14 @@ func (t *Target) classify(s *State) error {
 	case st.IsSymlink():
 		s.Occupant = Symlink
 	case st.IsDir():
-		empty, err := linux.DirEmpty(s.file)
-		if err != nil {
-			return err
+		s.Occupant = EmptyDir
+		if !content {
+			break
 		}
-		s.Occupant = Data
-		if empty {
-			s.Occupant = EmptyDir
+		if empty, err := linux.DirEmpty(s.file); err != nil {
+			return err
+		} else if !empty {
+			s.Occupant = Data
 		}
 	case st.IsRegular():
 		s.Occupant = Data
@@ -203,7 +207,7 @@ func (t *Target) Prepare(directory bool) (*os.File, error) {
 			return nil, fmt.Errorf("%s: %w", t.Path, err)
 		}
 		failpoint.Hit("target.created")
-		if s, err = t.Look(); err != nil {
+		if s, err = t.look(false); err != nil { // it was made just now
 			return nil, err
 		}
 	}
@@ -240,7 +244,7 @@ func (t *Target) Unmount() error {
 // Remove removes the empty directory or empty file at the target; nothing
 // there is fine, anything else is left alone and an error.
 func (t *Target) Remove() error {
-	s, err := t.Look()
+	s, err := t.look(false) // rmdir itself refuses what holds something
 	if err != nil {
 		return err
 	}
