@@ -3,11 +3,18 @@
 package sanity
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/ginkgo/v2/types"
 
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
@@ -29,3 +36,28 @@ func TestSanity(t *testing.T) {
 	}
 	sanity.Test(t, c)
 }
+
+// What is skipped must be what docs/conformance.md says, with its reason.
+var _ = ginkgo.ReportAfterSuite("skipped specs are the documented ones", func(r ginkgo.Report) {
+	doc, err := os.ReadFile("../docs/conformance.md")
+	if err != nil {
+		ginkgo.Fail(err.Error())
+	}
+	rows := regexp.MustCompile("(?m)^\\| `([^`]+)` \\| ([0-9]+) \\|").FindAllStringSubmatch(string(doc), -1)
+	got := map[string]int{}
+	for _, s := range r.SpecReports {
+		if s.State != types.SpecStateSkipped && s.State != types.SpecStatePending {
+			continue
+		}
+		i := slices.IndexFunc(rows, func(row []string) bool { return strings.HasPrefix(s.FullText(), row[1]) })
+		if i < 0 {
+			ginkgo.Fail("skipped, and not in docs/conformance.md: " + s.FullText() + ": " + s.Failure.Message)
+		}
+		got[rows[i][1]]++
+	}
+	for _, row := range rows {
+		if want, err := strconv.Atoi(row[2]); err != nil || got[row[1]] != want {
+			ginkgo.Fail(fmt.Sprintf("docs/conformance.md says %s specs %q are skipped, and %d were", row[2], row[1], got[row[1]]))
+		}
+	}
+})

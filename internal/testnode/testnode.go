@@ -6,10 +6,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"syscall"
@@ -33,6 +36,8 @@ type Node struct {
 	bin string
 	cmd *exec.Cmd
 	log *logBuffer
+
+	started []string // its descriptors after the start
 }
 
 type logBuffer struct {
@@ -217,6 +222,7 @@ func (n *Node) Start() {
 		_, err = n.Client.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 		cancel()
 		if err == nil {
+			n.started = n.descriptors()
 			return
 		}
 	}
@@ -263,7 +269,39 @@ func (n *Node) Restart() {
 	n.Start()
 }
 
+// descriptors names what the process has open beside sockets, the runtime's
+// own, and the files that it opens when it starts.
+func (n *Node) descriptors() []string {
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", n.PID()))
+	var open []string
+	for _, fd := range fds {
+		name, err := os.Readlink(fd)
+		if err != nil || strings.HasPrefix(name, "socket:") || strings.HasPrefix(name, "pipe:") || strings.HasPrefix(name, "anon_inode:[event") || strings.HasPrefix(name, "anon_inode:[pidfd]") {
+			continue
+		}
+		open = append(open, name)
+	}
+	sort.Strings(open)
+	return open
+}
+
+// checkDescriptors fails the test when the process holds more than after its
+// start: a descriptor on a mount would keep a file system from going away.
+func (n *Node) checkDescriptors() {
+	if n.cmd == nil || n.started == nil {
+		return
+	}
+	var now []string
+	for deadline := time.Now().Add(2 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if now = n.descriptors(); slices.Equal(now, n.started) {
+			return
+		}
+	}
+	n.T.Errorf("csi-node leaks descriptors: after its start it had\n%s\nand at the end\n%s", strings.Join(n.started, "\n"), strings.Join(now, "\n"))
+}
+
 func (n *Node) cleanUp() {
+	n.checkDescriptors()
 	if n.T.Failed() && n.log != nil {
 		n.T.Logf("csi-node said:\n%s", n.Log())
 	}

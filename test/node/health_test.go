@@ -1,0 +1,47 @@
+package node
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+// The kernel lets root report an error to a live ext4 as if it had met one.
+func triggerError(t *testing.T, n *testnode.Node, path string) {
+	t.Helper()
+	ok(t, os.WriteFile("/sys/fs/ext4/"+strings.TrimPrefix(strings.TrimSpace(run(t, "findmnt", "-nro", "SOURCE", path)), "/dev/")+"/trigger_fs_error", []byte("crust test"), 0))
+}
+
+func TestHealthTellsOfFilesystemErrors(t *testing.T) {
+	n := testnode.New(t, "")
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	if got := health(t, n, v.ID, target); got != "" {
+		t.Errorf("a sound volume: %q", got)
+	}
+	triggerError(t, n, target)
+	if got := health(t, n, v.ID, target); !strings.Contains(got, "FilesystemError") {
+		t.Errorf("after an error: %q", got)
+	}
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	// The next stage checks it, and it is well again.
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	if got := health(t, n, v.ID, target); got != "" {
+		t.Errorf("after the check: %q", got)
+	}
+	down(t, n, v.ID, target)
+}
+
+func TestHealthTellsOfRemountReadOnly(t *testing.T) {
+	n := testnode.New(t, "")
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4", MountFlags: []string{"errors=remount-ro"}})
+	triggerError(t, n, target)
+	if got := health(t, n, v.ID, target); !strings.Contains(got, "RemountedReadOnly") {
+		t.Errorf("after an error: %q", got)
+	}
+	down(t, n, v.ID, target)
+}
