@@ -41,6 +41,14 @@ lint: $(LINT)
 	test -z "$$(gofmt -l cmd internal pkg sanity deploy)"
 	$(LINT) run ./...
 
+# The tests that depend on the kernel, as root in microVMs with Linux 6.1 and
+# 6.12 and a loaded SELinux policy.
+.PHONY: test-vm
+test-vm: setup
+	test/vm/prepare.sh
+	test/vm/tests.sh 6.1
+	test/vm/tests.sh 6.12
+
 clean:
 	rm -rf bin .cache
 

@@ -3,6 +3,7 @@ package linux
 import (
 	"errors"
 	"os"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -236,4 +237,23 @@ func HasCapability(c int) (bool, error) {
 // it ends, prctl(2) PR_SET_PDEATHSIG.
 func KilledWithThread() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+}
+
+// LoadModule is finit_module(2) of a kernel module's file, compressed or not;
+// one that is loaded is fine.
+func LoadModule(path string) error {
+	f, err := Open(path, unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	flags := 0
+	if !strings.HasSuffix(path, ".ko") {
+		flags = unix.MODULE_INIT_COMPRESSED_FILE
+	}
+	err = call("finit_module", func() error { return unix.FinitModule(fdOf(f), "", flags) })
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
 }

@@ -47,10 +47,14 @@ func (s *State) Ailments(d Device) []Ailment {
 	if _, err := linux.Fstatfs(s.file); err != nil {
 		found = append(found, Ailment{Reason: "FilesystemShutDown", Message: fmt.Sprintf("%s on %s does not answer: %v (see dmesg)", m.Type, d.Path, err), Fatal: true})
 	}
+	stopped := (m.ReadOnlySB && !d.ReadOnly) || hasOption(m.Options, "emergency_ro") || hasOption(m.Options, "shutdown")
 	if n := ext4Errors(d); n > 0 {
+		// Some stable kernels (6.1.192 among them) refuse writes without
+		// showing it in the mount table.
+		stopped = stopped || hasOption(m.Options, "errors=remount-ro")
 		found = append(found, Ailment{Reason: "FilesystemError", Message: fmt.Sprintf("ext4 on %s recorded %d errors (see dmesg): stop the pods, the volume is checked when it is next staged", d.Path, n)})
 	}
-	if (m.ReadOnlySB && !d.ReadOnly) || hasOption(m.Options, "emergency_ro") || hasOption(m.Options, "shutdown") {
+	if stopped {
 		found = append(found, Ailment{Reason: "RemountedReadOnly", Message: fmt.Sprintf("%s on %s stopped taking writes because of errors (see dmesg)", m.Type, d.Path), Fatal: true})
 	}
 	return found

@@ -241,16 +241,3 @@ func TestMetricsAndHealthEndpoints(t *testing.T) {
 	ok(t, os.Rename(filepath.Join(n.Dir, "lock"), filepath.Join(n.PoolDir(), "lock")))
 	down(t, n, v.ID, target)
 }
-
-func TestNFSShareIsRefusedWithWordsWhereTheKernelHasNone(t *testing.T) {
-	n := testnode.New(t, "")
-	v := csiclient.Volume{ID: "share", Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
-		Context: map[string]string{"server": "127.0.0.1", "share": "/none"}}
-	bad := v
-	bad.ID, bad.Context = "bad", map[string]string{"server": "a,b", "share": "/none"}
-	refused(t, n.Client.Stage(ctxOf(t), bad), codes.InvalidArgument, "server")
-	ok(t, n.Client.Stage(ctxOf(t), v))
-	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false), codes.FailedPrecondition, "127.0.0.1:/none")
-	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
-	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
-}

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Makes what the guests of `make test-vm` need, in .cache/vm: two Debian kernels
+# by package name, a root image with a built SELinux policy, and an initramfs
+# for each kernel. Does nothing that was done before.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+S=$PWD/.cache/vm
+mkdir -p "$S"
+export PATH=$PATH:/usr/sbin:/sbin DEBIAN_FRONTEND=noninteractive
+
+packages=()
+need() { [ -n "$(command -v "$1")" ] || packages+=("$2"); }
+need qemu-system-x86_64 qemu-system-x86
+need qemu-img qemu-utils
+need /usr/lib/qemu/virtiofsd qemu-system-common
+need mmdebstrap mmdebstrap
+need depmod kmod
+need cpio cpio
+need mkfs.ext4 e2fsprogs
+if [ ${#packages[@]} -gt 0 ]; then
+	echo "vm: installing ${packages[*]}"
+	apt-get update -qq
+	apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+fi
+
+# The meta package's one versioned dependency is the image itself.
+kernel() { # name meta-package
+	local dir=$S/kernel-$1 pkg
+	[ -e "$dir/ok" ] && return
+	echo "vm: fetching kernel $1"
+	pkg=$(apt-cache depends --important "$2" | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -1)
+	rm -rf "$dir" "$S/download"
+	mkdir -p "$dir" "$S/download"
+	(cd "$S/download" && apt-get -q download "$pkg") >/dev/null
+	dpkg-deb -x "$S"/download/"$pkg"_*.deb "$dir"
+	depmod -b "$dir" "$(ls "$dir/lib/modules")"
+	rm -rf "$S/download"
+	touch "$dir/ok"
+}
+[ -e "$S/kernel-6.1/ok" ] && [ -e "$S/kernel-6.12/ok" ] || apt-get update -qq
+kernel 6.1 linux-image-cloud-amd64
+kernel 6.12 linux-image-6.12-cloud-amd64
+
+guest_packages=selinux-policy-default,policycoreutils,selinux-utils,attr,acl,e2fsprogs,xfsprogs,btrfs-progs,dosfstools,mount,util-linux,kmod,udev,nfs-kernel-server,nfs-common,iproute2,strace,procps,psmisc,runc,crun
+# A new list of packages makes a new image.
+root=$S/root-$(echo "$guest_packages" | sha256sum | head -c 12).img
+if [ ! -e "$root" ]; then
+	echo "vm: making the root image (some minutes, once)"
+	rm -f "$S"/root-*.img
+	T=$(mktemp -d "$S/root.XXXXXX")
+	trap 'rm -rf "$T"' EXIT
+	# In two steps: while mmdebstrap runs, /proc is mounted in the tree.
+	mmdebstrap --quiet --variant=apt --aptopt='APT::Install-Recommends "false"' --include="$guest_packages" bookworm "$T/root.tar"
+	mkdir "$T/tree"
+	tar -C "$T/tree" -xf "$T/root.tar"
+	for k in 6.1 6.12; do
+		mkdir -p "$T/tree/lib/modules"
+		cp -r "$S/kernel-$k"/lib/modules/* "$T/tree/lib/modules/"
+	done
+	truncate -s 12G "$T/img"
+	mkfs.ext4 -q -L root -d "$T/tree" "$T/img"
+	mv "$T/img" "$root"
+fi
+ln -sfn "$(basename "$root")" "$S/root.img"
+
+# The guest's PID 1, and the modules that it needs to reach its root disk.
+CGO_ENABLED=0 go build -o "$S/guest" ./test/vm/guest
+go build -o "$S/vm" ./test/vm
+for k in 6.1 6.12; do
+	release=$(ls "$S/kernel-$k/lib/modules")
+	T2=$(mktemp -d "$S/initramfs.XXXXXX")
+	mkdir -p "$T2"/{dev,proc,sys,newroot,modules}
+	cp "$S/guest" "$T2/init"
+	n=10
+	modprobe -d "$S/kernel-$k" -S "$release" --show-depends -a virtio_pci virtio_blk virtio_console ext4 2>/dev/null |
+		awk '$1 == "insmod" && !seen[$2]++ { print $2 }' | while read -r file; do
+		cp "$file" "$T2/modules/$n-$(basename "$file")"
+		n=$((n + 1))
+	done
+	(cd "$T2" && find . | cpio --quiet -o -H newc >"$S/initramfs-$k.new")
+	mv "$S/initramfs-$k.new" "$S/initramfs-$k"
+	rm -rf "$T2"
+done
