@@ -139,27 +139,62 @@ func OpenDevice(d Device) (*Detached, error) {
 type View struct {
 	Options  Options // its per-mount part
 	ReadOnly bool
+	IDMap    *IDMap // nil: ids as they are on disk
 }
 
 // Clone makes another detached mount of the same file system, a bind mount, at
-// less cost than Open: open_tree_attr(2), or open_tree(2) and mount_setattr(2)
-// before Linux 6.15. Kernels older than that refuse to clone what is detached
-// (EINVAL).
-func (d *Detached) Clone(v View) (*Detached, error) {
-	set, clr := v.Options.attrs(v.ReadOnly)
-	attr := linux.MountAttr{Set: set, Clear: clr}
-	clone, err := linux.OpenTreeAttr(d.mount, attr)
-	if errors.Is(err, linux.ENOSYS) {
-		if clone, err = linux.OpenTreeClone(d.mount); err == nil {
-			if err = linux.MountSetattr(clone, attr, true); err != nil {
-				err = errors.Join(err, clone.Close())
+// less cost than Open: open_tree_attr(2) (Linux 6.15), or open_tree(2) and
+// mount_setattr(2). Kernels before 6.15 refuse to clone what is detached
+// (EINVAL), see Change.
+func (d *Detached) Clone(v View) (clone *Detached, err error) {
+	err = v.with(func(attr linux.MountAttr) error {
+		f, err := linux.OpenTreeAttr(d.mount, attr)
+		if errors.Is(err, linux.ENOSYS) {
+			if f, err = linux.OpenTreeClone(d.mount); err == nil {
+				if err = linux.MountSetattr(f, attr, true); err != nil {
+					err = errors.Join(err, f.Close())
+				}
 			}
 		}
-	}
+		clone = &Detached{mount: f, isDir: d.isDir, what: d.what}
+		return err
+	})
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", d.what, err)
+		return nil, d.viewError(v, err)
 	}
-	return &Detached{mount: clone, isDir: d.isDir, what: d.what}, nil
+	return clone, nil
+}
+
+// Change makes this mount, which must not be attached yet, show its file
+// system in that way, mount_setattr(2).
+func (d *Detached) Change(v View) error {
+	err := v.with(func(attr linux.MountAttr) error { return linux.MountSetattr(d.mount, attr, true) })
+	return d.viewError(v, err)
+}
+
+func (v View) with(f func(linux.MountAttr) error) error {
+	set, clr := v.Options.attrs(v.ReadOnly)
+	attr := linux.MountAttr{Set: set, Clear: clr}
+	if v.IDMap == nil {
+		return f(attr)
+	}
+	return v.IDMap.with(func(userns *os.File) error {
+		attr.Set |= linux.MountAttrIdmap
+		attr.Userns = userns
+		return f(attr)
+	})
+}
+
+func (d *Detached) viewError(v View, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case v.IDMap != nil && errors.Is(err, linux.EINVAL):
+		return fault.New(fault.State, "%s: this kernel (%s) makes no idmapped mounts of this file system", d.what, linux.Uname())
+	case v.IDMap != nil && errors.Is(err, linux.EPERM):
+		return fault.New(fault.State, "%s: an idmapped mount cannot be mapped a second time", d.what)
+	}
+	return fmt.Errorf("%s: %w", d.what, err)
 }
 
 // Dir opens the root directory of the file system for reading.

@@ -34,7 +34,7 @@ import (
 const socketVariable = "CRUST_VM_SOCKET"
 
 func main() {
-	code, err := 2, errors.New("usage: vm run -kernel 6.1|6.12 COMMAND..., or vm exec BINARY ARGS...")
+	code, err := 2, errors.New("usage: vm run -kernel 6.1|6.12 COMMAND, or vm exec BINARY")
 	if len(os.Args) > 2 {
 		switch os.Args[1] {
 		case "run":

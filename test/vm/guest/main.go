@@ -22,11 +22,10 @@ import (
 )
 
 func main() {
-	if err := boot(); err != nil {
-		fmt.Println("guest:", err)
-		time.Sleep(time.Second) // for the console to drain
-		os.Exit(1)              // the kernel panics, and QEMU ends
-	}
+	err := boot() // returns only when it failed
+	fmt.Println("guest:", err)
+	time.Sleep(time.Second) // for the console to drain
+	os.Exit(1)              // the kernel panics, and QEMU ends
 }
 
 func mount(source, target, fstype, data string) error {

@@ -1,0 +1,168 @@
+package linux
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"strconv"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Dir is a directory that a walk over a whole volume holds open. Its calls
+// take names as getdents64(2) gives them, so that a walk over a million files
+// makes no garbage.
+type Dir struct{ fd int }
+
+// Name is a directory entry's name, with its closing zero byte.
+type Name []byte
+
+// String is the name without the zero byte.
+func (n Name) String() string { return unix.ByteSliceToString(n) }
+
+// Inode is what statx(2) says of a file, of what a walk needs.
+type Inode struct {
+	Mode      uint16 // type and permission bits
+	UID, GID  uint32
+	Links     uint32
+	Ino       uint64
+	MountRoot bool // another file system is mounted there
+}
+
+// IsDir and IsSymlink tell the kind of file.
+func (i Inode) IsDir() bool     { return i.Mode&unix.S_IFMT == unix.S_IFDIR }
+func (i Inode) IsSymlink() bool { return i.Mode&unix.S_IFMT == unix.S_IFLNK }
+
+// Mode bits that a walk cares for.
+const (
+	ModeSetuid = unix.S_ISUID
+	ModeSetgid = unix.S_ISGID
+)
+
+// OpenRootDir opens the directory that f is on once more.
+func OpenRootDir(f *os.File) (Dir, error) {
+	defer runtime.KeepAlive(f)
+	return Dir{fdOf(f)}.Open(Name(".\x00"))
+}
+
+// Open opens the directory called name in d; a symbolic link is ENOTDIR.
+func (d Dir) Open(name Name) (Dir, error) {
+	var fd uintptr
+	err := call("openat", func() error {
+		var e unix.Errno
+		fd, _, e = unix.Syscall6(unix.SYS_OPENAT, uintptr(d.fd), uintptr(unsafe.Pointer(&name[0])),
+			unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NOATIME, 0, 0, 0)
+		return errnoErr(e)
+	})
+	return Dir{int(fd)}, err
+}
+
+// Close is close(2).
+func (d Dir) Close() error { return os.NewSyscallError("close", unix.Close(d.fd)) }
+
+// Read fills buf with entries, getdents64(2); zero bytes at the end.
+func (d Dir) Read(buf []byte) (n int, err error) {
+	err = call("getdents64", func() error { n, err = unix.Getdents(d.fd, buf); return err })
+	return n, err
+}
+
+// NextEntry takes one entry off what Read gave.
+func NextEntry(buf []byte) (name Name, rest []byte) {
+	const nameAt = 19
+	length := int(*(*uint16)(unsafe.Pointer(&buf[16])))
+	return Name(buf[nameAt:length]), buf[length:]
+}
+
+// Stat is statx(2) of name in d, itself and not what it links to.
+func (d Dir) Stat(name Name) (Inode, error) { return d.stat(name, unix.AT_SYMLINK_NOFOLLOW) }
+
+// Self is statx(2) of the directory.
+func (d Dir) Self() (Inode, error) { return d.stat(Name("\x00"), unix.AT_EMPTY_PATH) }
+
+func (d Dir) stat(name Name, flags int) (Inode, error) {
+	var st unix.Statx_t
+	for {
+		_, _, e := unix.Syscall6(unix.SYS_STATX, uintptr(d.fd), uintptr(unsafe.Pointer(&name[0])), uintptr(flags|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT),
+			unix.STATX_TYPE|unix.STATX_MODE|unix.STATX_UID|unix.STATX_GID|unix.STATX_NLINK|unix.STATX_INO, uintptr(unsafe.Pointer(&st)), 0)
+		if e == unix.EINTR {
+			continue
+		}
+		if e != 0 {
+			return Inode{}, os.NewSyscallError("statx", e)
+		}
+		return Inode{Mode: st.Mode, UID: st.Uid, GID: st.Gid, Links: st.Nlink, Ino: st.Ino, MountRoot: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0}, nil
+	}
+}
+
+// Chgrp is fchownat(2) of name in d: its group, of itself and not of what it
+// links to.
+func (d Dir) Chgrp(name Name, gid uint32) error {
+	return call("fchownat", func() error {
+		_, _, e := unix.Syscall6(unix.SYS_FCHOWNAT, uintptr(d.fd), uintptr(unsafe.Pointer(&name[0])), ^uintptr(0), uintptr(gid), unix.AT_SYMLINK_NOFOLLOW, 0)
+		return errnoErr(e)
+	})
+}
+
+// Chmod changes the permission bits of name in d, which must be no symbolic
+// link: fchmodat2(2) (Linux 6.6), or by a descriptor of the very file where
+// the kernel has none.
+func (d Dir) Chmod(name Name, mode uint32) error {
+	err := call("fchmodat2", func() error {
+		_, _, e := unix.Syscall6(unix.SYS_FCHMODAT2, uintptr(d.fd), uintptr(unsafe.Pointer(&name[0])), uintptr(mode), unix.AT_SYMLINK_NOFOLLOW, 0, 0)
+		return errnoErr(e)
+	})
+	if !errors.Is(err, unix.ENOSYS) {
+		return err
+	}
+	f, err := open("openat", name.String(), func() (int, error) {
+		return unix.Openat(d.fd, name.String(), unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	})
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := call("fstat", func() error { return unix.Fstat(fdOf(f), &st) }); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		return os.NewSyscallError("chmod", unix.EOPNOTSUPP)
+	}
+	return call("chmod", func() error { return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fdOf(f)), mode) })
+}
+
+// ChgrpSelf and ChmodSelf change the directory.
+func (d Dir) ChgrpSelf(gid uint32) error {
+	return call("fchown", func() error { return unix.Fchown(d.fd, -1, int(gid)) })
+}
+
+// ChmodSelf changes the directory's permission bits.
+func (d Dir) ChmodSelf(mode uint32) error {
+	return call("fchmod", func() error { return unix.Fchmod(d.fd, mode) })
+}
+
+// Getxattr is fgetxattr(2); nil where there is none.
+func (d Dir) Getxattr(name string) ([]byte, error) {
+	buf := make([]byte, 4096)
+	var n int
+	err := call("fgetxattr", func() (e error) { n, e = unix.Fgetxattr(d.fd, name, buf); return e })
+	if errors.Is(err, unix.ENODATA) {
+		return nil, nil
+	}
+	return buf[:max(n, 0)], err
+}
+
+// Setxattr is fsetxattr(2).
+func (d Dir) Setxattr(name string, value []byte) error {
+	return call("fsetxattr", func() error { return unix.Fsetxattr(d.fd, name, value, 0) })
+}
+
+// Removexattr is fremovexattr(2); one that is not there is fine.
+func (d Dir) Removexattr(name string) error {
+	err := call("fremovexattr", func() error { return unix.Fremovexattr(d.fd, name) })
+	if errors.Is(err, unix.ENODATA) {
+		return nil
+	}
+	return err
+}

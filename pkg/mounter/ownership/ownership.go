@@ -1,0 +1,351 @@
+// Package ownership gives the files of a volume to a group, as fsGroup asks:
+// every file and directory readable and writable by the group, directories
+// setgid so that new files inherit it, symbolic links never followed. It works
+// relative to directory descriptors, so no depth of tree and no name is beyond
+// it, changes only what differs, and remembers on the volume itself what was
+// done: a matching request looks at nothing but the root.
+package ownership
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// Policy says when the files are looked at.
+type Policy string
+
+// The policies of Kubernetes' fsGroupChangePolicy.
+const (
+	// OnRootMismatch looks at the files unless the record and the root say
+	// that all of them have the group.
+	OnRootMismatch Policy = "OnRootMismatch"
+	// Always looks at every file each time.
+	Always Policy = "Always"
+)
+
+// Progress counts while a walk runs.
+type Progress struct {
+	Looked  atomic.Int64 // files and directories
+	Changed atomic.Int64
+}
+
+// Result is what was done.
+type Result struct {
+	Walked          bool // false: the record answered
+	Looked, Changed int64
+}
+
+// What kubelet's own walk adds to the mode, pkg/volume/volume_linux.go.
+const (
+	fileBits = 0o660
+	dirBits  = linux.ModeSetgid | 0o770
+)
+
+func wanted(i linux.Inode, gid uint32) (chgrp, chmod bool, mode uint32) {
+	bits := uint32(fileBits)
+	if i.IsDir() {
+		bits = dirBits
+	}
+	mode = uint32(i.Mode) & 0o7777
+	chgrp = i.GID != gid
+	// A change of the group takes setuid and setgid off a file.
+	chmod = mode&bits != bits || chgrp && !i.IsDir() && mode&(linux.ModeSetuid|linux.ModeSetgid) != 0
+	return chgrp, chmod && !i.IsSymlink(), mode | bits
+}
+
+// State tells what the record on a volume's root says; ok is false where there
+// is none.
+func State(root *os.File) (r Record, ok bool, err error) {
+	dir, err := linux.OpenRootDir(root)
+	if err != nil {
+		return Record{}, false, err
+	}
+	r, ok, err = read(dir)
+	return r, ok, errors.Join(err, dir.Close())
+}
+
+// Due tells whether Apply would look at the files: it takes time then.
+func Due(root *os.File, gid uint32, policy Policy) (bool, error) {
+	top, err := linux.OpenRootDir(root)
+	if err != nil {
+		return false, err
+	}
+	due, _, _, err := due(top, gid, policy)
+	return due, errors.Join(err, top.Close())
+}
+
+func due(top linux.Dir, gid uint32, policy Policy) (walk, clean bool, self linux.Inode, err error) {
+	record, known, err := read(top)
+	if err != nil {
+		return false, false, self, err
+	}
+	if self, err = top.Self(); err != nil {
+		return false, false, self, err
+	}
+	clean = known && record == Record{Group: gid, Clean: true}
+	chgrp, chmod, _ := wanted(self, gid)
+	return !clean || policy == Always || chgrp || chmod, clean, self, nil
+}
+
+// Apply gives the tree of which root is the top directory to the group. When
+// it fails or is cancelled in mid-walk, the record says so, and the next Apply
+// goes on where files still differ.
+func Apply(ctx context.Context, root *os.File, gid uint32, policy Policy, p *Progress) (Result, error) {
+	top, err := linux.OpenRootDir(root)
+	if err != nil {
+		return Result{}, err
+	}
+	due, clean, self, err := due(top, gid, policy)
+	if err != nil || !due {
+		return Result{}, errors.Join(err, top.Close())
+	}
+	chgrp, chmod, mode := wanted(self, gid)
+	w := &walk{gid: gid, progress: p, top: top, clean: clean}
+	err = w.run(ctx)
+	// The root is last: who looks only at it sees the whole.
+	if err == nil {
+		err = w.change(chgrp, chmod, func() error { return top.ChgrpSelf(gid) }, func() error { return top.ChmodSelf(mode) })
+		p.Looked.Add(1)
+	}
+	failpoint.Hit("ownership.walked")
+	if err == nil && !w.clean {
+		err = Record{Group: gid, Clean: true}.write(top)
+	}
+	return Result{Walked: true, Looked: p.Looked.Load(), Changed: p.Changed.Load()}, errors.Join(err, top.Close())
+}
+
+// walk visits every directory below top once.
+type walk struct {
+	gid      uint32
+	progress *Progress
+	top      linux.Dir
+
+	dirty  sync.Mutex
+	soiled bool // the record says that a walk has begun
+	clean  bool // the record says that all is well
+
+	mu      sync.Mutex
+	wake    *sync.Cond
+	stack   []task // last in, first out: few directories are open at once
+	running int
+	err     error
+
+	links sync.Map // inodes with more than one name that were looked at
+}
+
+// task is a directory to open and read, or an open one to read on.
+type task struct {
+	dir  *shared
+	name linux.Name // nil: read on in dir
+}
+
+// shared is an open directory that tasks refer to.
+type shared struct {
+	linux.Dir
+	users atomic.Int32
+}
+
+func (s *shared) release() error {
+	if s.users.Add(-1) > 0 {
+		return nil
+	}
+	return s.Close()
+}
+
+func (w *walk) run(ctx context.Context) error {
+	w.wake = sync.NewCond(&w.mu)
+	root, err := w.top.Open(linux.Name(".\x00"))
+	if err != nil {
+		return err
+	}
+	first := &shared{Dir: root}
+	first.users.Store(1)
+	w.stack = []task{{dir: first}}
+	stop := context.AfterFunc(ctx, func() { w.fail(context.Cause(ctx)) })
+	defer stop()
+	var all sync.WaitGroup
+	for range max(4, runtime.GOMAXPROCS(0)) {
+		all.Go(func() {
+			buf := make([]byte, 128<<10)
+			for {
+				t, ok := w.next()
+				if !ok {
+					return
+				}
+				if err := w.do(t, buf); err != nil {
+					w.fail(err)
+				}
+				w.ended()
+			}
+		})
+	}
+	all.Wait()
+	for _, t := range w.stack { // of a walk that failed
+		w.err = errors.Join(w.err, t.dir.release())
+	}
+	return w.err
+}
+
+func (w *walk) fail(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err == nil {
+		w.err = err
+	}
+	w.wake.Broadcast()
+}
+
+func (w *walk) failed() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err != nil
+}
+
+// next waits for a task; false when there is none and none can come.
+func (w *walk) next() (task, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for len(w.stack) == 0 && w.running > 0 && w.err == nil {
+		w.wake.Wait()
+	}
+	if len(w.stack) == 0 || w.err != nil {
+		w.wake.Broadcast()
+		return task{}, false
+	}
+	t := w.stack[len(w.stack)-1]
+	w.stack = w.stack[:len(w.stack)-1]
+	w.running++
+	return t, true
+}
+
+func (w *walk) ended() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.running--
+	if w.running == 0 && len(w.stack) == 0 {
+		w.wake.Broadcast()
+	}
+}
+
+func (w *walk) push(tasks []task) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stack = append(w.stack, tasks...)
+	w.wake.Broadcast()
+}
+
+// do reads one buffer of a directory's entries. What is left of the directory
+// goes back to the stack below its sub-directories.
+func (w *walk) do(t task, buf []byte) error {
+	dir := t.dir
+	if t.name != nil {
+		sub, err := dir.Open(t.name)
+		if err != nil {
+			err = fmt.Errorf("directory %q: %w", t.name, err)
+		}
+		if err := errors.Join(err, dir.release()); err != nil {
+			return err
+		}
+		dir = &shared{Dir: sub}
+		dir.users.Store(1)
+	}
+	n, err := dir.Read(buf)
+	if err != nil || n == 0 {
+		return errors.Join(err, dir.release())
+	}
+	tasks := []task{{dir: dir}}
+	for rest := buf[:n]; len(rest) > 0; {
+		var name linux.Name
+		name, rest = linux.NextEntry(rest)
+		if s := name.String(); s == "." || s == ".." {
+			continue
+		}
+		sub, err := w.visit(dir.Dir, name)
+		if err != nil {
+			return errors.Join(fmt.Errorf("%q: %w", name, err), release(dir, len(tasks)))
+		}
+		if sub {
+			dir.users.Add(1)
+			tasks = append(tasks, task{dir: dir, name: append(linux.Name(nil), name...)})
+		}
+		if w.failed() {
+			return release(dir, len(tasks))
+		}
+	}
+	w.push(tasks)
+	return nil
+}
+
+func release(dir *shared, times int) error {
+	var err error
+	for range times {
+		err = errors.Join(err, dir.release())
+	}
+	return err
+}
+
+// visit gives one entry to the group, and tells whether it is a directory to
+// go into.
+func (w *walk) visit(dir linux.Dir, name linux.Name) (bool, error) {
+	i, err := dir.Stat(name)
+	if errors.Is(err, linux.ENOENT) {
+		return false, nil // of a volume that is in use: it was removed just now
+	}
+	if err != nil {
+		return false, err
+	}
+	if i.MountRoot {
+		return false, nil // of another file system
+	}
+	if i.Links > 1 && !i.IsDir() {
+		if _, seen := w.links.LoadOrStore(i.Ino, true); seen {
+			return false, nil
+		}
+	}
+	w.progress.Looked.Add(1)
+	chgrp, chmod, mode := wanted(i, w.gid)
+	err = w.change(chgrp, chmod, func() error { return dir.Chgrp(name, w.gid) }, func() error { return dir.Chmod(name, mode) })
+	if errors.Is(err, linux.ENOENT) {
+		return false, nil
+	}
+	return i.IsDir(), err
+}
+
+func (w *walk) change(chgrp, chmod bool, group, mode func() error) error {
+	if !chgrp && !chmod {
+		return nil
+	}
+	if err := w.soil(); err != nil {
+		return err
+	}
+	failpoint.Hit("ownership.change")
+	w.progress.Changed.Add(1)
+	if chgrp {
+		if err := group(); err != nil {
+			return err
+		}
+	}
+	if chmod {
+		return mode()
+	}
+	return nil
+}
+
+// soil records, before the first change, that the walk has begun.
+func (w *walk) soil() error {
+	w.dirty.Lock()
+	defer w.dirty.Unlock()
+	if w.soiled {
+		return nil
+	}
+	w.soiled, w.clean = true, false
+	return Record{Group: w.gid}.write(w.top)
+}

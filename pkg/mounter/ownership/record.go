@@ -1,0 +1,83 @@
+package ownership
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// Attribute is the extended attribute, on the root of a volume, that says
+// which group its files were given last. The trusted namespace is invisible in
+// containers, and moves with the volume to another node.
+const Attribute = "trusted.crust.ownership"
+
+// Record is the attribute's content: "v1 group=2000 state=clean".
+type Record struct {
+	Group uint32
+	// Clean: every file has the group. Not clean: a walk that gives it was
+	// begun and not seen to end.
+	Clean bool
+}
+
+const recordVersion = "v1"
+
+func (r Record) String() string {
+	state := "dirty"
+	if r.Clean {
+		state = "clean"
+	}
+	return fmt.Sprintf("%s group=%d state=%s", recordVersion, r.Group, state)
+}
+
+// ParseRecord reads the attribute's content. A version that this program does
+// not know is an error of kind fault.State.
+func ParseRecord(text string) (Record, error) {
+	fields := strings.Split(text, " ")
+	if fields[0] != recordVersion {
+		return Record{}, fault.New(fault.State, "the ownership record %q is of a version that this program does not know; use a newer one, or remove it with `setfattr -x %s`", text, Attribute)
+	}
+	bad := fault.New(fault.State, "the ownership record %q makes no sense; if the volume is well otherwise, remove it with `setfattr -x %s`", text, Attribute)
+	if len(fields) != 3 {
+		return Record{}, bad
+	}
+	group, ok := strings.CutPrefix(fields[1], "group=")
+	if !ok {
+		return Record{}, bad
+	}
+	gid, err := ParseGroup(group)
+	if err != nil {
+		return Record{}, bad
+	}
+	switch fields[2] {
+	case "state=clean":
+		return Record{Group: gid, Clean: true}, nil
+	case "state=dirty":
+		return Record{Group: gid}, nil
+	}
+	return Record{}, bad
+}
+
+// ParseGroup reads a group as an orchestrator sends it: a plain decimal number
+// of one group, 0 to 4294967294.
+func ParseGroup(text string) (uint32, error) {
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil || n == 1<<32-1 || strconv.FormatUint(n, 10) != text {
+		return 0, fault.New(fault.Invalid, "%q is no group: a plain decimal number from 0 to 4294967294 is one", text)
+	}
+	return uint32(n), nil
+}
+
+// read gives the root's record; ok is false where there is none.
+func read(root linux.Dir) (r Record, ok bool, err error) {
+	b, err := root.Getxattr(Attribute)
+	if err != nil || b == nil {
+		return Record{}, false, err
+	}
+	r, err = ParseRecord(string(b))
+	return r, err == nil, err
+}
+
+func (r Record) write(root linux.Dir) error { return root.Setxattr(Attribute, []byte(r.String())) }
