@@ -72,6 +72,7 @@ func run(args []string) error {
 	d, err := driver.New(driver.Config{
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
 		Programs: fsprogs.New(metrics.ProgramStarted), Log: log, Metrics: metrics,
+		AppliesGroups: o.fsGroupPolicy == "Mount",
 	})
 	if err != nil {
 		return err

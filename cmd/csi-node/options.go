@@ -17,10 +17,11 @@ import (
 type options struct {
 	endpoint, nodeID, driverName, stateDir, kubeletDir, metricsAddress, logFormat string
 
-	pools        []poolSpec
-	allowDevices []string
-	verbosity    int
-	showVersion  bool
+	fsGroupPolicy string
+	pools         []poolSpec
+	allowDevices  []string
+	verbosity     int
+	showVersion   bool
 }
 
 var driverNamePattern = regexp.MustCompile(`^[a-zA-Z0-9]([-a-zA-Z0-9_.]*[a-zA-Z0-9])?$`)
@@ -45,6 +46,7 @@ func parseFlags(args []string) (*options, error) {
 	})
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/csi-node", "directory of what the driver has to remember")
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "directory below which every staging and target path lies")
+	f.StringVar(&o.fsGroupPolicy, "fsgroup-policy", "Mount", "who gives a volume to the pod's fsGroup: Mount (the driver, when it mounts) or File (the kubelet, which walks)")
 	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz (default: off)")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
@@ -64,6 +66,9 @@ func (o *options) check(rest []string) error {
 	}
 	if len(o.pools) == 0 && len(o.allowDevices) == 0 {
 		return errors.New("give at least one --pool NAME=loop:DIR, or --allow-device GLOB")
+	}
+	if o.fsGroupPolicy != "Mount" && o.fsGroupPolicy != "File" {
+		return fmt.Errorf("--fsgroup-policy %q: Mount or File", o.fsGroupPolicy)
 	}
 	if o.logFormat != "text" && o.logFormat != "json" {
 		return fmt.Errorf("--log-format %q: text or json", o.logFormat)

@@ -45,6 +45,7 @@ type Volume struct {
 	MountFlags []string
 	Mode       csi.VolumeCapability_AccessMode_Mode // zero: SINGLE_NODE_WRITER
 	Context    map[string]string
+	Group      string // the pod's fsGroup
 }
 
 // Capability is the volume's as CSI has it.
@@ -57,7 +58,7 @@ func (v Volume) Capability() *csi.VolumeCapability {
 	if v.Block {
 		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	} else {
-		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.FSType, MountFlags: v.MountFlags}}
+		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.FSType, MountFlags: v.MountFlags, VolumeMountGroup: v.Group}}
 	}
 	return c
 }

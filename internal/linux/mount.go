@@ -142,6 +142,15 @@ func MountSetattrAvailable() error {
 	return err
 }
 
+// Mount is mount(2) of a new file system.
+func Mount(source, target, fstype string, readOnly bool, data string) error {
+	var flags uintptr
+	if readOnly {
+		flags = unix.MS_RDONLY
+	}
+	return call("mount", func() error { return unix.Mount(source, target, fstype, flags, data) })
+}
+
 // UnmountAt is umount2(2) on name in directory dir; a symbolic link there is
 // not followed. The directory is reached by its descriptor, and the mount
 // itself is not held open: holding it would be EBUSY.

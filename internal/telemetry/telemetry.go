@@ -20,6 +20,13 @@ type Metrics struct {
 	grown    *prometheus.CounterVec
 	programs *prometheus.CounterVec
 	copied   *prometheus.CounterVec
+
+	ownership        *prometheus.HistogramVec
+	ownershipLooked  *prometheus.CounterVec
+	ownershipChanged *prometheus.CounterVec
+	ownershipSkipped *prometheus.CounterVec
+	contextMounts    *prometheus.CounterVec
+	readOnly         *prometheus.CounterVec
 }
 
 // New makes them.
@@ -36,10 +43,21 @@ func New(version string) *Metrics {
 		grown:    counter("crust_filesystems_grown_total", "File systems grown, by how: online, offline.", "fs_type", "how"),
 		programs: counter("crust_programs_started_total", "Programs started (mkfs, fsck and the like).", "program"),
 		copied:   counter("crust_pool_copied_bytes_total", "Bytes copied for snapshots and clones where extents could not be shared.", "pool"),
+
+		ownership: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "crust_ownership_duration_seconds", Help: "How long giving a volume to the pod's fsGroup took.",
+			Buckets: []float64{.0001, .001, .01, .1, 1, 10, 60, 300, 1800},
+		}, []string{"strategy"}),
+		ownershipLooked:  counter("crust_ownership_files_looked_at_total", "Files and directories that walks for fsGroup looked at.", "strategy"),
+		ownershipChanged: counter("crust_ownership_files_changed_total", "Files and directories whose group or mode was changed for fsGroup.", "strategy"),
+		ownershipSkipped: counter("crust_ownership_skipped_total", "Publishes without a walk for fsGroup, by reason: no-group, read-only, record, share.", "reason"),
+		contextMounts:    counter("crust_selinux_context_mounts_total", "Mounts with a SELinux context, by outcome: applied, mismatch, error.", "outcome"),
+		readOnly:         counter("crust_read_only_publishes_total", "Read-only publishes, by what was applied: recursive, plain, device.", "applied"),
 	}
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "crust_build_info", Help: "1, with the version."}, []string{"version"})
 	build.WithLabelValues(version).Set(1)
 	m.registry.MustRegister(m.duration, m.inFlight, m.made, m.checked, m.grown, m.programs, m.copied, build,
+		m.ownership, m.ownershipLooked, m.ownershipChanged, m.ownershipSkipped, m.contextMounts, m.readOnly,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -67,6 +85,22 @@ func (m *Metrics) FilesystemChecked(outcome string) { m.checked.WithLabelValues(
 
 // FilesystemGrown counts a growth.
 func (m *Metrics) FilesystemGrown(fstype, how string) { m.grown.WithLabelValues(fstype, how).Inc() }
+
+// OwnershipApplied counts a publish that gave a volume to a group.
+func (m *Metrics) OwnershipApplied(strategy string, took time.Duration, looked, changed int64) {
+	m.ownership.WithLabelValues(strategy).Observe(took.Seconds())
+	m.ownershipLooked.WithLabelValues(strategy).Add(float64(looked))
+	m.ownershipChanged.WithLabelValues(strategy).Add(float64(changed))
+}
+
+// OwnershipSkipped counts a publish that looked at no file.
+func (m *Metrics) OwnershipSkipped(reason string) { m.ownershipSkipped.WithLabelValues(reason).Inc() }
+
+// ContextMount counts a mount with a SELinux context.
+func (m *Metrics) ContextMount(outcome string) { m.contextMounts.WithLabelValues(outcome).Inc() }
+
+// ReadOnlyPublish counts a read-only publish.
+func (m *Metrics) ReadOnlyPublish(applied string) { m.readOnly.WithLabelValues(applied).Inc() }
 
 // ProgramStarted counts a program.
 func (m *Metrics) ProgramStarted(program string) { m.programs.WithLabelValues(program).Inc() }

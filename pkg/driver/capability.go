@@ -8,6 +8,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
 
 // use is how a volume is to be used, as a VolumeCapability says.
@@ -59,7 +60,9 @@ func parseUse(c *csi.VolumeCapability, share bool) (use, error) {
 			return use{}, invalid("fs_type %q is no name of a file system", u.fstype)
 		}
 		if g := m.GetVolumeMountGroup(); g != "" {
-			return use{}, invalid("volume_mount_group %q: this driver does not offer VOLUME_MOUNT_GROUP", g)
+			if _, err := ownership.ParseGroup(g); err != nil {
+				return use{}, err
+			}
 		}
 		var err error
 		if u.options, err = mounter.ParseOptions(m.GetMountFlags()); err != nil {

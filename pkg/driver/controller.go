@@ -63,7 +63,9 @@ func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	if err != nil {
 		return nil, err
 	}
-	return &csi.CreateVolumeResponse{Volume: d.describe(made)}, nil
+	v := d.describe(made)
+	v.VolumeContext = volumeContext(req.GetParameters())
+	return &csi.CreateVolumeResponse{Volume: v}, nil
 }
 
 func (d *Driver) create(ctx context.Context, req *csi.CreateVolumeRequest, want volume.Spec, pool volume.Pool, p *volume.Progress) (volume.Volume, error) {
@@ -333,7 +335,7 @@ func (d *Driver) ValidateVolumeCapabilities(_ context.Context, req *csi.Validate
 		_, err = ParseParameters(req.GetParameters())
 	}
 	if err == nil {
-		err = checkAttributes(req.GetVolumeContext())
+		_, err = parseAttributes(req.GetVolumeContext())
 	}
 	if err != nil {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil

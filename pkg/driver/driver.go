@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -32,6 +33,9 @@ type Config struct {
 	Programs *fsprogs.Programs
 	Log      *slog.Logger
 	Metrics  Metrics
+	// AppliesGroups: the driver gives volumes to the pod's fsGroup itself
+	// (VOLUME_MOUNT_GROUP). Otherwise the orchestrator does.
+	AppliesGroups bool
 }
 
 // Metrics is told what happened; see package telemetry for one that counts.
@@ -39,6 +43,10 @@ type Metrics interface {
 	FilesystemMade(fstype string)
 	FilesystemChecked(outcome string)
 	FilesystemGrown(fstype, how string)
+	OwnershipApplied(strategy string, took time.Duration, looked, changed int64)
+	OwnershipSkipped(reason string)
+	ContextMount(outcome string)
+	ReadOnlyPublish(applied string)
 }
 
 // Driver serves the CSI Identity, Controller and Node services.
@@ -173,7 +181,11 @@ func (d *Driver) thaw(s volume.Source, id string) error {
 	if err != nil || v.Facts.Formatted == "" {
 		return err
 	}
-	return mounter.Thaw(filesystem(a.Device, v.Facts.Formatted, mounter.Options{}, false))
+	fs, err := d.live(a.Device, id, v.Facts.Formatted)
+	if err != nil {
+		return err
+	}
+	return mounter.Thaw(fs)
 }
 
 // quiesce makes a volume stand still while it is copied.
@@ -195,8 +207,26 @@ func (d *Driver) quiesce(s volume.Source, id string) volume.Quiesce {
 		if !busy || v.Facts.Formatted == "" {
 			return nothing, mounter.Flush(a.Device)
 		}
-		return mounter.Freeze(filesystem(a.Device, v.Facts.Formatted, mounter.Options{}, false))
+		fs, err := d.live(a.Device, id, v.Facts.Formatted)
+		if err != nil {
+			return nil, err
+		}
+		return mounter.Freeze(fs)
 	}
+}
+
+// live says how a volume that may be mounted is mounted once more, by the
+// driver for itself: with the superblock options of the live mounts, for the
+// kernel refuses another SELinux label, and none.
+func (d *Driver) live(dev mounter.Device, id, fstype string) (mounter.Filesystem, error) {
+	r, _ := d.staged.get(id)
+	o, err := mounter.ParseOptions([]string{r.Superblock})
+	if err != nil {
+		return mounter.Filesystem{}, fmt.Errorf("volume %s: the options of its mounts, as recorded: %w", id, err)
+	}
+	fs := filesystem(dev, fstype, o, false)
+	fs.Scratch = d.scratchFor(id)
+	return fs, nil
 }
 
 // filesystem says how a volume's file system is mounted. A clone of an xfs has

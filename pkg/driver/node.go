@@ -15,13 +15,17 @@ import (
 // NodeGetCapabilities gives what the node service can do.
 func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	resp := &csi.NodeGetCapabilitiesResponse{}
-	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+	types := []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
-	} {
+	}
+	if d.AppliesGroups {
+		types = append(types, csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
+	}
+	for _, t := range types {
 		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
 			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
 		})
@@ -129,13 +133,14 @@ func (d *Driver) requireStaged(src volume.Source, id, stagingPath string) (stage
 
 // growth makes a volume's file system fill its device, when that is due. It
 // happens before anything can see the volume, or while it is in use.
-func (d *Driver) growth(ctx context.Context, src volume.Source, id string, dev mounter.Device, fstype string, o mounter.Options) error {
+func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mounter.Filesystem) error {
+	dev, fstype := fs.Device, fs.Type
 	v, err := src.Get(id)
 	if err != nil || !v.Facts.GrowDue || dev.ReadOnly {
 		return err
 	}
 	how := "online"
-	err = growDetached(filesystem(dev, fstype, o, false))
+	err = growDetached(fs)
 	if errors.Is(err, mounter.ErrGrowOffline) {
 		busy, berr := mounter.Busy(dev.Path)
 		if berr != nil || busy {

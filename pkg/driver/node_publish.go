@@ -31,11 +31,16 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 			return nil, err
 		}
 	}
-	if err := checkAttributes(req.GetVolumeContext()); err != nil {
+	attrs, err := parseAttributes(req.GetVolumeContext())
+	if err != nil {
 		return nil, err
 	}
-	p := publication{id: id, target: req.GetTargetPath(), staging: req.GetStagingTargetPath()}
-	err := d.ops.short("NodePublishVolume", func() error {
+	group, err := d.group(req.GetVolumeCapability(), attrs)
+	if err != nil {
+		return nil, err
+	}
+	attempt := func(ctx context.Context, progress *volume.Progress, quick bool) error {
+		p := publication{id: id, target: req.GetTargetPath(), staging: req.GetStagingTargetPath(), attrs: attrs, group: group}
 		var err error
 		if p.src, p.volume, err = d.Volumes.Find(id); err != nil {
 			return err
@@ -47,8 +52,15 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 			return err
 		}
 		p.readOnly = req.GetReadonly() || p.use.readOnly || p.use.options.ReadOnly()
-		return d.publish(ctx, &p)
-	}, id)
+		if err := p.groupOptions(); err != nil {
+			return err
+		}
+		return d.publish(ctx, &p, progress, quick)
+	}
+	err = d.ops.short("NodePublishVolume", func() error { return attempt(ctx, &volume.Progress{}, true) }, id)
+	if errors.Is(err, errNeedsTime) {
+		err = d.ops.long(ctx, "NodePublishVolume", func(ctx context.Context, progress *volume.Progress) error { return attempt(ctx, progress, false) }, id)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -63,6 +75,8 @@ type publication struct {
 	staged              stagedRecord
 	attachment          volume.Attachment
 	use                 use
+	attrs               attributes
+	group               *uint32 // the pod's fsGroup; nil: none
 	readOnly            bool
 }
 
@@ -70,7 +84,13 @@ func (p *publication) filesystem() mounter.Filesystem {
 	return filesystem(p.attachment.Device, p.staged.FSType, p.use.options, p.readOnly)
 }
 
-func (d *Driver) publish(ctx context.Context, p *publication) error {
+func (d *Driver) mountable(p *publication) mounter.Filesystem {
+	fs := p.filesystem()
+	fs.Scratch = d.scratchFor(p.id)
+	return fs
+}
+
+func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.Progress, quick bool) error {
 	switch {
 	case p.use.block != p.staged.Block:
 		return fault.New(fault.State, "volume %s is staged as %s and cannot be published as %s", p.id, kindOf(p.staged.Block, p.staged.FSType), kindOf(p.use.block, p.use.fstype))
@@ -96,10 +116,28 @@ func (d *Driver) publish(ctx context.Context, p *publication) error {
 		}
 	}
 	m, err := d.detached(ctx, p)
+	d.countLabel(p, err)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
+	switch {
+	case p.use.block:
+		if p.readOnly {
+			d.Metrics.ReadOnlyPublish("device")
+		}
+	default:
+		var idmap *mounter.IDMap
+		if p.attachment.Share != nil {
+			// Whose the files are is its server's to say.
+			d.Metrics.OwnershipSkipped("share")
+		} else if idmap, err = d.own(ctx, p, m, progress, quick); err != nil {
+			return err
+		}
+		if err := d.finish(p, m, idmap); err != nil {
+			return err
+		}
+	}
 	if err := m.Attach(t); err != nil {
 		return errors.Join(fmt.Errorf("volume %s: %w", p.id, err), d.releaseReadOnly(ctx, p))
 	}
@@ -159,11 +197,13 @@ func (d *Driver) detached(ctx context.Context, p *publication) (*mounter.Detache
 		return nil, err
 	}
 	if p.volume.Facts.GrowDue {
-		if err := d.growth(ctx, p.src, p.id, p.attachment.Device, p.staged.FSType, p.use.options); err != nil {
+		fs := d.mountable(p)
+		fs.ReadOnly = false
+		if err := d.growth(ctx, p.src, p.id, fs); err != nil {
 			return nil, err
 		}
 	}
-	m, err := mounter.Open(p.filesystem())
+	m, err := mounter.Open(d.mountable(p))
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", p.id, err)
 	}
@@ -188,6 +228,19 @@ func (d *Driver) agreeOnSuperblock(p *publication) error {
 	}
 	p.staged.Superblock = want
 	return d.staged.put(p.staged)
+}
+
+// countLabel counts mounts with a SELinux context.
+func (d *Driver) countLabel(p *publication, err error) {
+	switch {
+	case p.use.block || p.use.options.Context() == "":
+	case err == nil:
+		d.Metrics.ContextMount("applied")
+	case errors.Is(err, mounter.ErrLabelMismatch):
+		d.Metrics.ContextMount("mismatch")
+	default:
+		d.Metrics.ContextMount("error")
+	}
 }
 
 // releaseReadOnly gives up the read-only device of a block volume when no

@@ -26,7 +26,11 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if req.GetStagingTargetPath() == "" {
 		return nil, invalid("staging_target_path is missing")
 	}
-	if err := checkAttributes(req.GetVolumeContext()); err != nil {
+	attrs, err := parseAttributes(req.GetVolumeContext())
+	if err != nil {
+		return nil, err
+	}
+	if _, err := d.group(req.GetVolumeCapability(), attrs); err != nil {
 		return nil, err
 	}
 	static := d.Volumes.Static()

@@ -81,7 +81,12 @@ func (d *Driver) stagedStats(src volume.Source, r stagedRecord) (*csi.NodeGetVol
 		}
 		return d.blockStats(src, v)
 	}
-	m, err := mounter.Open(filesystem(a.Device, r.FSType, mounter.Options{}, true))
+	fs, err := d.live(a.Device, r.VolumeID, r.FSType)
+	if err != nil {
+		return nil, err
+	}
+	fs.ReadOnly = true
+	m, err := mounter.Open(fs)
 	if err != nil {
 		return nil, err
 	}
@@ -261,9 +266,11 @@ func (d *Driver) growNow(ctx context.Context, src volume.Source, id string, dev 
 			return err
 		}
 	}
-	// Superblock options of a live file system are not looked at, and for one
-	// that is mounted nowhere they matter as little for this moment.
-	err = d.growth(ctx, src, id, dev, staged.FSType, mounter.Options{})
+	fs, err := d.live(dev, id, staged.FSType)
+	if err != nil {
+		return err
+	}
+	err = d.growth(ctx, src, id, fs)
 	if errors.Is(err, mounter.ErrGrowOffline) {
 		return fmt.Errorf("the device is larger now, its file system is not: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 	"github.com/crust-csi/crust-csi/pkg/volume/static"
 )
 
@@ -13,9 +14,9 @@ type Parameters struct {
 	Pool  string // empty: the first pool
 	Thick bool   // provisioning=thick
 
-	FSGroupStrategy           string // chown, idmap, option
-	FSGroupChangePolicy       string // Always, OnRootMismatch
-	RecursiveReadOnly         string // Disabled, IfPossible, Enabled
+	FSGroupStrategy           string // chown (also when empty), idmap, option
+	FSGroupChangePolicy       ownership.Policy
+	RecursiveReadOnly         string // Disabled, IfPossible (also when empty), Enabled
 	AllowRuntimeAssistedMount bool
 }
 
@@ -33,11 +34,11 @@ var parameters = map[string]parameter{
 	"pool":         {nil, func(p *Parameters, v string) { p.Pool = v }, always},
 	"provisioning": {[]string{"thin", "thick"}, func(p *Parameters, v string) { p.Thick = v == "thick" }, always},
 	"fsGroupStrategy": {[]string{"chown", "idmap", "option"}, func(p *Parameters, v string) { p.FSGroupStrategy = v },
-		func(string) bool { return false }},
-	"fsGroupChangePolicy": {[]string{"Always", "OnRootMismatch"}, func(p *Parameters, v string) { p.FSGroupChangePolicy = v },
-		func(string) bool { return false }},
+		always},
+	"fsGroupChangePolicy": {[]string{"Always", "OnRootMismatch"}, func(p *Parameters, v string) { p.FSGroupChangePolicy = ownership.Policy(v) },
+		always},
 	"recursiveReadOnly": {[]string{"Disabled", "IfPossible", "Enabled"}, func(p *Parameters, v string) { p.RecursiveReadOnly = v },
-		func(v string) bool { return v != "Enabled" }},
+		always},
 	"allowRuntimeAssistedMount": {[]string{"true", "false"}, func(p *Parameters, v string) { p.AllowRuntimeAssistedMount = v == "true" },
 		func(v string) bool { return v == "false" }},
 }
@@ -82,20 +83,70 @@ func (p *Parameters) set(key, value string) error {
 	return nil
 }
 
-// checkAttributes looks at a volume context. Keys with a domain are other
-// people's (kubelet, sidecars) and pass; those without are ours.
-func checkAttributes(m map[string]string) error {
-	var p Parameters
+// What the orchestrator, or crust-agent for it, tells of the pod.
+const (
+	attrPodGroup     = orchestratorPrefix + "pod.fsGroup"
+	attrPodPolicy    = orchestratorPrefix + "pod.fsGroupChangePolicy"
+	attrPodHostUsers = "csi.crust.dev/hostUsers"
+)
+
+// attributes are a volume context: the parameters of the class, which went
+// with the volume, and what is told of the pod.
+type attributes struct {
+	Parameters
+	podGroup  string // as it was sent
+	ownUserns bool   // the pod has a user namespace: the runtime will id-map the mount
+}
+
+// parseAttributes reads a volume context. Keys with a domain that is not ours
+// are other people's (kubelet, sidecars) and pass.
+func parseAttributes(m map[string]string) (attributes, error) {
+	var a attributes
 	for _, key := range sortedKeys(m) {
 		switch {
-		case strings.Contains(key, "/"), key == static.AttrDevice, key == static.AttrServer, key == static.AttrShare:
+		case key == attrPodGroup, key == attrPodPolicy, key == attrPodHostUsers, key == static.AttrDevice, key == static.AttrServer, key == static.AttrShare:
+			continue
+		case strings.Contains(key, "/"):
+			if strings.HasPrefix(key, "csi.crust.dev/") {
+				return attributes{}, fault.New(fault.Invalid, "attribute %q is unknown; known is %s", key, attrPodHostUsers)
+			}
 			continue
 		}
-		if err := p.set(key, m[key]); err != nil {
-			return err
+		if err := a.set(key, m[key]); err != nil {
+			return attributes{}, err
 		}
 	}
-	return nil
+	a.podGroup = m[attrPodGroup]
+	// What the pod says wins over the class.
+	if policy, ok := m[attrPodPolicy]; ok && policy != "" {
+		if err := a.set("fsGroupChangePolicy", policy); err != nil {
+			return attributes{}, err
+		}
+	}
+	switch m[attrPodHostUsers] {
+	case "", "true":
+	case "false":
+		a.ownUserns = true
+	default:
+		return attributes{}, fault.New(fault.Invalid, "attribute %s=%q: the value must be true or false", attrPodHostUsers, m[attrPodHostUsers])
+	}
+	return a, nil
+}
+
+// carried are the parameters that a volume's context takes to the node.
+var carried = []string{"fsGroupStrategy", "fsGroupChangePolicy", "recursiveReadOnly"}
+
+func volumeContext(parameters map[string]string) map[string]string {
+	var m map[string]string
+	for _, key := range carried {
+		if v, ok := parameters[key]; ok {
+			if m == nil {
+				m = map[string]string{}
+			}
+			m[key] = v
+		}
+	}
+	return m
 }
 
 func sortedKeys[V any](m map[string]V) []string {

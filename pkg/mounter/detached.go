@@ -25,6 +25,9 @@ type Filesystem struct {
 	// ReadOnly makes this mount read-only. The superblock stays writable
 	// unless the device is not, so that other mounts of it may write.
 	ReadOnly bool
+	// Scratch is a directory, made and removed again, for the one case that
+	// cannot be mounted detached: a SELinux label on btrfs before Linux 6.8.
+	Scratch string
 }
 
 // Detached is a mount that is attached nowhere: nobody but this process sees
@@ -40,6 +43,27 @@ type Detached struct {
 // is mounted already, the kernel shares that superblock and ignores the
 // superblock options given here: comparing them is up to the caller (see Busy).
 func Open(fs Filesystem) (*Detached, error) {
+	if err := checkLabels(fs.Options); err != nil {
+		return nil, err
+	}
+	d, err := open(fs)
+	if err != nil && fs.Type == "btrfs" && fs.Options.labels() && fs.Scratch != "" {
+		var cerr error
+		if d, cerr = openClassic(fs); cerr == nil {
+			err = nil
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := verifyLabel(fs.Options, d.Label); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", d.what, err), d.Close())
+	}
+	failpoint.Hit("mount.detached")
+	return d, nil
+}
+
+func open(fs Filesystem) (*Detached, error) {
 	ctx, err := linux.Fsopen(fs.Type)
 	if errors.Is(err, linux.ENODEV) {
 		return nil, fault.New(fault.State, "this kernel (%s) knows no file system %q, and no module of that name could be loaded", linux.Uname(), fs.Type)
@@ -59,7 +83,6 @@ func Open(fs Filesystem) (*Detached, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s on %s: %w", fs.Type, fs.Device.Path, err)
 	}
-	failpoint.Hit("mount.detached")
 	return &Detached{mount: mount, isDir: true, what: fs.Type + " on " + fs.Device.Path}, nil
 }
 
@@ -83,6 +106,9 @@ func configure(ctx *os.File, fs Filesystem) error {
 			said := linux.FsContextLog(ctx)
 			if said == "" {
 				said = err.Error()
+			}
+			if contextOptions[o.Key] {
+				return fault.New(fault.Invalid, "mount option %q: the SELinux policy loaded on this node does not take that label; the kernel says: %s", o, said)
 			}
 			return fault.New(fault.Invalid, "mount option %q is not one that %s takes on this kernel; the kernel says: %s", o, fs.Type, said)
 		}
@@ -185,12 +211,18 @@ func (v View) with(f func(linux.MountAttr) error) error {
 	})
 }
 
+// ErrNoMountSetattr is a kernel before Linux 5.12, or a filter on the system
+// calls of this process.
+var ErrNoMountSetattr = errors.New("this kernel has no mount_setattr")
+
 func (d *Detached) viewError(v View, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case v.IDMap != nil && errors.Is(err, linux.EINVAL):
 		return fault.New(fault.State, "%s: this kernel (%s) makes no idmapped mounts of this file system", d.what, linux.Uname())
+	case errors.Is(err, linux.ENOSYS):
+		return fmt.Errorf("%s: %w: %w", d.what, ErrNoMountSetattr, err)
 	case v.IDMap != nil && errors.Is(err, linux.EPERM):
 		return fault.New(fault.State, "%s: an idmapped mount cannot be mapped a second time", d.what)
 	}

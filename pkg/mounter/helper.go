@@ -3,6 +3,7 @@ package mounter
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 
@@ -26,19 +27,48 @@ func OpenWithHelper(ctx context.Context, scratch, source, fstype string, o Optio
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	if err := checkLabels(o); err != nil {
+		return nil, err
+	}
 	if err := ClearScratch(scratch); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(scratch, 0o700); err != nil {
 		return nil, err
 	}
+	if o.labels() {
+		// Two volumes of one server would share a superblock, and its label.
+		switch fstype {
+		case "nfs", "nfs4":
+			o = o.With("nosharecache", "")
+		case "cifs", "smb3":
+			o = o.With("nosharesock", "")
+		}
+	}
 	options := make([]string, 0, len(o.Superblock))
 	for _, opt := range o.Superblock {
+		if contextOptions[opt.Key] {
+			opt.Value = `"` + opt.Value + `"`
+		}
 		options = append(options, opt.String())
 	}
 	if err := mountUtils().MountSensitive(source, scratch, fstype, options, nil); err != nil {
 		return nil, errors.Join(fault.New(fault.State, "%s from %s: %w", fstype, source, err), os.Remove(scratch))
 	}
+	d, err = takeScratch(scratch, fstype+" from "+source, View{Options: o, ReadOnly: readOnly})
+	if err != nil {
+		return nil, err
+	}
+	// mount(8) may drop a label without a word.
+	if err := verifyLabel(o, d.Label); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", d.what, err), d.Close())
+	}
+	return d, nil
+}
+
+// takeScratch gives a detached clone of what is mounted at scratch, which is
+// unmounted and removed.
+func takeScratch(scratch, what string, v View) (d *Detached, err error) {
 	defer func() {
 		if cerr := ClearScratch(scratch); cerr != nil {
 			err = errors.Join(err, cerr)
@@ -53,7 +83,7 @@ func OpenWithHelper(ctx context.Context, scratch, source, fstype string, o Optio
 		return nil, err
 	}
 	defer root.Close()
-	return (&Detached{mount: root, isDir: true, what: fstype + " from " + source}).Clone(View{Options: o, ReadOnly: readOnly})
+	return (&Detached{mount: root, isDir: true, what: what}).Clone(v)
 }
 
 // ClearScratch takes off what a crash left in a scratch directory, and removes

@@ -187,12 +187,13 @@ type Usage struct {
 }
 
 // Usage asks the mounted file system.
-func (s *State) Usage() (Usage, error) { return usageOf(s.file) }
+func (s *State) Usage() (Usage, error) { return UsageOf(s.file) }
 
 // Usage asks the detached file system.
-func (d *Detached) Usage() (Usage, error) { return usageOf(d.mount) }
+func (d *Detached) Usage() (Usage, error) { return UsageOf(d.mount) }
 
-func usageOf(f *os.File) (Usage, error) {
+// UsageOf asks the file system that f is on.
+func UsageOf(f *os.File) (Usage, error) {
 	st, err := linux.Fstatfs(f)
 	if err != nil {
 		return Usage{}, err

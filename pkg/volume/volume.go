@@ -150,7 +150,13 @@ func (c Capacity) NearlyFull() bool { return c.Available < c.Total/20 }
 
 // Progress is how far a long operation has come; it may be read while the
 // operation runs.
-type Progress struct{ done, total atomic.Int64 }
+type Progress struct {
+	done, total atomic.Int64
+	text        atomic.Pointer[func() string]
+}
+
+// Describe has String answer with f instead, for work that is not copying.
+func (p *Progress) Describe(f func() string) { p.text.Store(&f) }
 
 // Start sets what there is to do, in bytes.
 func (p *Progress) Start(total int64) { p.total.Store(total) }
@@ -160,6 +166,9 @@ func (p *Progress) Add(n int64) { p.done.Add(n) }
 
 // String is "1.5 of 10.0 GiB copied", empty before Start.
 func (p *Progress) String() string {
+	if f := p.text.Load(); f != nil {
+		return (*f)()
+	}
 	total := p.total.Load()
 	if total == 0 {
 		return ""

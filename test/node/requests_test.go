@@ -51,12 +51,14 @@ func TestBadCreate(t *testing.T) {
 		"block and mount": {func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities, csiclient.Volume{Block: true}.Capability())
 		}, codes.InvalidArgument, "both"},
-		"bind option":        {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("ext4", 0, "bind") }, codes.InvalidArgument, "bind"},
-		"ro and rw":          {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("ext4", 0, "ro,rw") }, codes.InvalidArgument, "contradict"},
-		"mount group":        {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].GetMount().VolumeMountGroup = "1000" }, codes.InvalidArgument, "VOLUME_MOUNT_GROUP"},
-		"unknown parameter":  {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisionning": "thick"} }, codes.InvalidArgument, "provisionning"},
-		"unknown value":      {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisioning": "thicc"} }, codes.InvalidArgument, "thicc"},
-		"a later version's":  {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"fsGroupStrategy": "idmap"} }, codes.InvalidArgument, "fsGroupStrategy"},
+		"bind option":       {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("ext4", 0, "bind") }, codes.InvalidArgument, "bind"},
+		"ro and rw":         {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("ext4", 0, "ro,rw") }, codes.InvalidArgument, "contradict"},
+		"mount group":       {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].GetMount().VolumeMountGroup = "staff" }, codes.InvalidArgument, "staff"},
+		"unknown parameter": {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisionning": "thick"} }, codes.InvalidArgument, "provisionning"},
+		"unknown value":     {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisioning": "thicc"} }, codes.InvalidArgument, "thicc"},
+		"a later version's": {func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{"allowRuntimeAssistedMount": "true"}
+		}, codes.InvalidArgument, "allowRuntimeAssistedMount"},
 		"unknown pool":       {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"pool": "nowhere"} }, codes.InvalidArgument, "nowhere"},
 		"mutable parameters": {func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"iops": "1"} }, codes.InvalidArgument, "iops"},
 		"negative size":      {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: -1} }, codes.InvalidArgument, "negative"},

@@ -1,0 +1,227 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// group gives the pod's fsGroup, by either way it arrives; nil when there is
+// none, or when the orchestrator applies it.
+func (d *Driver) group(c *csi.VolumeCapability, a attributes) (*uint32, error) {
+	mountGroup := c.GetMount().GetVolumeMountGroup()
+	if !d.AppliesGroups {
+		if mountGroup != "" {
+			return nil, invalid("volume_mount_group %q: this driver runs with --fsgroup-policy File and does not offer VOLUME_MOUNT_GROUP", mountGroup)
+		}
+		return nil, nil
+	}
+	text := mountGroup
+	if text == "" {
+		text = a.podGroup
+	}
+	if text == "" {
+		return nil, nil
+	}
+	if a.podGroup != "" && a.podGroup != text {
+		return nil, invalid("volume_mount_group is %q and the attribute %s is %q: one pod has one fsGroup", mountGroup, attrPodGroup, a.podGroup)
+	}
+	gid, err := ownership.ParseGroup(text)
+	if err != nil {
+		return nil, err
+	}
+	return &gid, nil
+}
+
+// What fsGroupStrategy says.
+const (
+	strategyChown  = "chown"
+	strategyIdmap  = "idmap"
+	strategyOption = "option"
+)
+
+// groupByOption are the file systems without owners on disk: the mount says
+// whose the files are.
+var groupByOption = map[string]bool{"vfat": true, "msdos": true, "exfat": true, "ntfs3": true}
+
+// strategy chooses how the group is applied.
+func (d *Driver) strategy(p *publication) (string, error) {
+	asked := p.attrs.FSGroupStrategy
+	switch {
+	case groupByOption[p.staged.FSType]:
+		if asked != "" && asked != strategyOption {
+			return "", invalid("volume %s: fsGroupStrategy=%s cannot be had on %s, whose files have no owners on disk; use %s", p.id, asked, p.staged.FSType, strategyOption)
+		}
+		return strategyOption, nil
+	case asked == strategyOption:
+		return "", invalid("volume %s: fsGroupStrategy=option is for vfat, exfat and ntfs3; %s has owners on disk, use chown or idmap", p.id, p.staged.FSType)
+	case asked == strategyIdmap && p.attrs.ownUserns:
+		// The kernel maps a mount once, and the runtime will.
+		d.Log.Info("the pod has a user namespace, so its fsGroup is applied by chown and not by idmap", "volume_id", p.id, "target_path", p.target)
+		return strategyChown, nil
+	case asked == strategyIdmap:
+		return strategyIdmap, nil
+	}
+	return strategyChown, nil
+}
+
+// groupOptions adds the group to the superblock options of a file system that
+// takes it there.
+func (p *publication) groupOptions() error {
+	if p.group == nil || !groupByOption[p.staged.FSType] {
+		return nil
+	}
+	for _, o := range [][2]string{{"gid", fmt.Sprint(*p.group)}, {"fmask", "0117"}, {"dmask", "0007"}} {
+		p.use.options = p.use.options.With(o[0], o[1])
+	}
+	if !strings.Contains(","+p.use.options.SuperblockString()+",", fmt.Sprintf(",gid=%d,", *p.group)) {
+		return invalid("volume %s: the pod's fsGroup is %d, and mountOptions say %q", p.id, *p.group, p.use.options.SuperblockString())
+	}
+	return nil
+}
+
+// own gives a detached mount to the pod's group, and tells how it is to be
+// shown. With quick, work that takes time is errNeedsTime.
+func (d *Driver) own(ctx context.Context, p *publication, m *mounter.Detached, progress *volume.Progress, quick bool) (*mounter.IDMap, error) {
+	if p.group == nil {
+		d.Metrics.OwnershipSkipped("no-group")
+		return nil, nil
+	}
+	strategy, err := d.strategy(p)
+	if err != nil || strategy == strategyOption {
+		return nil, err
+	}
+	root, err := m.Dir()
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	if strategy == strategyIdmap {
+		record, known, err := ownership.State(root)
+		if err != nil {
+			return nil, fmt.Errorf("volume %s: %w", p.id, err)
+		}
+		if known && record.Clean && p.attrs.FSGroupChangePolicy != ownership.Always {
+			d.Metrics.OwnershipSkipped("record")
+			return showing(record.Group, *p.group), nil
+		}
+		if known && !p.readOnly {
+			// Go on with the volume's own group, which other publishes may show.
+			return showing(record.Group, *p.group), d.walk(ctx, p, root, record.Group, strategy, progress, quick)
+		}
+	}
+	if p.readOnly {
+		d.Metrics.OwnershipSkipped("read-only")
+		return nil, nil
+	}
+	return nil, d.walk(ctx, p, root, *p.group, strategy, progress, quick)
+}
+
+func showing(disk, shown uint32) *mounter.IDMap {
+	if disk == shown {
+		return nil
+	}
+	m := mounter.ShowGroup(disk, shown)
+	return &m
+}
+
+const progressInterval = 10 * time.Second
+
+// walk runs ownership.Apply, and tells how far it has come.
+func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid uint32, strategy string, progress *volume.Progress, quick bool) error {
+	policy := p.attrs.FSGroupChangePolicy
+	if policy == "" {
+		policy = ownership.OnRootMismatch
+	}
+	due, err := ownership.Due(root, gid, policy)
+	if err != nil {
+		return fmt.Errorf("volume %s: %w", p.id, err)
+	}
+	if !due {
+		d.Metrics.OwnershipSkipped("record")
+		return nil
+	}
+	if quick {
+		return errNeedsTime
+	}
+	begin := time.Now()
+	var counts ownership.Progress
+	usage, err := mounter.UsageOf(root)
+	if err != nil {
+		return err
+	}
+	describe := func() string {
+		looked, took := counts.Looked.Load(), time.Since(begin)
+		rate := float64(looked) / took.Seconds()
+		text := fmt.Sprintf("%d files looked at, %d changed for group %d, %.0f files/s", looked, counts.Changed.Load(), gid, rate)
+		if left := usage.UsedInodes - looked; left > 0 && rate > 0 {
+			text += fmt.Sprintf(", about %s left", (time.Duration(float64(left) / rate * float64(time.Second))).Round(time.Second))
+		}
+		return text
+	}
+	progress.Describe(describe)
+	ticker := time.NewTicker(progressInterval)
+	defer ticker.Stop()
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		for {
+			select {
+			case <-ticker.C:
+				d.Log.Info("giving a volume to a group", "volume_id", p.id, "progress", describe())
+			case <-done:
+				return
+			}
+		}
+	}()
+	r, err := ownership.Apply(ctx, root, gid, policy, &counts)
+	d.Metrics.OwnershipApplied(strategy, time.Since(begin), r.Looked, r.Changed)
+	if err != nil {
+		return fmt.Errorf("volume %s: giving its files to group %d: %w (%s)", p.id, gid, err, describe())
+	}
+	d.Log.Info("a volume was given to a group", "volume_id", p.id, "group", gid, "looked_at", r.Looked, "changed", r.Changed, "took", time.Since(begin))
+	return nil
+}
+
+// readOnlyMode applies recursiveReadOnly, and the id map with it, to a mount
+// that is not attached yet.
+func (d *Driver) finish(p *publication, m *mounter.Detached, idmap *mounter.IDMap) error {
+	mode := p.attrs.RecursiveReadOnly
+	recursive := p.readOnly && mode != "Disabled"
+	if mode == "Enabled" && !p.readOnly {
+		recursive = false // of a writable publish there is nothing to make read-only
+	}
+	applied := ""
+	if p.readOnly {
+		applied = "plain"
+	}
+	if recursive || idmap != nil {
+		err := m.Change(mounter.View{Options: p.use.options, ReadOnly: p.readOnly, IDMap: idmap})
+		switch {
+		case err == nil:
+			if recursive {
+				applied = "recursive"
+			}
+		case idmap == nil && mode != "Enabled" && errors.Is(err, mounter.ErrNoMountSetattr):
+			d.Log.Warn("the publish is read-only, but not recursively: this kernel has no mount_setattr", "volume_id", p.id, "target_path", p.target)
+		case errors.Is(err, mounter.ErrNoMountSetattr):
+			return fault.New(fault.State, "volume %s: recursiveReadOnly=Enabled (or an id map) needs mount_setattr, Linux 5.12 or newer: %w", p.id, err)
+		default:
+			return fmt.Errorf("volume %s: %w", p.id, err)
+		}
+	}
+	if applied != "" {
+		d.Metrics.ReadOnlyPublish(applied)
+	}
+	return nil
+}

@@ -1,0 +1,177 @@
+package mounter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// ErrLabelMismatch is the kernel showing another SELinux label on a mount than
+// the one that was asked for.
+var ErrLabelMismatch = errors.New("the SELinux label is not the one that was asked for")
+
+// SELinux tells whether this kernel runs with SELinux. It asks for selinuxfs,
+// which needs nothing mounted from the host: setting a security.selinux
+// attribute works without SELinux too, and an errno of mount(2) cannot be told
+// from that of a bad label.
+func SELinux() Feature {
+	f := Feature{Name: "SELinux", Since: "any, if it was started with it", Cost: "a pod with a SELinux label (mount option context) is refused"}
+	b, err := os.ReadFile("/proc/filesystems")
+	if err != nil {
+		return f.answer(err)
+	}
+	if !slices.Contains(strings.Fields(string(b)), "selinuxfs") {
+		f.Answer, f.Why = No, "the kernel was started without it"
+		return f
+	}
+	return f.answer(nil)
+}
+
+// Context gives the label that the options ask for all files of the file
+// system, empty when there is none.
+func (o Options) Context() string { return o.value("context") }
+
+func (o Options) value(key string) string {
+	for _, opt := range o.Superblock {
+		if opt.Key == key {
+			return opt.Value
+		}
+	}
+	return ""
+}
+
+func (o Options) labels() bool {
+	return slices.ContainsFunc(o.Superblock, func(opt Option) bool { return contextOptions[opt.Key] })
+}
+
+// checkLabels refuses labels where the kernel would not know what they are.
+func checkLabels(o Options) error {
+	if !o.labels() {
+		return nil
+	}
+	if f := SELinux(); f.Answer == No {
+		return fault.New(fault.State, "the mount options %q ask for a SELinux label, and this node's kernel runs without SELinux (%s): start the kernel with it, or take seLinuxMount out of the CSIDriver", o.SuperblockString(), f.Why)
+	}
+	return nil
+}
+
+// verifyLabel compares what the kernel shows with what was asked for.
+func verifyLabel(o Options, shown func() (string, error)) error {
+	want := o.Context()
+	if want == "" {
+		return nil
+	}
+	got, err := shown()
+	if err != nil {
+		return fmt.Errorf("read the SELinux label back: %w", err)
+	}
+	if !SameLabel(got, want) {
+		return fault.New(fault.State, "%w: asked for %q, the kernel shows %q; nothing was mounted", ErrLabelMismatch, want, got)
+	}
+	return nil
+}
+
+// Label is the SELinux label of the file system's root; empty without SELinux.
+func (d *Detached) Label() (string, error) {
+	f, err := d.Dir()
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	return labelOf(f)
+}
+
+// Label is the SELinux label of what is mounted; empty without SELinux.
+func (s *State) Label() (string, error) {
+	f, err := s.Dir()
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	return labelOf(f)
+}
+
+func labelOf(f *os.File) (string, error) {
+	dir, err := linux.OpenRootDir(f)
+	if err != nil {
+		return "", err
+	}
+	b, err := dir.Getxattr("security.selinux")
+	if errors.Is(err, linux.EOPNOTSUPP) {
+		b, err = nil, nil
+	}
+	return strings.TrimRight(string(b), "\x00"), errors.Join(err, dir.Close())
+}
+
+// SameLabel tells whether two labels mean the same: the kernel writes
+// categories in its own order and gathers them to ranges.
+func SameLabel(a, b string) bool { return a == b || canonicalLabel(a) == canonicalLabel(b) }
+
+var categoryRange = regexp.MustCompile(`^c([0-9]{1,4})(?:\.c([0-9]{1,4}))?$`)
+
+// canonicalLabel spells the categories out, sorted.
+func canonicalLabel(label string) string {
+	parts := strings.SplitN(label, ":", 4)
+	if len(parts) < 4 {
+		return label
+	}
+	levels := strings.Split(parts[3], "-")
+	for i, level := range levels {
+		sensitivity, categories, ok := strings.Cut(level, ":")
+		if !ok {
+			continue
+		}
+		var numbers []int
+		for _, c := range strings.Split(categories, ",") {
+			m := categoryRange.FindStringSubmatch(c)
+			if m == nil {
+				return label
+			}
+			first, _ := strconv.Atoi(m[1])
+			last := first
+			if m[2] != "" {
+				last, _ = strconv.Atoi(m[2])
+			}
+			for n := first; n <= last; n++ {
+				numbers = append(numbers, n)
+			}
+		}
+		slices.Sort(numbers)
+		levels[i] = fmt.Sprint(sensitivity, slices.Compact(numbers))
+	}
+	if len(levels) == 2 && levels[0] == levels[1] {
+		levels = levels[:1]
+	}
+	parts[3] = strings.Join(levels, "-")
+	return strings.Join(parts, ":")
+}
+
+// openClassic mounts by mount(2), at the scratch directory, and takes it off
+// again after a detached clone was made: btrfs takes no SELinux label by the
+// new calls before Linux 6.8.
+func openClassic(fs Filesystem) (d *Detached, err error) {
+	if err := ClearScratch(fs.Scratch); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(fs.Scratch, 0o700); err != nil {
+		return nil, err
+	}
+	var data []string
+	for _, o := range fs.Options.Superblock {
+		if contextOptions[o.Key] {
+			o.Value = `"` + o.Value + `"`
+		}
+		data = append(data, o.String())
+	}
+	if err := linux.Mount(fs.Device.Path, fs.Scratch, fs.Type, fs.Device.ReadOnly, strings.Join(data, ",")); err != nil {
+		return nil, errors.Join(fault.New(fault.State, "%s on %s with the options %q: %w (see dmesg)", fs.Type, fs.Device.Path, fs.Options.SuperblockString(), err), os.Remove(fs.Scratch))
+	}
+	return takeScratch(fs.Scratch, fs.Type+" on "+fs.Device.Path, View{Options: fs.Options, ReadOnly: fs.ReadOnly})
+}
