@@ -23,7 +23,7 @@ demo: setup build
 
 test: setup
 	$(GO) build ./...
-	$(GO) vet ./...
+	$(GO) vet -tags vm ./...
 	$(GO) test -p 1 -count=1 $(TESTFLAGS) ./...
 
 # csi-test's whole suite, once for each access type.
@@ -38,8 +38,8 @@ $(LINT): tools/go.mod
 	$(GO) build -modfile=tools/go.mod -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 lint: $(LINT)
-	test -z "$$(gofmt -l cmd internal pkg sanity deploy)"
-	$(LINT) run ./...
+	test -z "$$(gofmt -l cmd internal pkg sanity deploy test)"
+	$(LINT) run --build-tags vm ./...
 
 # The tests that depend on the kernel, as root in microVMs with Linux 6.1 and
 # 6.12 and a loaded SELinux policy.

@@ -22,6 +22,9 @@ need losetup mount
 need unshare util-linux
 need mount.nfs nfs-common
 need strace strace
+need crun crun
+need gcc gcc
+need perl perl-base
 if [ ${#packages[@]} -gt 0 ]; then
 	echo "setup: installing ${packages[*]}"
 	export DEBIAN_FRONTEND=noninteractive

@@ -112,6 +112,13 @@ func OpenTreeClone(f *os.File) (*os.File, error) {
 	})
 }
 
+// OpenTreeCloneRecursive is OpenTreeClone with AT_RECURSIVE: submounts too.
+func OpenTreeCloneRecursive(f *os.File) (*os.File, error) {
+	return open("open_tree", f.Name(), func() (int, error) {
+		return unix.OpenTree(fdOf(f), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH|unix.AT_RECURSIVE)
+	})
+}
+
 // MoveMount is move_mount(2): attaches the detached mount on the directory or
 // file that target is open on.
 func MoveMount(mount, target *os.File) error {

@@ -273,13 +273,13 @@ func (n *Node) Restart() {
 }
 
 // descriptors names what the process has open beside sockets, the runtime's
-// own, and the files that it opens when it starts.
+// own, and user namespaces, of which it keeps a bounded number.
 func (n *Node) descriptors() []string {
 	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", n.PID()))
 	var open []string
 	for _, fd := range fds {
 		name, err := os.Readlink(fd)
-		if err != nil || strings.HasPrefix(name, "socket:") || strings.HasPrefix(name, "pipe:") || strings.HasPrefix(name, "anon_inode:[event") || strings.HasPrefix(name, "anon_inode:[pidfd]") {
+		if err != nil || strings.HasPrefix(name, "socket:") || strings.HasPrefix(name, "pipe:") || strings.HasPrefix(name, "anon_inode:[event") || strings.HasPrefix(name, "anon_inode:[pidfd]") || strings.HasPrefix(name, "user:[") {
 			continue
 		}
 		open = append(open, name)

@@ -58,6 +58,8 @@ var groupByOption = map[string]bool{"vfat": true, "msdos": true, "exfat": true, 
 func (d *Driver) strategy(p *publication) (string, error) {
 	asked := p.attrs.FSGroupStrategy
 	switch {
+	case p.group == nil || p.use.block || p.attachment.Share != nil:
+		return "", nil
 	case groupByOption[p.staged.FSType]:
 		if asked != "" && asked != strategyOption {
 			return "", invalid("volume %s: fsGroupStrategy=%s cannot be had on %s, whose files have no owners on disk; use %s", p.id, asked, p.staged.FSType, strategyOption)
@@ -78,7 +80,7 @@ func (d *Driver) strategy(p *publication) (string, error) {
 // groupOptions adds the group to the superblock options of a file system that
 // takes it there.
 func (p *publication) groupOptions() error {
-	if p.group == nil || !groupByOption[p.staged.FSType] {
+	if p.strategy != strategyOption {
 		return nil
 	}
 	for _, o := range [][2]string{{"gid", fmt.Sprint(*p.group)}, {"fmask", "0117"}, {"dmask", "0007"}} {
@@ -97,16 +99,15 @@ func (d *Driver) own(ctx context.Context, p *publication, m *mounter.Detached, p
 		d.Metrics.OwnershipSkipped("no-group")
 		return nil, nil
 	}
-	strategy, err := d.strategy(p)
-	if err != nil || strategy == strategyOption {
-		return nil, err
+	if p.strategy == strategyOption {
+		return nil, nil
 	}
 	root, err := m.Dir()
 	if err != nil {
 		return nil, err
 	}
 	defer root.Close()
-	if strategy == strategyIdmap {
+	if p.strategy == strategyIdmap {
 		record, known, err := ownership.State(root)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", p.id, err)
@@ -117,14 +118,14 @@ func (d *Driver) own(ctx context.Context, p *publication, m *mounter.Detached, p
 		}
 		if known && !p.readOnly {
 			// Go on with the volume's own group, which other publishes may show.
-			return showing(record.Group, *p.group), d.walk(ctx, p, root, record.Group, strategy, progress, quick)
+			return showing(record.Group, *p.group), d.walk(ctx, p, root, record.Group, progress, quick)
 		}
 	}
 	if p.readOnly {
 		d.Metrics.OwnershipSkipped("read-only")
 		return nil, nil
 	}
-	return nil, d.walk(ctx, p, root, *p.group, strategy, progress, quick)
+	return nil, d.walk(ctx, p, root, *p.group, progress, quick)
 }
 
 func showing(disk, shown uint32) *mounter.IDMap {
@@ -138,7 +139,7 @@ func showing(disk, shown uint32) *mounter.IDMap {
 const progressInterval = 10 * time.Second
 
 // walk runs ownership.Apply, and tells how far it has come.
-func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid uint32, strategy string, progress *volume.Progress, quick bool) error {
+func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid uint32, progress *volume.Progress, quick bool) error {
 	policy := p.attrs.FSGroupChangePolicy
 	if policy == "" {
 		policy = ownership.OnRootMismatch
@@ -185,7 +186,7 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 		}
 	}()
 	r, err := ownership.Apply(ctx, root, gid, policy, &counts)
-	d.Metrics.OwnershipApplied(strategy, time.Since(begin), r.Looked, r.Changed)
+	d.Metrics.OwnershipApplied(p.strategy, time.Since(begin), r.Looked, r.Changed)
 	if err != nil {
 		return fmt.Errorf("volume %s: giving its files to group %d: %w (%s)", p.id, gid, err, describe())
 	}
@@ -193,8 +194,8 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 	return nil
 }
 
-// readOnlyMode applies recursiveReadOnly, and the id map with it, to a mount
-// that is not attached yet.
+// finish applies recursiveReadOnly, and the id map with it, to a mount that is
+// not attached yet.
 func (d *Driver) finish(p *publication, m *mounter.Detached, idmap *mounter.IDMap) error {
 	mode := p.attrs.RecursiveReadOnly
 	recursive := p.readOnly && mode != "Disabled"
@@ -213,6 +214,7 @@ func (d *Driver) finish(p *publication, m *mounter.Detached, idmap *mounter.IDMa
 				applied = "recursive"
 			}
 		case idmap == nil && mode != "Enabled" && errors.Is(err, mounter.ErrNoMountSetattr):
+			p.degraded = notRecursive
 			d.Log.Warn("the publish is read-only, but not recursively: this kernel has no mount_setattr", "volume_id", p.id, "target_path", p.target)
 		case errors.Is(err, mounter.ErrNoMountSetattr):
 			return fault.New(fault.State, "volume %s: recursiveReadOnly=Enabled (or an id map) needs mount_setattr, Linux 5.12 or newer: %w", p.id, err)

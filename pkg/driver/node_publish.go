@@ -52,6 +52,9 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 			return err
 		}
 		p.readOnly = req.GetReadonly() || p.use.readOnly || p.use.options.ReadOnly()
+		if p.strategy, err = d.strategy(&p); err != nil {
+			return err
+		}
 		if err := p.groupOptions(); err != nil {
 			return err
 		}
@@ -77,6 +80,8 @@ type publication struct {
 	use                 use
 	attrs               attributes
 	group               *uint32 // the pod's fsGroup; nil: none
+	strategy            string  // how it is applied
+	degraded            degraded
 	readOnly            bool
 }
 
@@ -142,7 +147,7 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 		return errors.Join(fmt.Errorf("volume %s: %w", p.id, err), d.releaseReadOnly(ctx, p))
 	}
 	failpoint.Hit("publish.attached")
-	d.published.add(p.id, p.target)
+	d.published.note(p.id, p.target, p.degraded)
 	return nil
 }
 

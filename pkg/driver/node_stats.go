@@ -175,6 +175,9 @@ func (d *Driver) stagedAilments(src volume.Source, id, path string) []mounter.Ai
 			}
 			continue
 		}
+		if what := d.published.degraded(id, p); what != "" {
+			found = append(found, mounter.Ailment{Reason: string(what), Message: p + " is read-only, but mounts below it would not be: this kernel has no mount_setattr (Linux 5.12)"})
+		}
 		if !s.IsBlock() {
 			found = append(found, s.Ailments(a.Device)...)
 		}

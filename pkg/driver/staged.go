@@ -116,20 +116,37 @@ func (s *stagedVolumes) remove(id string) error {
 // looks at the target first.
 type publishedTargets struct {
 	mu sync.Mutex
-	m  map[string]map[string]bool
+	m  map[string]map[string]degraded
 }
+
+// degraded says what of a publish was not applied as it is by default; empty
+// as a rule, and for a publish of an earlier process.
+type degraded string
+
+const notRecursive degraded = "ReadOnlyNotRecursive"
 
 func newPublishedTargets() *publishedTargets {
-	return &publishedTargets{m: map[string]map[string]bool{}}
+	return &publishedTargets{m: map[string]map[string]degraded{}}
 }
 
+// add takes a target; one that is known keeps what is known of it.
 func (p *publishedTargets) add(id, target string) {
+	p.note(id, target, p.degraded(id, target))
+}
+
+func (p *publishedTargets) note(id, target string, what degraded) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.m[id] == nil {
-		p.m[id] = map[string]bool{}
+		p.m[id] = map[string]degraded{}
 	}
-	p.m[id][target] = true
+	p.m[id][target] = what
+}
+
+func (p *publishedTargets) degraded(id, target string) degraded {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.m[id][target]
 }
 
 func (p *publishedTargets) remove(id, target string) {

@@ -160,6 +160,26 @@ func OpenDevice(d Device) (*Detached, error) {
 	return &Detached{mount: clone, what: d.Path}, nil
 }
 
+// OpenTree makes a detached bind mount of the tree of mounts at path, submounts
+// included, open_tree(2) with AT_RECURSIVE: for drivers that publish what is
+// mounted already. A symbolic link in the path is an error.
+func OpenTree(path string) (*Detached, error) {
+	dir, err := linux.Openat2(nil, path, linux.OPath, linux.ResolveNoSymlinks)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	st, err := linux.StatxFile(dir)
+	if err != nil {
+		return nil, err
+	}
+	clone, err := linux.OpenTreeCloneRecursive(dir)
+	if err != nil {
+		return nil, err
+	}
+	return &Detached{mount: clone, isDir: st.IsDir(), what: path}, nil
+}
+
 // View says how one mount shows its file system; other mounts of the same
 // superblock may show it in another way.
 type View struct {

@@ -1,0 +1,132 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+func TestS08_ALabelWithoutSELinuxIsAnError(t *testing.T) {
+	if mounter.SELinux().Answer == mounter.Yes {
+		return // TestS02_* are about such a kernel
+	}
+	n := testnode.New(t, "")
+	for _, fstype := range filesystems {
+		v := create(t, n, fstype, csiclient.Volume{FSType: fstype, MountFlags: []string{`context="system_u:object_r:svirt_image_t:s0:c1,c2"`}})
+		ok(t, n.Client.Stage(ctxOf(t), v))
+		refused(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false), codes.FailedPrecondition, "SELinux", "c1,c2")
+		down(t, n, v.ID)
+	}
+}
+
+func wantReadOnly(t testing.TB, dir string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, "no"), nil, 0o644); !errors.Is(err, syscall.EROFS) {
+		t.Errorf("a write into %s: %v", dir, err)
+	}
+}
+
+// R01, as a driver that publishes a tree of mounts has it.
+func TestR01_SubmountsAreReadOnlyToo(t *testing.T) {
+	dir := t.TempDir()
+	src := filepath.Join(dir, "src")
+	ok(t, os.MkdirAll(src, 0o755))
+	run(t, "mount", "-t", "tmpfs", "outer", src)
+	ok(t, os.Mkdir(src+"/sub", 0o755))
+	run(t, "mount", "-t", "tmpfs", "inner", src+"/sub")
+	t.Cleanup(func() { run(t, "umount", src+"/sub"); run(t, "umount", src) })
+	root, err := mounter.OpenRoot(dir)
+	ok(t, err)
+	defer root.Close()
+	m, err := mounter.OpenTree(src)
+	ok(t, err)
+	defer m.Close()
+	ok(t, m.Change(mounter.View{ReadOnly: true}))
+	target, err := root.Target(filepath.Join(dir, "target"))
+	ok(t, err)
+	defer target.Close()
+	ok(t, m.Attach(target))
+	ok(t, m.Close())
+	wantReadOnly(t, dir+"/target")
+	wantReadOnly(t, dir+"/target/sub")
+	ok(t, os.WriteFile(src+"/sub/yes", nil, 0o644))
+	run(t, "umount", "-R", dir+"/target")
+}
+
+func TestR01_ReadOnlyPublishesAreReadOnly(t *testing.T) {
+	for _, fstype := range filesystems {
+		for _, mode := range []string{"", "Disabled", "IfPossible", "Enabled"} {
+			t.Run(fstype+"/"+mode, func(t *testing.T) {
+				n := testnode.New(t, "")
+				v := create(t, n, "a", csiclient.Volume{FSType: fstype})
+				if mode != "" {
+					v = with(v, "", "recursiveReadOnly", mode)
+				}
+				target := n.Target("a")
+				ok(t, n.Client.Stage(ctxOf(t), v))
+				ok(t, n.Client.Publish(ctxOf(t), v, target, true))
+				wantReadOnly(t, target)
+				down(t, n, v.ID, target)
+			})
+		}
+	}
+}
+
+// A kernel without mount_setattr, as strace plays it: the running driver gets
+// ENOSYS.
+func TestR02_WithoutMountSetattr(t *testing.T) {
+	n := testnode.New(t, "")
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	trace := exec.Command("strace", "-f", "-q", "-o", filepath.Join(n.Dir, "trace"), "-e", "trace=mount_setattr", "-e", "inject=mount_setattr:error=ENOSYS", "-p", fmt.Sprint(n.PID()))
+	ok(t, trace.Start())
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.PID()))
+		ok(t, err)
+		if !strings.Contains(string(b), "TracerPid:\t0\n") {
+			break
+		}
+	}
+	a, b := n.Target("a"), n.Target("b")
+	refused(t, n.Client.Publish(ctxOf(t), with(v, "", "recursiveReadOnly", "Enabled"), a, true), codes.FailedPrecondition, "recursiveReadOnly", "mount_setattr")
+	ok(t, n.Client.Publish(ctxOf(t), with(v, "", "recursiveReadOnly", "IfPossible"), b, true))
+	wantReadOnly(t, b)
+	if !strings.Contains(n.Log(), "not recursively") {
+		t.Error("the log does not tell")
+	}
+	ok(t, trace.Process.Signal(syscall.SIGTERM))
+	_ = trace.Wait() // "signal: terminated"
+	// R04: what was applied can be asked for.
+	if got := health(t, n, v.ID, b); !strings.Contains(got, "ReadOnlyNotRecursive") {
+		t.Errorf("health: %q", got)
+	}
+	ok(t, n.Client.Publish(ctxOf(t), with(v, "", "recursiveReadOnly", "Enabled"), a, true))
+	if got := health(t, n, v.ID, a); got != "" {
+		t.Errorf("health: %q", got)
+	}
+	down(t, n, v.ID, a, b)
+}
+
+func TestR03_SharedPropagationIsRefused(t *testing.T) {
+	n := testnode.New(t, "")
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	for _, option := range []string{"shared", "rshared"} {
+		w := with(v, "", "recursiveReadOnly", "Enabled")
+		w.MountFlags = []string{option}
+		refused(t, n.Client.Publish(ctxOf(t), w, n.Target("a"), true), codes.InvalidArgument, option)
+	}
+	down(t, n, v.ID)
+}

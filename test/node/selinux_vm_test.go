@@ -1,0 +1,192 @@
+//go:build vm
+
+// What needs a kernel with SELinux and a loaded policy: the guests of test/vm.
+
+package node
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+// Types of Debian's policy; it has no container_file_t.
+const (
+	labelA = "system_u:object_r:svirt_image_t:s0:c1,c2"
+	labelB = "system_u:object_r:svirt_image_t:s0:c3,c4"
+)
+
+func labelled(v csiclient.Volume, label string) csiclient.Volume {
+	v.MountFlags = []string{"context=" + label}
+	return v
+}
+
+func TestS02_EveryFileHasTheLabel(t *testing.T) {
+	for _, fstype := range filesystems {
+		t.Run(fstype, func(t *testing.T) {
+			n := testnode.New(t, "")
+			v, target := up(t, n, "a", csiclient.Volume{FSType: fstype, Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER})
+			ok(t, os.Mkdir(target+"/dir", 0o755))
+			ok(t, os.WriteFile(target+"/dir/old", nil, 0o644))
+			before := label(t, target+"/dir/old")
+			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+
+			ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), target, false))
+			ok(t, os.WriteFile(target+"/dir/new", nil, 0o644))
+			for _, path := range []string{"", "/dir", "/dir/old", "/dir/new"} {
+				if got := label(t, target+path); got != labelA {
+					t.Errorf("%q has the label %s", path, got)
+				}
+			}
+			if table := mountinfo(t); !strings.Contains(table, `context="`+labelA+`"`) && !strings.Contains(table, `context=`+labelA) {
+				t.Error("the mount table does not show the label")
+			}
+
+			// S04: the same label again works, at another target, in another
+			// spelling and after a restart; another or none does not.
+			second := n.Target("b")
+			ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), second, true))
+			n.Restart()
+			ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), target, false))
+			refused(t, n.Client.Publish(ctxOf(t), labelled(v, labelB), n.Target("c"), false), codes.FailedPrecondition, labelA, labelB, "process")
+			refused(t, n.Client.Publish(ctxOf(t), v, n.Target("c"), false), codes.FailedPrecondition, labelA)
+			// What the driver mounts for itself meanwhile has the label too.
+			_, err := n.Client.NodeGetVolumeStats(ctxOf(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: n.Client.StagingPath(v.ID)})
+			ok(t, err)
+			_, err = n.Client.Expand(ctxOf(t), v.ID, size*3/2, target)
+			ok(t, err)
+			_, err = n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "s"})
+			ok(t, err)
+			for _, path := range []string{target, second} {
+				ok(t, n.Client.Unpublish(ctxOf(t), v.ID, path))
+			}
+			// S05: nothing was written to the files.
+			ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+			if got := label(t, target+"/dir/old"); got != before {
+				t.Errorf("the disk has the label %s, before it was %s", got, before)
+			}
+			snaps, err := n.Client.ListSnapshots(ctxOf(t), &csi.ListSnapshotsRequest{})
+			ok(t, err)
+			for _, s := range snaps.GetEntries() {
+				_, err := n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: s.GetSnapshot().GetSnapshotId()})
+				ok(t, err)
+			}
+			down(t, n, v.ID, target)
+		})
+	}
+}
+
+func TestS02_LabelsThatThePolicyDoesNotKnow(t *testing.T) {
+	for _, fstype := range filesystems {
+		n := testnode.New(t, "")
+		v := create(t, n, "a", csiclient.Volume{FSType: fstype})
+		ok(t, n.Client.Stage(ctxOf(t), v))
+		for _, bad := range []string{"system_u:object_r:no_such_t:s0", "nonsense", "system_u:object_r:svirt_image_t:s99"} {
+			err := n.Client.Publish(ctxOf(t), labelled(v, bad), n.Target("a"), false)
+			if err == nil || !strings.Contains(err.Error(), bad) {
+				t.Errorf("%s: %v", bad, err)
+			}
+		}
+		down(t, n, v.ID)
+	}
+}
+
+func TestS02_OtherContextOptions(t *testing.T) {
+	n := testnode.New(t, "")
+	for _, option := range []string{"fscontext", "defcontext", "rootcontext"} {
+		v := create(t, n, option, csiclient.Volume{FSType: "ext4", MountFlags: []string{option + "=system_u:object_r:svirt_image_t:s0"}})
+		target := n.Target(option)
+		ok(t, n.Client.Stage(ctxOf(t), v))
+		ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+		if table := mountinfo(t); !strings.Contains(table, option+"=") {
+			t.Errorf("the mount table does not show %s", option)
+		}
+		down(t, n, v.ID, target)
+	}
+}
+
+func TestS06_ReadOnlyAndFullVolumes(t *testing.T) {
+	n := testnode.New(t, "")
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	full, err := os.Create(target + "/full")
+	ok(t, err)
+	buf := make([]byte, 1<<20)
+	for {
+		if _, err := full.Write(buf); err != nil {
+			break
+		}
+	}
+	ok(t, full.Close())
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	for _, readOnly := range []bool{true, false} {
+		ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), target, readOnly))
+		if got := label(t, target+"/full"); got != labelA {
+			t.Errorf("label %s", got)
+		}
+		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	}
+	down(t, n, v.ID)
+}
+
+func TestS07_TwoLabelsOnOneServer(t *testing.T) {
+	n := testnode.New(t, "")
+	dir := serveNFS(t)
+	for _, name := range []string{"v1", "v2"} {
+		ok(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+	}
+	use := func(name, label string) (csiclient.Volume, string) {
+		v := labelled(csiclient.Volume{ID: name, Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
+			Context: map[string]string{"server": "127.0.0.1", "share": "/" + name}}, label)
+		ok(t, n.Client.Stage(ctxOf(t), v))
+		ok(t, n.Client.Publish(ctxOf(t), v, n.Target(name), false))
+		return v, n.Target(name)
+	}
+	a, targetA := use("v1", labelA)
+	b, targetB := use("v2", labelB)
+	if got := label(t, targetA); got != labelA {
+		t.Errorf("label %s", got)
+	}
+	if got := label(t, targetB); got != labelB {
+		t.Errorf("label %s", got)
+	}
+	for v, target := range map[string]string{a.ID: targetA, b.ID: targetB} {
+		ok(t, n.Client.Unpublish(ctxOf(t), v, target))
+		ok(t, n.Client.Unstage(ctxOf(t), v))
+	}
+}
+
+func TestS09_MetricsCountLabels(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ok(t, err)
+	address := l.Addr().String()
+	ok(t, l.Close())
+	n := testnode.New(t, "", "--metrics-address", address)
+	v := create(t, n, "a", csiclient.Volume{FSType: "xfs"})
+	target := n.Target("a")
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), target, false))
+	if err := n.Client.Publish(ctxOf(t), labelled(v, labelB), n.Target("b"), false); err == nil {
+		t.Error("another label was taken")
+	}
+	r, err := http.Get("http://" + address + "/metrics")
+	ok(t, err)
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	ok(t, err)
+	for _, want := range []string{`crust_selinux_context_mounts_total{outcome="applied"} 1`, `crust_selinux_context_mounts_total{outcome="error"} 1`} {
+		if !strings.Contains(string(body), want) {
+			t.Errorf("no %s in the metrics", want)
+		}
+	}
+	down(t, n, v.ID, target)
+}
