@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"time"
 
@@ -45,7 +46,11 @@ func examine(ctx context.Context, g *globals) []finding {
 	if !mounter.IsRoot() {
 		say("running as root", fmt.Errorf("this process is not root"), "run crustctl as root: the answers below may differ")
 	}
-	for _, f := range mounter.Features() {
+	features := mounter.Features()
+	for _, fs := range fsprogs.Formats() {
+		features = append(features, fsprogs.New(nil).ProbeIdmap(ctx, fs, os.TempDir(), loopdev.Nodes{}))
+	}
+	for _, f := range features {
 		out := finding{What: f.Name, Answer: f.Answer.String()}
 		if f.Answer != mounter.Yes {
 			out.Answer += ": " + f.Why

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
 	"github.com/crust-csi/crust-csi/internal/version"
@@ -80,7 +81,21 @@ func run(args []string) error {
 	if err := d.Ready(); err != nil {
 		log.Warn("not ready yet", "error", err)
 	}
+	if o.idmapProbe {
+		probeIdmaps(context.Background(), o, log, metrics)
+	}
 	return serve(o, log, metrics, d)
+}
+
+// probeIdmaps makes an idmapped mount of each file system that can be formatted,
+// and logs the answers.
+func probeIdmaps(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics) {
+	programs := fsprogs.New(metrics.ProgramStarted)
+	var list []mounter.Feature
+	for _, fs := range fsprogs.Formats() {
+		list = append(list, programs.ProbeIdmap(ctx, fs, o.stateDir, loopdev.Nodes{Dir: filepath.Join(o.stateDir, "dev")}))
+	}
+	log.Info("user namespaces", "features", mounter.Summary(list))
 }
 
 func openVolumes(o *options, log *slog.Logger, metrics *telemetry.Metrics) (*volume.Registry, func(), error) {

@@ -257,3 +257,17 @@ func LoadModule(path string) error {
 	}
 	return err
 }
+
+// TempFile is open(2) with O_TMPFILE: a file of that length without a name in
+// dir, which disappears when it is closed.
+func TempFile(dir string, size int64) (*os.File, error) {
+	f, err := open("open", dir, func() (int, error) { return unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600) })
+	if err != nil {
+		return nil, err
+	}
+	if err := call("ftruncate", func() error { return unix.Ftruncate(fdOf(f), size) }); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}

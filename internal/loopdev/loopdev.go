@@ -95,6 +95,39 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 	return Device{}, fmt.Errorf("no free loop device could be had in %d attempts: %w", attempts, err)
 }
 
+// Temporary binds an open file to a loop device that is free again as soon as
+// the returned descriptor, and whatever mounts it, is closed; also by a kill.
+func (n Nodes) Temporary(backing *os.File) (*os.File, error) {
+	ctl, err := linux.Open(control, os.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	defer ctl.Close()
+	const attempts = 64
+	for range attempts {
+		index, err := linux.LoopGetFree(ctl)
+		if err != nil {
+			return nil, err
+		}
+		node, _, _, err := n.node("loop" + strconv.Itoa(index))
+		if err != nil {
+			return nil, err
+		}
+		loop, err := linux.Open(node, os.O_RDWR)
+		if err != nil {
+			return nil, err
+		}
+		if err = linux.LoopConfigure(loop, backing, 0, linux.LoopAutoclear, "temporary"); err == nil {
+			return loop, nil
+		}
+		loop.Close()
+		if !errors.Is(err, linux.EBUSY) {
+			return nil, err
+		}
+	}
+	return nil, fmt.Errorf("no free loop device could be had in %d attempts", attempts)
+}
+
 func (n Nodes) configure(index int, backing *os.File, flags uint32, name string) (Device, error) {
 	node, _, _, err := n.node("loop" + strconv.Itoa(index))
 	if err != nil {

@@ -191,7 +191,7 @@ func (n *Node) Launch() {
 	n.T.Helper()
 	args := append([]string{
 		"--endpoint", n.Endpoint(), "--node-id", "node-1", "--pool", "pool=loop:" + n.PoolDir(),
-		"--state-dir", filepath.Join(n.Dir, "state"), "--kubelet-dir", n.KubeletDir(), "-v", "4",
+		"--state-dir", filepath.Join(n.Dir, "state"), "--kubelet-dir", n.KubeletDir(), "-v", "4", "--idmap-probe=false",
 	}, n.Args...)
 	n.cmd = exec.Command(n.bin, args...)
 	n.cmd.Env = append(os.Environ(), n.Env...)

@@ -235,12 +235,15 @@ func (v View) with(f func(linux.MountAttr) error) error {
 // calls of this process.
 var ErrNoMountSetattr = errors.New("this kernel has no mount_setattr")
 
+// ErrNoIdmap is a file system that cannot be id-mapped on this kernel.
+var ErrNoIdmap = errors.New("this kernel makes no idmapped mounts of this file system")
+
 func (d *Detached) viewError(v View, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case v.IDMap != nil && errors.Is(err, linux.EINVAL):
-		return fault.New(fault.State, "%s: this kernel (%s) makes no idmapped mounts of this file system", d.what, linux.Uname())
+		return fault.New(fault.State, "%s: %w (Linux %s)", d.what, ErrNoIdmap, linux.Uname())
 	case errors.Is(err, linux.ENOSYS):
 		return fmt.Errorf("%s: %w: %w", d.what, ErrNoMountSetattr, err)
 	case v.IDMap != nil && errors.Is(err, linux.EPERM):

@@ -33,7 +33,7 @@ type Feature struct {
 // Features probes this kernel, by trying each thing and never by its version.
 func Features() []Feature {
 	list := []Feature{
-		probeOpenat2(), probeFsopen(), probeMountSetattr(), probeStatmount(), probeCapability(),
+		probeOpenat2(), probeFsopen(), probeMountSetattr(), probeStatmount(), probeCapability(), SELinux(),
 	}
 	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
 		list = append(list, ProbeFilesystem(fs))

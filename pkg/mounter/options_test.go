@@ -1,6 +1,8 @@
 package mounter
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -56,4 +58,51 @@ func FuzzParseOptions(f *testing.F) {
 			t.Fatal("With is not stable")
 		}
 	})
+}
+
+func TestLabelsAreComparedByMeaning(t *testing.T) {
+	const base = "system_u:object_r:svirt_image_t:"
+	for _, c := range []struct {
+		a, b string
+		same bool
+	}{
+		{"s0", "s0", true},
+		{"s0:c1,c2", "s0:c2,c1", true},
+		{"s0:c1.c3", "s0:c3,c2,c1", true},
+		{"s0-s0:c0.c1023", "s0-s0:c0.c1023", true},
+		{"s0-s0", "s0", true},
+		{"s0:c1", "s0:c2", false},
+		{"s0:c1,c2", "s0:c1", false},
+		{"s0", "s1", false},
+		{"s0:c1,bad", "s0:bad,c1", false},
+	} {
+		if got := SameLabel(base+c.a, base+c.b); got != c.same {
+			t.Errorf("%s and %s: %v", c.a, c.b, got)
+		}
+	}
+	if SameLabel("system_u:object_r:a_t:s0", "system_u:object_r:b_t:s0") {
+		t.Error("two types are the same")
+	}
+}
+
+func TestS03_AMismatchFailsTheMount(t *testing.T) {
+	o, err := ParseOptions([]string{"context=system_u:object_r:svirt_image_t:s0:c1,c2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for shown, want := range map[string]bool{
+		"system_u:object_r:svirt_image_t:s0:c2,c1": true, "system_u:object_r:unlabeled_t:s0": false, "": false,
+	} {
+		err := verifyLabel(o, func() (string, error) { return shown, nil })
+		if (err == nil) != want {
+			t.Errorf("the kernel shows %q: %v", shown, err)
+		}
+		if !want && !(errors.Is(err, ErrLabelMismatch) && strings.Contains(err.Error(), "c1,c2")) {
+			t.Errorf("the kernel shows %q: %v", shown, err)
+		}
+	}
+	failed := errors.New("read failed")
+	if err := verifyLabel(o, func() (string, error) { return "", failed }); !errors.Is(err, failed) {
+		t.Errorf("a label that cannot be read is taken for right: %v", err)
+	}
 }

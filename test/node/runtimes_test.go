@@ -156,3 +156,12 @@ func TestU03_RuntimesCannotMapAnIdmappedMountAgain(t *testing.T) {
 		})
 	}
 }
+
+func TestU01_TheStartTellsWhatCanBeMapped(t *testing.T) {
+	n := testnode.New(t, "", "--idmap-probe")
+	for _, fstype := range filesystems {
+		if !strings.Contains(n.Log(), "idmapped mounts of "+fstype+": yes") {
+			t.Errorf("%s is not said to work", fstype)
+		}
+	}
+}

@@ -1,0 +1,62 @@
+package fsprogs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+// ProbeIdmap tells whether this kernel makes idmapped mounts of a file system
+// (pods with hostUsers: false, and fsGroupStrategy idmap, need them), by making
+// one: of a new file system in a file without a name in dir.
+func (p *Programs) ProbeIdmap(ctx context.Context, fstype, dir string, nodes loopdev.Nodes) mounter.Feature {
+	f := mounter.Feature{
+		Name: "idmapped mounts of " + fstype, Since: map[string]string{"btrfs": "5.15"}[fstype],
+		Cost: "no pod with hostUsers: false can use such a volume, and no fsGroupStrategy idmap",
+	}
+	if f.Since == "" {
+		f.Since = "5.12"
+	}
+	err := p.tryIdmap(ctx, fstype, dir, nodes)
+	switch {
+	case err == nil:
+		f.Answer = mounter.Yes
+	case errors.Is(err, mounter.ErrNoIdmap), errors.Is(err, mounter.ErrNoMountSetattr):
+		f.Answer, f.Why = mounter.No, err.Error()
+	default:
+		f.Answer, f.Why = mounter.CannotTell, err.Error()
+	}
+	return f
+}
+
+func (p *Programs) tryIdmap(ctx context.Context, fstype, dir string, nodes loopdev.Nodes) error {
+	const size = 320 << 20 // mkfs.xfs wants 300 MiB; next to nothing is written
+	file, err := linux.TempFile(dir, size)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	loop, err := nodes.Temporary(file)
+	if err != nil {
+		return err
+	}
+	defer loop.Close()
+	if out, code, err := p.runMortal(ctx, specs[fstype].mkfs, loop.Name()); err != nil || code != 0 {
+		return errors.Join(err, fmt.Errorf("%s: exit status %d: %s", specs[fstype].mkfs[0], code, out))
+	}
+	dev, err := mounter.FindDevice(loop.Name())
+	if err != nil {
+		return err
+	}
+	m, err := mounter.Open(mounter.Filesystem{Device: dev, Type: fstype})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	idmap := mounter.ShowGroup(1, 2)
+	return m.Change(mounter.View{IDMap: &idmap})
+}
