@@ -6,6 +6,7 @@ VERSION ?= 0.1.0-dev
 LDFLAGS := -X github.com/crust-csi/crust-csi/internal/version.number=$(VERSION)
 LINT := .cache/bin/golangci-lint
 FUZZTIME ?= 10s
+FILES ?= 1000000
 
 .PHONY: all build setup demo test sanity fuzz lint clean
 
@@ -57,3 +58,5 @@ clean:
 bench: setup build
 	$(GO) build -o bin/ ./test/bench
 	taskset -c 0,1 unshare -m --propagation private bin/bench
+	cd test/bench/kubelet && $(GO) build -o ../../../bin/kubelet-ownership .
+	unshare -m --propagation private bin/bench -files $(FILES)

@@ -114,6 +114,25 @@ for fs in ext4 xfs btrfs; do
 	step "delete both volumes and the snapshot" sh -c "bin/crustctl --endpoint unix://$dir/csi.sock volume delete $id && bin/crustctl --endpoint unix://$dir/csi.sock volume delete $restored && bin/crustctl --endpoint unix://$dir/csi.sock volume delete $snap"
 done
 
+title "Two pods with different fsGroups, one volume, at once"
+pod=$kubelet/pods/groups
+idmap=(--access-mode SINGLE_NODE_MULTI_WRITER --attribute fsGroupStrategy=idmap)
+step "create, 512 MiB" ctl volume create shared --size 512Mi --access-mode SINGLE_NODE_MULTI_WRITER -o json
+id=$(json volume_id)
+step "publish for a pod with fsGroup 3000: normalised once" ctl volume publish "$id" "$pod/a" --group 3000 "${idmap[@]}"
+many() { mkdir "$1/many" && (cd "$1/many" && seq 20000 | xargs touch); }
+step "it writes 20,000 files" many "$pod/a"
+step "publish for a pod with fsGroup 4000, by an id map" ctl volume publish "$id" "$pod/b" --group 4000 "${idmap[@]}"
+note "the first pod sees its files as $(stat -c 'group %g' "$pod/a/many/7"), the second as $(stat -c 'group %g' "$pod/b/many/7")"
+note "$(ctl volume show "$pod/b" | sed -n 's/^recorded ownership  */on the disk: /p'); no file was touched for the second pod"
+step "unpublish the second" ctl volume unpublish "$id" "$pod/b" --keep-staged
+step "unpublish the first" ctl volume unpublish "$id" "$pod/a"
+step "by chown instead: a walk gives all of them to 5000" ctl volume publish "$id" "$pod/a" --group 5000
+ctl volume unpublish "$id" "$pod/a" >/dev/null
+step "again with the same group: a record answers, no walk" ctl volume publish "$id" "$pod/a" --group 5000
+ctl volume unpublish "$id" "$pod/a" >/dev/null
+step "delete it" ctl volume delete "$id"
+
 title "A raw block volume"
 pod=$kubelet/pods/block
 step "create, 256 MiB" ctl volume create data-block --size 256Mi --block -o json

@@ -14,7 +14,7 @@ import (
 
 func volumeCommand(g *globals) *cobra.Command {
 	c := &cobra.Command{Use: "volume", Short: "Make, publish, look at and delete volumes"}
-	c.AddCommand(createCommand(g), listCommand(g), publishCommand(g), unpublishCommand(g), statsCommand(g),
+	c.AddCommand(createCommand(g), listCommand(g), publishCommand(g), unpublishCommand(g), statsCommand(g), showCommand(g),
 		expandCommand(g), snapshotCommand(g), cloneCommand(g), deleteCommand(g))
 	return c
 }
@@ -170,6 +170,7 @@ func publishCommand(g *globals) *cobra.Command {
 	u.add(c)
 	c.Flags().StringSliceVar(&u.v.MountFlags, "mount-option", nil, "mount option; repeatable")
 	c.Flags().BoolVar(&readOnly, "read-only", false, "publish read-only")
+	c.Flags().StringVar(&u.v.Group, "group", "", "the pod's fsGroup, a number")
 	c.Flags().StringToStringVar(&attrs, "attribute", nil, "volume attribute, KEY=VALUE (static volumes: device, server, share)")
 	return c
 }

@@ -77,6 +77,7 @@ func Unlinkat(dir *os.File, name string) error {
 // Statx is what statx(2) says, of what mounts need.
 type Statx struct {
 	Mode                   uint16
+	GID                    uint32
 	Size                   uint64
 	Ino                    uint64
 	DevMajor, DevMinor     uint32
@@ -108,7 +109,7 @@ func statx(dir *os.File, name string, flags int) (Statx, error) {
 		return Statx{}, err
 	}
 	return Statx{
-		Mode: st.Mode, Size: st.Size, Ino: st.Ino,
+		Mode: st.Mode, GID: st.Gid, Size: st.Size, Ino: st.Ino,
 		DevMajor: st.Dev_major, DevMinor: st.Dev_minor,
 		RdevMajor: st.Rdev_major, RdevMinor: st.Rdev_minor,
 		MountRoot:   st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,

@@ -139,6 +139,10 @@ func (s *State) Device() (d Device, ok bool, err error) {
 	return d, ok, nil
 }
 
+// Group is the group of what is mounted, as processes see it: with the mount's
+// id map, if it has one.
+func (s *State) Group() uint32 { return s.stat.GID }
+
 // IsBlock tells whether what is mounted is a bound block device node.
 func (s *State) IsBlock() bool { return s.stat.IsBlock() }
 

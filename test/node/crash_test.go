@@ -42,7 +42,11 @@ func life(ctx context.Context, n *testnode.Node, fs string) error {
 	if err := c.Stage(ctx, v); err != nil {
 		return err
 	}
-	if err := c.Publish(ctx, v, n.Target("a"), false); err != nil {
+	owned := v
+	if fs != "" {
+		owned.Group = "4242"
+	}
+	if err := c.Publish(ctx, owned, n.Target("a"), false); err != nil {
 		return err
 	}
 	if err := c.Publish(ctx, v, n.Target("b"), true); err != nil {

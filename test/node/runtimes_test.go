@@ -43,7 +43,7 @@ func runtimes(t *testing.T) map[string][]string {
 		"runc": {runc, "--root", filepath.Join(dir, "runc-state")},
 		// It refuses the hybrid cgroups of some machines; in this mount
 		// namespace there is the unified hierarchy only.
-		"crun": {"unshare", "-m", "--propagation", "slave", "sh", "-c", `mount -t cgroup2 none /sys/fs/cgroup && exec crun "$@"`, "crun",
+		"crun": {"unshare", "-m", "--propagation", "slave", "sh", "-c", `[ "$(stat -f -c %T /sys/fs/cgroup)" = cgroup2fs ] || mount -t cgroup2 none /sys/fs/cgroup; exec crun "$@"`, "crun",
 			"--root", filepath.Join(dir, "crun-state"), "--cgroup-manager=disabled"},
 	}
 }

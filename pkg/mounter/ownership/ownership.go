@@ -111,10 +111,10 @@ func Apply(ctx context.Context, root *os.File, gid uint32, policy Policy, p *Pro
 	w := &walk{gid: gid, progress: p, top: top, clean: clean}
 	err = w.run(ctx)
 	// The root is last: who looks only at it sees the whole.
-	if err == nil {
+	if err == nil && (chgrp || chmod) {
 		err = w.change(chgrp, chmod, func() error { return top.ChgrpSelf(gid) }, func() error { return top.ChmodSelf(mode) })
-		p.Looked.Add(1)
 	}
+	p.Looked.Add(1)
 	failpoint.Hit("ownership.walked")
 	if err == nil && !w.clean {
 		err = Record{Group: gid, Clean: true}.write(top)
@@ -137,6 +137,7 @@ type walk struct {
 	stack   []task // last in, first out: few directories are open at once
 	running int
 	err     error
+	over    atomic.Bool // err is set
 
 	links sync.Map // inodes with more than one name that were looked at
 }
@@ -200,13 +201,8 @@ func (w *walk) fail(err error) {
 	if w.err == nil {
 		w.err = err
 	}
+	w.over.Store(true)
 	w.wake.Broadcast()
-}
-
-func (w *walk) failed() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.err != nil
 }
 
 // next waits for a task; false when there is none and none can come.
@@ -262,13 +258,15 @@ func (w *walk) do(t task, buf []byte) error {
 		return errors.Join(err, dir.release())
 	}
 	tasks := []task{{dir: dir}}
+	var looked int64
+	defer func() { w.progress.Looked.Add(looked) }()
 	for rest := buf[:n]; len(rest) > 0; {
 		var name linux.Name
 		name, rest = linux.NextEntry(rest)
 		if s := name.String(); s == "." || s == ".." {
 			continue
 		}
-		sub, err := w.visit(dir.Dir, name)
+		sub, err := w.visit(dir.Dir, name, &looked)
 		if err != nil {
 			return errors.Join(fmt.Errorf("%q: %w", name, err), release(dir, len(tasks)))
 		}
@@ -276,7 +274,7 @@ func (w *walk) do(t task, buf []byte) error {
 			dir.users.Add(1)
 			tasks = append(tasks, task{dir: dir, name: append(linux.Name(nil), name...)})
 		}
-		if w.failed() {
+		if w.over.Load() {
 			return release(dir, len(tasks))
 		}
 	}
@@ -294,7 +292,7 @@ func release(dir *shared, times int) error {
 
 // visit gives one entry to the group, and tells whether it is a directory to
 // go into.
-func (w *walk) visit(dir linux.Dir, name linux.Name) (bool, error) {
+func (w *walk) visit(dir linux.Dir, name linux.Name, looked *int64) (bool, error) {
 	i, err := dir.Stat(name)
 	if errors.Is(err, linux.ENOENT) {
 		return false, nil // of a volume that is in use: it was removed just now
@@ -310,8 +308,11 @@ func (w *walk) visit(dir linux.Dir, name linux.Name) (bool, error) {
 			return false, nil
 		}
 	}
-	w.progress.Looked.Add(1)
+	*looked++
 	chgrp, chmod, mode := wanted(i, w.gid)
+	if !chgrp && !chmod {
+		return i.IsDir(), nil
+	}
 	err = w.change(chgrp, chmod, func() error { return dir.Chgrp(name, w.gid) }, func() error { return dir.Chmod(name, mode) })
 	if errors.Is(err, linux.ENOENT) {
 		return false, nil
@@ -320,9 +321,6 @@ func (w *walk) visit(dir linux.Dir, name linux.Name) (bool, error) {
 }
 
 func (w *walk) change(chgrp, chmod bool, group, mode func() error) error {
-	if !chgrp && !chmod {
-		return nil
-	}
 	if err := w.soil(); err != nil {
 		return err
 	}
