@@ -115,21 +115,53 @@ func (d Dir) Chmod(name Name, mode uint32) error {
 	if !errors.Is(err, unix.ENOSYS) {
 		return err
 	}
-	f, err := open("openat", name.String(), func() (int, error) {
-		return unix.Openat(d.fd, name.String(), unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	})
+	f, i, err := d.hold(name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	var st unix.Stat_t
-	if err := call("fstat", func() error { return unix.Fstat(fdOf(f), &st) }); err != nil {
-		return err
-	}
-	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+	if i.IsSymlink() {
 		return os.NewSyscallError("chmod", unix.EOPNOTSUPP)
 	}
+	return chmodHeld(f, mode)
+}
+
+// hold opens name in d itself, for nothing but to hold it.
+func (d Dir) hold(name Name) (*os.File, Inode, error) {
+	f, err := open("openat", name.String(), func() (int, error) {
+		return unix.Openat(d.fd, name.String(), unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	})
+	if err != nil {
+		return nil, Inode{}, err
+	}
+	i, err := Dir{fdOf(f)}.Self()
+	if err != nil {
+		f.Close()
+	}
+	return f, i, err
+}
+
+func chmodHeld(f *os.File, mode uint32) error {
 	return call("chmod", func() error { return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fdOf(f)), mode) })
+}
+
+// ChangeExactly is Chgrp and Chmod of the very file that Stat told of. It is for
+// setuid and setgid programs: in a volume that is in use, a name may lead to
+// another file by now, which must not get such a mode. changed is false then.
+func (d Dir) ChangeExactly(name Name, told Inode, gid, mode uint32) (changed bool, err error) {
+	f, now, err := d.hold(name)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	if now != told {
+		return false, nil
+	}
+	err = call("fchownat", func() error { return unix.Fchownat(fdOf(f), "", -1, int(gid), unix.AT_EMPTY_PATH) })
+	if err != nil {
+		return false, err
+	}
+	return true, chmodHeld(f, mode)
 }
 
 // ChgrpSelf and ChmodSelf change the directory.

@@ -313,11 +313,36 @@ func (w *walk) visit(dir linux.Dir, name linux.Name, looked *int64) (bool, error
 	if !chgrp && !chmod {
 		return i.IsDir(), nil
 	}
-	err = w.change(chgrp, chmod, func() error { return dir.Chgrp(name, w.gid) }, func() error { return dir.Chmod(name, mode) })
+	if !i.IsDir() && mode&(linux.ModeSetuid|linux.ModeSetgid) != 0 {
+		err = w.changeExactly(dir, name, i, mode)
+	} else {
+		err = w.change(chgrp, chmod, func() error { return dir.Chgrp(name, w.gid) }, func() error { return dir.Chmod(name, mode) })
+	}
 	if errors.Is(err, linux.ENOENT) {
 		return false, nil
 	}
 	return i.IsDir(), err
+}
+
+func (w *walk) changeExactly(dir linux.Dir, name linux.Name, i linux.Inode, mode uint32) error {
+	if err := w.soil(); err != nil {
+		return err
+	}
+	for {
+		changed, err := dir.ChangeExactly(name, i, w.gid, mode)
+		if err != nil || changed {
+			w.progress.Changed.Add(1)
+			return err
+		}
+		// Another file, or the same with another mode, has the name now.
+		if i, err = dir.Stat(name); err != nil {
+			return err
+		}
+		_, _, mode = wanted(i, w.gid)
+		if i.IsDir() || i.IsSymlink() {
+			return nil // it came in mid-walk, from a pod that has the group already
+		}
+	}
 }
 
 func (w *walk) change(chgrp, chmod bool, group, mode func() error) error {
