@@ -2,6 +2,7 @@ package kubernetes_test
 
 import (
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,6 +18,8 @@ import (
 	"sigs.k8s.io/kustomize/api/types"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
+
+	csidriver "github.com/crust-csi/crust-csi/pkg/driver"
 )
 
 const (
@@ -164,6 +167,78 @@ func TestDriverAndClasses(t *testing.T) {
 	}
 	if s := o.snapshotClasses[0]; s.Driver != driver || s.DeletionPolicy != "Delete" {
 		t.Errorf("VolumeSnapshotClass: %+v", s)
+	}
+}
+
+// The driver mounts with the label itself and asks /proc what the kernel has:
+// neither selinuxfs nor /etc/selinux of the host is in its pod.
+func TestS01_SELinuxMountAndNothingOfTheHost(t *testing.T) {
+	o := render(t, "base")
+	if !is(o.drivers[0].Spec.SELinuxMount, true) {
+		t.Error("seLinuxMount is not true")
+	}
+	for _, v := range o.daemons[0].Spec.Template.Spec.Volumes {
+		if v.HostPath != nil && strings.Contains(v.HostPath.Path, "selinux") {
+			t.Errorf("the pod mounts %s of the host", v.HostPath.Path)
+		}
+	}
+}
+
+// The examples are objects that exist, of classes that exist, with parameters
+// that the driver takes.
+func TestExamples(t *testing.T) {
+	files, err := filepath.Glob("../../examples/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	classes := map[string]bool{}
+	for _, c := range render(t, "base").classes {
+		classes[c.Name] = true
+	}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		here := maps.Clone(classes)
+		used := map[string]bool{}
+		for _, doc := range separator.Split(string(b), -1) {
+			var head struct{ APIVersion, Kind string }
+			if err := yaml.Unmarshal([]byte(doc), &head); err != nil {
+				t.Fatalf("%s: %v", file, err)
+			}
+			switch head.Kind {
+			case "StorageClass":
+				var c storagev1.StorageClass
+				err = yaml.UnmarshalStrict([]byte(doc), &c)
+				here[c.Name] = true
+				if _, perr := csidriver.ParseParameters(c.Parameters); perr != nil || c.Provisioner != driver {
+					t.Errorf("%s: %v %v", file, c, perr)
+				}
+			case "PersistentVolumeClaim":
+				var c corev1.PersistentVolumeClaim
+				err = yaml.UnmarshalStrict([]byte(doc), &c)
+				used[*c.Spec.StorageClassName] = true
+			case "Pod":
+				var p corev1.Pod
+				err = yaml.UnmarshalStrict([]byte(doc), &p)
+				for _, v := range p.Spec.Volumes {
+					if v.Ephemeral != nil {
+						used[*v.Ephemeral.VolumeClaimTemplate.Spec.StorageClassName] = true
+					}
+				}
+			default:
+				t.Errorf("%s: an object of kind %q", file, head.Kind)
+			}
+			if err != nil {
+				t.Errorf("%s: %v", file, err)
+			}
+		}
+		for name := range used {
+			if !here[name] {
+				t.Errorf("%s: no StorageClass %s", file, name)
+			}
+		}
 	}
 }
 
