@@ -50,6 +50,18 @@ test-vm: setup
 	test/vm/tests.sh 6.1
 	test/vm/tests.sh 6.12
 
+# A SELinux label of 100,000 files against chcon -R, in a guest.
+.PHONY: bench-vm
+bench-vm: setup
+	test/vm/prepare.sh
+	test/vm/tests.sh 6.1 -tags vm -run '^$$' -bench S05 ./test/node
+
+# The same volume with and without a SELinux label, in a guest.
+.PHONY: demo-selinux
+demo-selinux: setup build
+	test/vm/prepare.sh
+	.cache/vm/vm run -kernel 6.12 .cache/vm/vm exec /bin/bash $(CURDIR)/scripts/demo-selinux.sh
+
 clean:
 	rm -rf bin .cache
 

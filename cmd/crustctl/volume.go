@@ -168,7 +168,7 @@ func publishCommand(g *globals) *cobra.Command {
 		})
 	}}
 	u.add(c)
-	c.Flags().StringSliceVar(&u.v.MountFlags, "mount-option", nil, "mount option; repeatable")
+	c.Flags().StringArrayVar(&u.v.MountFlags, "mount-option", nil, "mount options, as in a PersistentVolume; repeatable")
 	c.Flags().BoolVar(&readOnly, "read-only", false, "publish read-only")
 	c.Flags().StringVar(&u.v.Group, "group", "", "the pod's fsGroup, a number")
 	c.Flags().StringToStringVar(&attrs, "attribute", nil, "volume attribute, KEY=VALUE (static volumes: device, server, share)")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
 // program gives a program that was built before (a guest has no compiler), or
@@ -101,6 +102,9 @@ func TestU02_ContainersOfDifferentRangesShareAVolume(t *testing.T) {
 			t.Run(name+"/"+fstype, func(t *testing.T) {
 				n := testnode.New(t, "")
 				v := with(create(t, n, "v", csiclient.Volume{FSType: fstype}), "4242", "csi.crust.dev/hostUsers", "false")
+				if mounter.SELinux().Answer == mounter.Yes {
+					v.MountFlags = []string{"context=system_u:object_r:svirt_image_t:s0:c1,c2"}
+				}
 				target := n.Target("a")
 				ok(t, n.Client.Stage(ctxOf(t), v))
 				ok(t, n.Client.Publish(ctxOf(t), v, target, false))
