@@ -224,11 +224,13 @@ func (v View) with(f func(linux.MountAttr) error) error {
 	if v.IDMap == nil {
 		return f(attr)
 	}
-	return v.IDMap.with(func(userns *os.File) error {
-		attr.Set |= linux.MountAttrIdmap
-		attr.Userns = userns
-		return f(attr)
-	})
+	userns, err := v.IDMap.userns()
+	if err != nil {
+		return err
+	}
+	attr.Set |= linux.MountAttrIdmap
+	attr.Userns = userns
+	return f(attr)
 }
 
 // ErrNoMountSetattr is a kernel before Linux 5.12, or a filter on the system

@@ -65,29 +65,29 @@ var userNamespaces struct {
 // keptNamespaces bounds the descriptors that are held.
 const keptNamespaces = 64
 
-// with runs f with a user namespace of the map.
-func (m IDMap) with(f func(userns *os.File) error) error {
+// userns gives a user namespace of the map. Nobody closes it: one that is no
+// longer kept is closed when its last user has let go of it.
+func (m IDMap) userns() (*os.File, error) {
 	uids, gids := lines(m.UIDs), lines(m.GIDs)
 	key := uids + "/" + gids
 	n := &userNamespaces
 	n.Lock()
 	defer n.Unlock()
-	ns, ok := n.m[key]
-	if !ok {
-		var err error
-		if ns, err = linux.NewUserns(uids, gids); err != nil {
-			return fmt.Errorf("user namespace for an id map: %w", err)
-		}
-		if n.m == nil {
-			n.m = map[string]*os.File{}
-		}
-		if len(n.order) == keptNamespaces {
-			n.m[n.order[0]].Close()
-			delete(n.m, n.order[0])
-			n.order = n.order[1:]
-		}
-		n.m[key] = ns
-		n.order = append(n.order, key)
+	if ns, ok := n.m[key]; ok {
+		return ns, nil
 	}
-	return f(ns)
+	ns, err := linux.NewUserns(uids, gids)
+	if err != nil {
+		return nil, fmt.Errorf("user namespace for an id map: %w", err)
+	}
+	if n.m == nil {
+		n.m = map[string]*os.File{}
+	}
+	if len(n.order) == keptNamespaces {
+		delete(n.m, n.order[0])
+		n.order = n.order[1:]
+	}
+	n.m[key] = ns
+	n.order = append(n.order, key)
+	return ns, nil
 }

@@ -107,3 +107,28 @@ func TestF02_IdmappedViewsShowOtherGroups(t *testing.T) {
 		})
 	}
 }
+
+// More maps than are kept can be used, and one that was let go of is made anew.
+func TestManyIDMaps(t *testing.T) {
+	root, dev := openRoot(t), formatted(t, "ext4")
+	m, err := Open(Filesystem{Device: dev, Type: "ext4"})
+	check(t, err)
+	defer m.Close()
+	place := filepath.Join(root.Path(), "m")
+	for i := range uint32(2*keptNamespaces + 3) {
+		group := 5000 + i%(keptNamespaces+7)
+		idmap := ShowGroup(0, group)
+		view, err := Open(Filesystem{Device: dev, Type: "ext4"})
+		check(t, err)
+		check(t, view.Change(View{IDMap: &idmap}))
+		target, err := root.Target(place)
+		check(t, err)
+		check(t, view.Attach(target))
+		check(t, view.Close())
+		if _, gid := ids(t, place); gid != group {
+			t.Fatalf("shown is group %d, want %d", gid, group)
+		}
+		check(t, target.Unmount())
+		check(t, target.Close())
+	}
+}
