@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +24,7 @@ import (
 	utilexec "k8s.io/utils/exec"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
@@ -95,7 +97,14 @@ func (b *bench) start() {
 	b.node = exec.Command(*binary, "--endpoint", "unix://"+b.dir+"/csi.sock", "--node-id", "bench", "--pool", "p=loop:"+b.dir+"/pool",
 		"--allow-device", "/dev/loop*", "--state-dir", b.dir+"/state", "--kubelet-dir", b.kubelet)
 	b.node.Stderr, _ = os.Create(b.dir + "/log")
-	must(b.node.Start())
+	b.node.SysProcAttr = linux.KilledWithThread()
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the driver ends with the thread that started it
+		started <- b.node.Start()
+		select {}
+	}()
+	must(<-started)
 	for range 500 {
 		if _, err := os.Stat(b.dir + "/csi.sock"); err == nil {
 			break
