@@ -167,8 +167,20 @@ func TestD07_FullPool(t *testing.T) {
 	target := n.Target("thick")
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	spare, err := n.Client.Create(ctxOf(t), "spare", 16<<20, csiclient.Volume{FSType: "ext4"}, nil, nil)
+	ok(t, err)
+	ok(t, n.Client.Stage(ctxOf(t), csiclient.Volume{ID: spare.GetVolumeId(), FSType: "ext4"}))
+	snap, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: spare.GetVolumeId(), Name: "spare"})
+	ok(t, err)
+	ok(t, n.Client.Unstage(ctxOf(t), spare.GetVolumeId()))
 	filler := filepath.Join(n.PoolDir(), "filler")
 	fill(filler)
+	// What makes room works on a full pool.
+	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: snap.GetSnapshot().GetSnapshotId()})
+	ok(t, err)
+	fill(filler + "2")
+	ok(t, n.Client.Delete(ctxOf(t), spare.GetVolumeId()))
+	fill(filler + "3")
 	ok(t, os.WriteFile(target+"/data", []byte(strings.Repeat("x", 200<<20)), 0o644))
 	run(t, "sync", "-f", target)
 	run(t, "fstrim", "-v", "/") // of another file system: must not matter
@@ -181,7 +193,9 @@ func TestD07_FullPool(t *testing.T) {
 	}
 	_, err = n.Client.Create(ctxOf(t), "another", 64<<20, csiclient.Volume{FSType: "ext4"}, params, nil)
 	refused(t, err, codes.ResourceExhausted)
-	ok(t, os.Remove(filler))
+	for _, f := range []string{filler, filler + "2", filler + "3"} {
+		ok(t, os.Remove(f))
+	}
 	if got := read(t, target+"/again"); got != strings.Repeat("y", 200<<20) {
 		t.Error("the thick volume's data is wrong")
 	}

@@ -138,6 +138,14 @@ func (p *Pool) fill(ctx context.Context, s fillSpec, progress *volume.Progress) 
 		}
 	}()
 	if s.reserve {
+		// fallocate would take all that is left from the others before it fails.
+		c, err := p.Capacity()
+		if err != nil {
+			return err
+		}
+		if s.size > c.Available {
+			return fault.New(fault.NoSpace, "pool %s (%s) is full: %d bytes were to be reserved and %d are free; delete volumes or snapshots, enlarge it, or ask for provisioning=thin", p.name, p.dir, s.size, c.Available)
+		}
 		if err := linux.Fallocate(f, s.size); err != nil {
 			return fmt.Errorf("reserve %d bytes: %w", s.size, err)
 		}
@@ -182,7 +190,16 @@ func (p *Pool) destroy(key string, r volumeRecord) error {
 		}
 	}
 	r.State = deleting
-	if err := p.saveVolume(key, r); err != nil {
+	err := p.saveVolume(key, r)
+	if fault.Is(err, fault.NoSpace) {
+		// What makes room must not need room. Cut short after this, the volume
+		// is one without a file, and a repeated call goes on here.
+		if err := removeFile(img); err != nil {
+			return err
+		}
+		err = p.saveVolume(key, r)
+	}
+	if err != nil {
 		return err
 	}
 	failpoint.Hit("delete.recorded")

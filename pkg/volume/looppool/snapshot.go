@@ -80,11 +80,18 @@ func (p *Pool) DeleteSnapshot(_ context.Context, id string) error {
 		return nil
 	}
 	r.State = deleting
-	if err := p.saveSnapshot(key, r); err != nil {
+	rec, img := p.snapshotPath(key)
+	err := p.saveSnapshot(key, r)
+	if fault.Is(err, fault.NoSpace) {
+		if err := removeFile(img); err != nil {
+			return err
+		}
+		err = p.saveSnapshot(key, r)
+	}
+	if err != nil {
 		return err
 	}
 	failpoint.Hit("snapshot.deleting")
-	rec, img := p.snapshotPath(key)
 	return p.forgetSnapshot(key, rec, img)
 }
 
