@@ -21,6 +21,7 @@ type finding struct {
 	What   string `json:"what"`
 	Answer string `json:"answer"`
 	Do     string `json:"do,omitempty"`
+	needed bool   // nothing works without it, and it is not there
 }
 
 func doctorCommand(g *globals) *cobra.Command {
@@ -30,7 +31,15 @@ func doctorCommand(g *globals) *cobra.Command {
 		for _, f := range list {
 			t.rows = append(t.rows, []string{f.What, f.Answer, f.Do})
 		}
-		return g.print(cmd.OutOrStdout(), t, list)
+		if err := g.print(cmd.OutOrStdout(), t, list); err != nil {
+			return err
+		}
+		for _, f := range list {
+			if f.needed {
+				return fmt.Errorf("%s: %s", f.What, f.Answer)
+			}
+		}
+		return nil
 	}}
 }
 
@@ -43,8 +52,12 @@ func examine(ctx context.Context, g *globals) []finding {
 		}
 		list = append(list, f)
 	}
+	need := func(what string, err error, do string) {
+		say(what, err, do)
+		list[len(list)-1].needed = err != nil
+	}
 	if !mounter.IsRoot() {
-		say("running as root", fmt.Errorf("this process is not root"), "run crustctl as root: the answers below may differ")
+		need("running as root", fmt.Errorf("this process is not root"), "run crustctl as root: the answers below may differ")
 	}
 	features := mounter.Features()
 	for _, fs := range fsprogs.Formats() {
@@ -58,29 +71,48 @@ func examine(ctx context.Context, g *globals) []finding {
 		}
 		list = append(list, out)
 	}
-	say("loop devices", loopdev.Available(), "modprobe loop; in a container mount the host's /dev")
+	need("loop devices", loopdev.Available(), "modprobe loop; in a container mount the host's /dev")
 	for _, fs := range fsprogs.Formats() {
 		program, pkg := fsprogs.MkfsProgram(fs)
 		_, err := exec.LookPath(program)
 		say(program, err, "apt-get install "+pkg)
 	}
+	_, err := exec.LookPath("mount.nfs")
+	say("mount.nfs", err, "for static NFS volumes: apt-get install nfs-common")
 	root, err := mounter.OpenRoot(g.kubeletDir)
 	if err == nil {
 		err = root.Close()
 	}
-	say("kubelet directory "+g.kubeletDir, err, "create it, or give --kubelet-dir")
-	say("driver at "+g.endpoint, g.probe(ctx), "start csi-node, or give --endpoint; its pools are judged by it")
+	need("kubelet directory "+g.kubeletDir, err, "create it, or give --kubelet-dir")
+	free, err := g.probe(ctx)
+	need("driver at "+g.endpoint, err, "start csi-node, or give --endpoint")
+	if err == nil && free != nil {
+		const little = 1 << 30
+		room := finding{What: "room in the default pool", Answer: "yes: " + size(*free)}
+		if *free < little {
+			room.Answer, room.Do = "hardly: "+size(*free), "delete volumes or snapshots, or enlarge it: thin volumes fail writes when it is full"
+		}
+		list = append(list, room)
+	}
 	return list
 }
 
-func (g *globals) probe(ctx context.Context) error {
+// probe asks the driver whether it can work, and for the space that its first
+// pool has left, nil when it has no pool.
+func (g *globals) probe(ctx context.Context) (free *int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	c, err := csiclient.Dial(g.endpoint, g.kubeletDir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer c.Close()
-	_, err = c.Probe(ctx, &csi.ProbeRequest{})
-	return err
+	if _, err := c.Probe(ctx, &csi.ProbeRequest{}); err != nil {
+		return nil, err
+	}
+	r, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{})
+	if err != nil || r.GetMaximumVolumeSize() == nil {
+		return nil, err
+	}
+	return &r.AvailableCapacity, nil
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
@@ -36,6 +37,9 @@ func main() {
 
 func explain(err error) string {
 	if s, ok := status.FromError(err); ok {
+		if s.Code() == codes.Unavailable {
+			return s.Message() + " (is csi-node running? its socket is given with --endpoint)"
+		}
 		return fmt.Sprintf("%s: %s", s.Code(), s.Message())
 	}
 	return err.Error()

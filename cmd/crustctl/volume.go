@@ -3,13 +3,17 @@ package main
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 func volumeCommand(g *globals) *cobra.Command {
@@ -76,6 +80,11 @@ func createCommand(g *globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		// As the external provisioner reads a StorageClass.
+		const fsTypeParameter = "csi.storage.k8s.io/fstype"
+		if fstype, ok := params[fsTypeParameter]; ok && v.FSType == "" {
+			v.FSType = fstype
+		}
 		var source *csi.VolumeContentSource
 		if from != "" {
 			source = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: from}}}
@@ -132,15 +141,17 @@ func listCommand(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			t := table{head: []string{"ID", "KIND", "SIZE", "FROM"}}
+			t := table{head: []string{"ID", "KIND", "NAME", "SIZE", "USE", "SPACE", "PUBLISHED AT", "FROM"}}
 			for _, e := range vols.GetEntries() {
 				v := e.GetVolume()
 				from := v.GetContentSource().GetSnapshot().GetSnapshotId() + v.GetContentSource().GetVolume().GetVolumeId()
-				t.rows = append(t.rows, []string{v.GetVolumeId(), "volume", size(v.GetCapacityBytes()), from})
+				about := func(key string) string { return v.GetVolumeContext()["csi.crust.dev/"+key] }
+				t.rows = append(t.rows, []string{v.GetVolumeId(), "volume", about("name"), size(v.GetCapacityBytes()), about("use"), about("provisioning"),
+					strings.ReplaceAll(about("publishedAt"), "\n", ", "), from})
 			}
 			for _, e := range snaps.GetEntries() {
 				s := e.GetSnapshot()
-				t.rows = append(t.rows, []string{s.GetSnapshotId(), "snapshot", size(s.GetSizeBytes()), s.GetSourceVolumeId()})
+				t.rows = append(t.rows, []string{s.GetSnapshotId(), "snapshot", "", size(s.GetSizeBytes()), "", "", "", s.GetSourceVolumeId()})
 			}
 			return g.print(cmd.OutOrStdout(), t, map[string]any{"volumes": vols.GetEntries(), "snapshots": snaps.GetEntries()})
 		})
@@ -157,11 +168,17 @@ func publishCommand(g *globals) *cobra.Command {
 			return err
 		}
 		v.Context = attrs
+		// Before the volume is attached and formatted for it.
+		if below, err := filepath.Rel(g.kubeletDir, args[1]); err != nil || !filepath.IsLocal(below) {
+			return fmt.Errorf("target %s does not lie below --kubelet-dir %s", args[1], g.kubeletDir)
+		}
 		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
 			if err := c.Stage(ctx, v); err != nil {
 				return err
 			}
 			if err := c.Publish(ctx, v, args[1], readOnly); err != nil {
+				// Refused by the driver while it is published elsewhere.
+				_ = c.Unstage(ctx, v.ID)
 				return err
 			}
 			return g.done(cmd, "published", args[0], args[1])
@@ -184,15 +201,24 @@ func unpublishCommand(g *globals) *cobra.Command {
 	var keep bool
 	c := &cobra.Command{Use: "unpublish VOLUME TARGET", Short: "Take a volume off a path, and unstage it", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
 		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+			// CSI has success for a volume that does not exist; a person mistyped.
+			if _, err := c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: args[0]}); status.Code(err) == codes.NotFound {
+				return err
+			}
 			if err := c.Unpublish(ctx, args[0], args[1]); err != nil {
 				return err
 			}
-			if !keep {
-				if err := c.Unstage(ctx, args[0]); err != nil {
-					return err
-				}
+			if keep {
+				return g.done(cmd, "unpublished", args[0], args[1])
 			}
-			return g.done(cmd, "unpublished", args[0], args[1])
+			err := c.Unstage(ctx, args[0])
+			if status.Code(err) == codes.FailedPrecondition {
+				return g.done(cmd, "unpublished, still staged: "+status.Convert(err).Message(), args[0], args[1])
+			}
+			if err != nil {
+				return err
+			}
+			return g.done(cmd, "unpublished and unstaged", args[0], args[1])
 		})
 	}}
 	c.Flags().BoolVar(&keep, "keep-staged", false, "do not unstage: it is published elsewhere too")
@@ -241,6 +267,9 @@ func expandCommand(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if path == "" {
+				fmt.Fprintln(cmd.ErrOrStderr(), "The file system grows when the volume is published next; of one that is published now, give the target with --path.")
+			}
 			return g.print(cmd.OutOrStdout(), table{[]string{"VOLUME", "SIZE"}, [][]string{{args[0], size(got)}}}, map[string]any{"volume": args[0], "sizeBytes": got})
 		})
 	}}
@@ -265,10 +294,13 @@ func snapshotCommand(g *globals) *cobra.Command {
 func deleteCommand(g *globals) *cobra.Command {
 	return &cobra.Command{Use: "delete ID", Short: "Destroy a volume or a snapshot", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
 		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-			_, err := c.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: args[0]})
-			if err == nil {
-				_, err = c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: args[0]})
-			} else {
+			// CSI has success for what does not exist; a person mistyped.
+			var err error
+			if _, _, snapshot, ok := volume.ParseID(args[0]); ok && snapshot {
+				if _, err = c.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: args[0]}); status.Code(err) != codes.NotFound {
+					_, err = c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: args[0]})
+				}
+			} else if _, err = c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: args[0]}); status.Code(err) != codes.NotFound {
 				err = c.Delete(ctx, args[0])
 			}
 			if err != nil {

@@ -57,11 +57,11 @@ func run(args []string) error {
 	log := o.logger()
 	metrics := telemetry.New(version.String())
 	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
-		return err
+		return fmt.Errorf("--state-dir: %w; give a directory that can be written and that survives restarts", err)
 	}
 	root, err := mounter.OpenRoot(o.kubeletDir)
 	if err != nil {
-		return fmt.Errorf("--kubelet-dir: %w", err)
+		return fmt.Errorf("--kubelet-dir: %w; give the directory of this node's kubelet, or create it", err)
 	}
 	defer root.Close()
 	volumes, closePools, err := openVolumes(o, log, metrics)
@@ -116,6 +116,10 @@ func openVolumes(o *options, log *slog.Logger, metrics *telemetry.Metrics) (*vol
 			return nil, nil, err
 		}
 		pools = append(pools, p)
+		metrics.Pool(spec.name, func() (int64, int64, error) {
+			c, err := p.Capacity()
+			return c.Total, c.Available, err
+		})
 		dirs = append(dirs, p.Dir())
 	}
 	st, err := static.Open(static.Options{Dir: filepath.Join(o.stateDir, "static"), Allow: o.allowDevices, PoolDirs: dirs, NodesDir: nodes})

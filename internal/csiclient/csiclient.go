@@ -80,6 +80,9 @@ func (c *Client) Create(ctx context.Context, name string, size int64, v Volume, 
 
 // Stage makes the staging directory and stages.
 func (c *Client) Stage(ctx context.Context, v Volume) error {
+	if _, err := os.Stat(c.KubeletDir); err != nil {
+		return fmt.Errorf("--kubelet-dir: %w; give the one that csi-node was started with", err)
+	}
 	path := c.StagingPath(v.ID)
 	if err := os.MkdirAll(path, 0o750); err != nil {
 		return err

@@ -7,10 +7,17 @@ import (
 	"time"
 )
 
-var chosen = os.Getenv("CRUST_FAILPOINT")
+var (
+	chosen = os.Getenv("CRUST_FAILPOINT")
+	paused = os.Getenv("CRUST_FAILPOINT_PAUSE")
+)
 
-// Hit ends the process with SIGKILL when name is the chosen point.
+// Hit ends the process with SIGKILL when name is the chosen point, and waits a
+// second when it is the point to pause at.
 func Hit(name string) {
+	if name == paused {
+		time.Sleep(time.Second)
+	}
 	if name != chosen {
 		return
 	}

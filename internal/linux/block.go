@@ -89,9 +89,9 @@ func BtrfsResizeMax(f *os.File) error {
 	return ioctlPtr("BTRFS_IOC_RESIZE", f, 0x50009403, &arg)
 }
 
-// BtrfsDevice is ioctl BTRFS_IOC_DEV_INFO of device 1: the path of the block
-// device as the kernel knows it, and how many bytes of it are used.
-func BtrfsDevice(f *os.File) (path string, totalBytes uint64, err error) {
+// BtrfsDeviceSize is ioctl BTRFS_IOC_DEV_INFO of device 1: how many bytes of it
+// the file system spans.
+func BtrfsDeviceSize(f *os.File) (uint64, error) {
 	// struct btrfs_ioctl_dev_info_args: devid, uuid[16], bytes_used,
 	// total_bytes, fsid[16], 377 unused u64, path[1024].
 	var arg struct {
@@ -104,7 +104,7 @@ func BtrfsDevice(f *os.File) (path string, totalBytes uint64, err error) {
 	}
 	arg.devid = 1
 	if err := ioctlPtr("BTRFS_IOC_DEV_INFO", f, 0xd000941e, &arg); err != nil {
-		return "", 0, err
+		return 0, err
 	}
-	return unix.ByteSliceToString(arg.path[:]), arg.totalBytes, nil
+	return arg.totalBytes, nil
 }

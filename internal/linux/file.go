@@ -76,15 +76,15 @@ func Unlinkat(dir *os.File, name string) error {
 
 // Statx is what statx(2) says, of what mounts need.
 type Statx struct {
-	Mode                   uint16
-	GID                    uint32
-	Size                   uint64
-	Ino                    uint64
-	DevMajor, DevMinor     uint32
-	RdevMajor, RdevMinor   uint32
-	MountRoot, MountRootOK bool // is it the root of a mount; does the kernel tell
-	MountID                uint64
-	MountIDUnique          bool
+	Mode                 uint16
+	GID                  uint32
+	Size                 uint64
+	Ino                  uint64
+	DevMajor, DevMinor   uint32
+	RdevMajor, RdevMinor uint32
+	MountRoot            bool // it is the root of a mount
+	MountID              uint64
+	MountIDUnique        bool
 }
 
 // IsDir, IsRegular and IsSymlink and IsBlock tell the kind of file.
@@ -112,9 +112,8 @@ func statx(dir *os.File, name string, flags int) (Statx, error) {
 		Mode: st.Mode, GID: st.Gid, Size: st.Size, Ino: st.Ino,
 		DevMajor: st.Dev_major, DevMinor: st.Dev_minor,
 		RdevMajor: st.Rdev_major, RdevMinor: st.Rdev_minor,
-		MountRoot:   st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
-		MountRootOK: st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0,
-		MountID:     st.Mnt_id, MountIDUnique: st.Mask&statxMntIDUnique != 0,
+		MountRoot: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
+		MountID:   st.Mnt_id, MountIDUnique: st.Mask&statxMntIDUnique != 0,
 	}, nil
 }
 

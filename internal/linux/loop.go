@@ -32,8 +32,8 @@ func LoopGetFree(control *os.File) (int, error) {
 
 // LoopConfigure is ioctl LOOP_CONFIGURE (Linux 5.8): binds the device to the
 // backing file in one step. EBUSY when another process took the device first.
-func LoopConfigure(loop, backing *os.File, blockSize, flags uint32, name string) error {
-	cfg := unix.LoopConfig{Fd: uint32(fdOf(backing)), Size: blockSize}
+func LoopConfigure(loop, backing *os.File, flags uint32, name string) error {
+	cfg := unix.LoopConfig{Fd: uint32(fdOf(backing))}
 	cfg.Info.Flags = flags
 	copy(cfg.Info.File_name[:len(cfg.Info.File_name)-1], name)
 	return call("LOOP_CONFIGURE", func() error { return unix.IoctlLoopConfigure(fdOf(loop), &cfg) })

@@ -178,7 +178,6 @@ func DetachFile(f *os.File) error {
 const (
 	StatmountSBBasic   = 0x1
 	StatmountMntBasic  = 0x2
-	StatmountMntRoot   = 0x8
 	StatmountFSType    = 0x20
 	StatmountMntOpts   = 0x80
 	StatmountSBSource  = 0x200
@@ -191,11 +190,9 @@ type Statmount struct {
 	Mask         uint64
 	Major, Minor uint32
 	SBFlags      uint32
-	ID           uint64
 	Attr         uint64
 	FSType       string
 	Options      string
-	Root         string
 	Source       string
 }
 
@@ -231,7 +228,7 @@ func StatmountByID(id, mask uint64) (Statmount, error) {
 func parseStatmount(b []byte) Statmount {
 	s := Statmount{
 		Mask: u64(b, 8), Major: u32(b, 16), Minor: u32(b, 20), SBFlags: u32(b, 32),
-		ID: u64(b, 40), Attr: u64(b, 64),
+		Attr: u64(b, 64),
 	}
 	str := func(bit uint64, off int) string {
 		if s.Mask&bit == 0 {
@@ -245,7 +242,6 @@ func parseStatmount(b []byte) Statmount {
 	}
 	s.Options = str(StatmountMntOpts, 4)
 	s.FSType = str(StatmountFSType, 36)
-	s.Root = str(StatmountMntRoot, 104)
 	s.Source = str(StatmountSBSource, 124)
 	return s
 }

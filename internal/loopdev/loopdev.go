@@ -23,7 +23,6 @@ type Device struct {
 	Path         string
 	Major, Minor uint32
 	ReadOnly     bool
-	DirectIO     bool
 
 	backing file
 }
@@ -40,7 +39,7 @@ type Nodes struct{ Dir string }
 func Available() error {
 	f, err := linux.Open(control, os.O_RDWR)
 	if err != nil {
-		return fault.New(fault.Unavailable, "loop devices cannot be made: %w (is the module loop loaded, and the host's /dev mounted?)", err)
+		return fault.New(fault.State, "loop devices cannot be made: %w (is the module loop loaded, and the host's /dev mounted?)", err)
 	}
 	return f.Close()
 }
@@ -117,7 +116,7 @@ func (n Nodes) Temporary(backing *os.File) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err = linux.LoopConfigure(loop, backing, 0, linux.LoopAutoclear, "temporary"); err == nil {
+		if err = linux.LoopConfigure(loop, backing, linux.LoopAutoclear, "temporary"); err == nil {
 			return loop, nil
 		}
 		loop.Close()
@@ -138,10 +137,10 @@ func (n Nodes) configure(index int, backing *os.File, flags uint32, name string)
 		return Device{}, err
 	}
 	defer loop.Close()
-	err = linux.LoopConfigure(loop, backing, 0, flags, name)
+	err = linux.LoopConfigure(loop, backing, flags, name)
 	if errors.Is(err, linux.EINVAL) {
 		// The file system below, or its block size, does not do direct I/O.
-		err = linux.LoopConfigure(loop, backing, 0, flags&^linux.LoopDirectIO, name)
+		err = linux.LoopConfigure(loop, backing, flags&^linux.LoopDirectIO, name)
 	}
 	if err != nil {
 		return Device{}, fmt.Errorf("%s for %s: %w", node, backing.Name(), err)
@@ -185,21 +184,25 @@ func status(loop *os.File) (Device, error) {
 	}
 	return Device{
 		Path: loop.Name(), Major: st.RdevMajor, Minor: st.RdevMinor,
-		ReadOnly: info.Flags&linux.LoopReadOnly != 0, DirectIO: info.Flags&linux.LoopDirectIO != 0,
-		backing: file{info.Device, info.Inode},
+		ReadOnly: info.Flags&linux.LoopReadOnly != 0,
+		backing:  file{info.Device, info.Inode},
 	}, nil
 }
 
-// Find lists the loop devices that the file is bound to.
+// Find lists the loop devices that the file is bound to. Of a file that is gone
+// it finds those that still hold it, by the path they show.
 func (n Nodes) Find(path string) ([]Device, error) {
 	f, err := linux.Openat2(nil, path, linux.OPath, 0)
-	if err != nil {
+	gone := errors.Is(err, linux.ENOENT)
+	if err != nil && !gone {
 		return nil, err
 	}
-	defer f.Close()
-	want, err := identify(f)
-	if err != nil {
-		return nil, err
+	var want file
+	if !gone {
+		defer f.Close()
+		if want, err = identify(f); err != nil {
+			return nil, err
+		}
 	}
 	names, err := loopNames()
 	if err != nil {
@@ -208,7 +211,8 @@ func (n Nodes) Find(path string) ([]Device, error) {
 	var found []Device
 	for _, name := range names {
 		// The file's name first: opening every loop device of a busy node is slow.
-		if shown, err := linux.ReadSmall("/sys/block/" + name + "/loop/backing_file"); err != nil || filepath.Base(trimBacking(shown)) != filepath.Base(path) {
+		shown, err := linux.ReadSmall("/sys/block/" + name + "/loop/backing_file")
+		if err != nil || filepath.Base(trimBacking(shown)) != filepath.Base(path) || gone && strings.TrimSpace(shown) != path+deleted {
 			continue
 		}
 		node, _, _, err := n.node(name)
@@ -221,7 +225,7 @@ func (n Nodes) Find(path string) ([]Device, error) {
 		}
 		d, err := status(loop)
 		loop.Close()
-		if err == nil && d.backing == want {
+		if err == nil && (gone || d.backing == want) {
 			found = append(found, d)
 		}
 	}
@@ -325,6 +329,9 @@ func BackingFile(major, minor uint32) string {
 	return trimBacking(b)
 }
 
+// deleted is what the kernel puts behind the path of a file that is gone.
+const deleted = " (deleted)"
+
 func trimBacking(b string) string {
-	return strings.TrimSuffix(strings.TrimSpace(b), " (deleted)")
+	return strings.TrimSuffix(strings.TrimSpace(b), deleted)
 }

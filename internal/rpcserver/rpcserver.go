@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -70,8 +71,6 @@ type interceptor struct {
 	calls   atomic.Uint64
 }
 
-type requestID struct{}
-
 // New makes a server. convert gives an error its gRPC status.
 func New(log *slog.Logger, metrics Observer, convert func(error) error) *grpc.Server {
 	i := &interceptor{log: log, metrics: metrics, convert: convert}
@@ -84,7 +83,6 @@ func New(log *slog.Logger, metrics Observer, convert func(error) error) *grpc.Se
 func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	method := path.Base(info.FullMethod)
 	id := i.calls.Add(1)
-	ctx = context.WithValue(ctx, requestID{}, id)
 	ended := i.metrics.Started(method)
 	begin := time.Now()
 	defer func() {
@@ -93,7 +91,7 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 			err = status.Errorf(codes.Internal, "%s: the driver met a bug (%v); its log has the details under request_id %d", method, p, id)
 		}
 		ended(status.Code(err).String())
-		i.say(ctx, id, method, req, time.Since(begin), err)
+		i.say(ctx, id, method, req, resp, time.Since(begin), err)
 	}()
 	resp, err = handler(ctx, req)
 	return resp, i.convert(err)
@@ -105,9 +103,18 @@ var quiet = map[string]bool{
 	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "NodeGetVolumeStats": true, "NodeGetVolumeHealth": true,
 }
 
-func (i *interceptor) say(ctx context.Context, id uint64, method string, req any, took time.Duration, err error) {
+// refused are the codes of a call that asked for what cannot be, which is no
+// failure of the driver's.
+var refused = map[codes.Code]bool{
+	codes.InvalidArgument: true, codes.NotFound: true, codes.AlreadyExists: true, codes.FailedPrecondition: true,
+	codes.OutOfRange: true, codes.Aborted: true, codes.Canceled: true, codes.Unimplemented: true,
+}
+
+func (i *interceptor) say(ctx context.Context, id uint64, method string, req, resp any, took time.Duration, err error) {
 	level := slog.LevelInfo
 	switch {
+	case refused[status.Code(err)]:
+		level = slog.LevelWarn
 	case err != nil:
 		level = slog.LevelError
 	case quiet[method]:
@@ -117,11 +124,30 @@ func (i *interceptor) say(ctx context.Context, id uint64, method string, req any
 		return
 	}
 	attrs := []slog.Attr{slog.Uint64("request_id", id), slog.String("method", method), slog.Duration("took", took)}
+	add := func(key, value string) {
+		if value != "" {
+			attrs = append(attrs, slog.String(key, value))
+		}
+	}
+	if r, ok := req.(interface{ GetName() string }); ok {
+		add("name", r.GetName())
+	}
 	if r, ok := req.(interface{ GetVolumeId() string }); ok {
-		attrs = append(attrs, slog.String("volume_id", r.GetVolumeId()))
+		add("volume_id", r.GetVolumeId())
+	}
+	if r, ok := req.(interface{ GetSnapshotId() string }); ok {
+		add("snapshot_id", r.GetSnapshotId())
 	}
 	if r, ok := req.(interface{ GetTargetPath() string }); ok {
-		attrs = append(attrs, slog.String("target_path", r.GetTargetPath()))
+		add("target_path", r.GetTargetPath())
+	}
+	if err == nil {
+		switch r := resp.(type) {
+		case *csi.CreateVolumeResponse:
+			add("volume_id", r.GetVolume().GetVolumeId())
+		case *csi.CreateSnapshotResponse:
+			add("snapshot_id", r.GetSnapshot().GetSnapshotId())
+		}
 	}
 	if err != nil {
 		attrs = append(attrs, slog.String("code", status.Code(err).String()), slog.String("error", status.Convert(err).Message()))

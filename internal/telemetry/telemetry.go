@@ -111,6 +111,29 @@ func (m *Metrics) Copied(pool string) func(int64) {
 	return func(n int64) { c.Add(float64(n)) }
 }
 
+// Pool shows how large a pool is and what is left of it, when it is asked for.
+func (m *Metrics) Pool(name string, capacity func() (total, available int64, err error)) {
+	gauge := func(metric, help string, value func() int64) {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: metric, Help: help, ConstLabels: prometheus.Labels{"pool": name},
+		}, func() float64 { return float64(value()) }))
+	}
+	gauge("crust_pool_size_bytes", "Size of the file system that the pool is on; -1: it cannot be read.", func() int64 {
+		total, _, err := capacity()
+		if err != nil {
+			return -1
+		}
+		return total
+	})
+	gauge("crust_pool_available_bytes", "What is left of it; thin volumes fail writes when it is 0. -1: it cannot be read.", func() int64 {
+		_, available, err := capacity()
+		if err != nil {
+			return -1
+		}
+		return available
+	})
+}
+
 // Handler serves /metrics, /healthz (the process answers) and /readyz (it can
 // do its work).
 func (m *Metrics) Handler(ready func() error) http.Handler {

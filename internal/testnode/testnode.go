@@ -64,14 +64,18 @@ var builds struct {
 }
 
 // Build compiles csi-node, once for each set of tags in a test binary.
-func Build(t testing.TB, tags string) string {
+func Build(t testing.TB, tags string) string { return BuildCommand(t, "csi-node", tags) }
+
+// BuildCommand builds one of cmd, once for each test binary.
+func BuildCommand(t testing.TB, name, tags string) string {
+	t.Helper()
 	builds.Lock()
 	defer builds.Unlock()
-	if bin, ok := builds.bin[tags]; ok {
+	if bin, ok := builds.bin[name+tags]; ok {
 		return bin
 	}
 	if dir := os.Getenv("CRUST_TEST_BIN"); dir != "" {
-		return filepath.Join(dir, "csi-node"+tags) // a guest has no compiler
+		return filepath.Join(dir, name+tags) // a guest has no compiler
 	}
 	if builds.dir == "" {
 		dir, err := os.MkdirTemp("", "crust-build-")
@@ -80,12 +84,12 @@ func Build(t testing.TB, tags string) string {
 		}
 		builds.dir, builds.bin = dir, map[string]string{}
 	}
-	bin := filepath.Join(builds.dir, "csi-node"+tags)
-	out, err := exec.Command("go", "build", "-tags", tags, "-o", bin, "github.com/crust-csi/crust-csi/cmd/csi-node").CombinedOutput()
+	bin := filepath.Join(builds.dir, name+tags)
+	out, err := exec.Command("go", "build", "-tags", tags, "-o", bin, "github.com/crust-csi/crust-csi/cmd/"+name).CombinedOutput()
 	if err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	builds.bin[tags] = bin
+	builds.bin[name+tags] = bin
 	return bin
 }
 

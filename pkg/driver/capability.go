@@ -78,13 +78,13 @@ func parseUse(c *csi.VolumeCapability, share bool) (use, error) {
 }
 
 // parseUses reads the capabilities that a volume is to have all at once.
-func parseUses(list []*csi.VolumeCapability) (use, error) {
+func parseUses(list []*csi.VolumeCapability, share bool) (use, error) {
 	if len(list) == 0 {
 		return use{}, invalid("volume_capabilities are missing")
 	}
 	var first use
 	for i, c := range list {
-		u, err := parseUse(c, false)
+		u, err := parseUse(c, share)
 		if err != nil {
 			return use{}, err
 		}

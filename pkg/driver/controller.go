@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sort"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -113,7 +114,7 @@ func (d *Driver) wanted(req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool,
 	if err := checkName(req.GetName()); err != nil {
 		return spec, nil, err
 	}
-	u, err := parseUses(req.GetVolumeCapabilities())
+	u, err := parseUses(req.GetVolumeCapabilities(), false)
 	if err != nil {
 		return spec, nil, err
 	}
@@ -284,6 +285,29 @@ func (d *Driver) describe(v volume.Volume) *csi.Volume {
 	return out
 }
 
+// The keys of what a list tells of a volume beyond what CSI has a field for.
+const (
+	listName         = "csi.crust.dev/name"
+	listUse          = "csi.crust.dev/use" // a file system, or "block"
+	listProvisioning = "csi.crust.dev/provisioning"
+	listPublishedAt  = "csi.crust.dev/publishedAt" // target paths, a line each
+)
+
+func (d *Driver) describeWhole(v volume.Volume) *csi.Volume {
+	out := d.describe(v)
+	out.VolumeContext = map[string]string{listName: v.Name, listUse: v.FSType, listProvisioning: "thin"}
+	if v.Thick {
+		out.VolumeContext[listProvisioning] = "thick"
+	}
+	if v.Block {
+		out.VolumeContext[listUse] = "block"
+	}
+	if at := d.published.of(v.ID); len(at) > 0 {
+		out.VolumeContext[listPublishedAt] = strings.Join(at, "\n")
+	}
+	return out
+}
+
 // DeleteVolume destroys a volume, from its record, by its exact id (D03).
 func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	id := req.GetVolumeId()
@@ -320,16 +344,20 @@ func (d *Driver) ValidateVolumeCapabilities(_ context.Context, req *csi.Validate
 	if len(req.GetVolumeCapabilities()) == 0 {
 		return nil, invalid("volume_capabilities are missing")
 	}
-	_, v, err := d.Volumes.Find(req.GetVolumeId())
+	_, v, err := d.Volumes.FindOrAdopt(req.GetVolumeId(), req.GetVolumeContext())
 	if err != nil {
 		return nil, err
 	}
-	u, err := parseUses(req.GetVolumeCapabilities())
-	if err == nil && u.block != v.Block {
-		err = invalid("the volume is %s", kindOf(v.Block, v.FSType))
-	}
-	if err == nil && u.fstype != "" && u.fstype != v.FSType {
-		err = invalid("the volume has file system %s, not %s", v.FSType, u.fstype)
+	u, err := parseUses(req.GetVolumeCapabilities(), v.Share)
+	if _, made := d.Volumes.OwnerOf(v.ID); made {
+		if err == nil && u.block != v.Block {
+			err = invalid("the volume is %s", kindOf(v.Block, v.FSType))
+		}
+		if err == nil && u.fstype != "" && u.fstype != v.FSType {
+			err = invalid("the volume has file system %s, not %s", v.FSType, u.fstype)
+		}
+	} else if has := v.Facts.Formatted; err == nil && has != "" && u.fstype != "" && u.fstype != has {
+		err = invalid("the volume has file system %s, not %s", has, u.fstype)
 	}
 	if err == nil {
 		_, err = ParseParameters(req.GetParameters())
@@ -372,7 +400,7 @@ func (d *Driver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*c
 	}
 	resp := &csi.ListVolumesResponse{NextToken: next}
 	for _, v := range list {
-		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{Volume: d.describe(v)})
+		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{Volume: d.describeWhole(v)})
 	}
 	return resp, nil
 }
@@ -387,7 +415,7 @@ func (d *Driver) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVo
 		return nil, err
 	}
 	return &csi.ControllerGetVolumeResponse{
-		Volume: d.describe(v), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{},
+		Volume: d.describeWhole(v), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{},
 	}, nil
 }
 
@@ -400,7 +428,7 @@ func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 	}
 	minimum := int64(smallSizeStep)
 	if len(req.GetVolumeCapabilities()) > 0 {
-		u, err := parseUses(req.GetVolumeCapabilities())
+		u, err := parseUses(req.GetVolumeCapabilities(), false)
 		if err != nil {
 			return nil, err
 		}

@@ -9,10 +9,12 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
@@ -120,7 +122,7 @@ func (d *Driver) recover() error {
 
 // scratchFor is a directory where a helper program may mount for a moment.
 func (d *Driver) scratchFor(id string) string {
-	return filepath.Join(d.StateDir, "scratch", filepath.Base(d.staged.path(id)))
+	return filepath.Join(d.StateDir, "scratch", strings.TrimSuffix(filepath.Base(d.staged.path(id)), record.Extension))
 }
 
 func (d *Driver) clearScratch() error {

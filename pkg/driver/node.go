@@ -139,23 +139,49 @@ func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mo
 	if err != nil || !v.Facts.GrowDue || dev.ReadOnly {
 		return err
 	}
-	how := "online"
 	err = growDetached(fs)
 	if errors.Is(err, mounter.ErrGrowOffline) {
 		busy, berr := mounter.Busy(dev.Path)
 		if berr != nil || busy {
 			return errors.Join(err, berr)
 		}
-		how = "offline"
-		err = d.Programs.GrowExt4(ctx, dev.Path)
+		return d.growOffline(ctx, src, v, dev)
 	}
 	if err != nil {
 		return fmt.Errorf("volume %s: %w", id, err)
 	}
-	d.Log.InfoContext(ctx, "file system grown", "volume_id", id, "fs_type", fstype, "how", how)
+	return d.grown(ctx, src, v, fstype, "online")
+}
+
+func (d *Driver) growOffline(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device) error {
+	if err := d.Programs.GrowExt4(ctx, dev.Path); err != nil {
+		return fmt.Errorf("volume %s: %w", v.ID, err)
+	}
+	return d.grown(ctx, src, v, "ext4", "offline")
+}
+
+// grown notes that a file system fills its device now.
+func (d *Driver) grown(ctx context.Context, src volume.Source, v volume.Volume, fstype, how string) error {
+	d.Log.InfoContext(ctx, "file system grown", "volume_id", v.ID, "fs_type", fstype, "how", how)
 	d.Metrics.FilesystemGrown(fstype, how)
-	v.Facts.GrowDue = false
-	return src.SetFacts(id, v.Facts)
+	facts := v.Facts
+	facts.GrowDue = false
+	return d.recordDone(ctx, src, v, facts)
+}
+
+// recordDone keeps facts with the volume. Where a full pool has no room for
+// them, and all they say is that something due was done, the volume can be used
+// all the same: that is done once more the next time, which changes nothing.
+func (d *Driver) recordDone(ctx context.Context, src volume.Source, v volume.Volume, facts volume.Facts) error {
+	err := src.SetFacts(v.ID, facts)
+	struckOff := v.Facts
+	struckOff.GrowDue = v.Facts.GrowDue && facts.GrowDue
+	struckOff.IdentityDue = v.Facts.IdentityDue && facts.IdentityDue
+	if fault.Is(err, fault.NoSpace) && facts == struckOff {
+		d.Log.WarnContext(ctx, "what was done to the volume could not be noted", "volume_id", v.ID, "err", err)
+		return nil
+	}
+	return err
 }
 
 func growDetached(fs mounter.Filesystem) error {

@@ -186,7 +186,11 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 func (d *Driver) detached(ctx context.Context, p *publication) (*mounter.Detached, error) {
 	switch {
 	case p.attachment.Share != nil:
-		return mounter.OpenWithHelper(ctx, d.scratchFor(p.id), p.attachment.Share.Source, p.attachment.Share.Type, p.use.options, p.readOnly)
+		m, err := mounter.OpenWithHelper(ctx, d.scratchFor(p.id), p.attachment.Share.Source, p.attachment.Share.Type, p.use.options, p.readOnly)
+		if err != nil {
+			return nil, fmt.Errorf("volume %s: %w", p.id, err)
+		}
+		return m, nil
 	case p.use.block:
 		dev := p.attachment.Device
 		if p.readOnly {

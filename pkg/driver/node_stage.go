@@ -179,7 +179,7 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 		}
 	}
 	if facts != v.Facts {
-		if err := src.SetFacts(v.ID, facts); err != nil {
+		if err := d.recordDone(ctx, src, v, facts); err != nil {
 			return "", err
 		}
 	}
@@ -283,12 +283,7 @@ func (d *Driver) growExt4Early(ctx context.Context, src volume.Source, id string
 	if err != nil || !v.Facts.GrowDue || dev.ReadOnly {
 		return err
 	}
-	if err := d.Programs.GrowExt4(ctx, dev.Path); err != nil {
-		return fmt.Errorf("volume %s: %w", id, err)
-	}
-	d.Metrics.FilesystemGrown(fstype, "offline")
-	v.Facts.GrowDue = false
-	return src.SetFacts(id, v.Facts)
+	return d.growOffline(ctx, src, v, dev)
 }
 
 // NodeUnstageVolume releases the volume's device, once nobody holds its file

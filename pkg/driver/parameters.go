@@ -112,6 +112,10 @@ func parseAttributes(m map[string]string) (attributes, error) {
 			}
 			continue
 		}
+		if _, ok := parameters[key]; !ok {
+			return attributes{}, fault.New(fault.Invalid, "attribute %q is unknown; known are %s, %s, %s (static volumes) and the parameters %s",
+				key, static.AttrDevice, static.AttrServer, static.AttrShare, strings.Join(sortedKeys(parameters), ", "))
+		}
 		if err := a.set(key, m[key]); err != nil {
 			return attributes{}, err
 		}

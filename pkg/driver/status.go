@@ -13,7 +13,7 @@ import (
 var kinds = map[fault.Kind]codes.Code{
 	fault.Internal: codes.Internal, fault.Invalid: codes.InvalidArgument, fault.NotFound: codes.NotFound,
 	fault.Exists: codes.AlreadyExists, fault.State: codes.FailedPrecondition, fault.NoSpace: codes.ResourceExhausted,
-	fault.OutOfRange: codes.OutOfRange, fault.Busy: codes.Aborted, fault.Unavailable: codes.Unavailable,
+	fault.OutOfRange: codes.OutOfRange, fault.Busy: codes.Aborted,
 }
 
 // Status gives an error the gRPC code that the CSI specification names for it.

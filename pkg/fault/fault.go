@@ -14,15 +14,14 @@ type Kind int
 
 // The kinds, with the gRPC code that pkg/driver gives them.
 const (
-	Internal    Kind = iota // something unexpected failed (INTERNAL)
-	Invalid                 // the request makes no sense (INVALID_ARGUMENT)
-	NotFound                // what was named does not exist (NOT_FOUND)
-	Exists                  // it exists, and differs from what was asked (ALREADY_EXISTS)
-	State                   // the state of the volume or node forbids it (FAILED_PRECONDITION)
-	NoSpace                 // the pool cannot hold it (RESOURCE_EXHAUSTED)
-	OutOfRange              // a size that cannot be had (OUT_OF_RANGE)
-	Busy                    // another operation on it is running (ABORTED)
-	Unavailable             // try again later (UNAVAILABLE)
+	Internal   Kind = iota // something unexpected failed (INTERNAL)
+	Invalid                // the request makes no sense (INVALID_ARGUMENT)
+	NotFound               // what was named does not exist (NOT_FOUND)
+	Exists                 // it exists, and differs from what was asked (ALREADY_EXISTS)
+	State                  // the state of the volume or node forbids it (FAILED_PRECONDITION)
+	NoSpace                // the pool cannot hold it (RESOURCE_EXHAUSTED)
+	OutOfRange             // a size that cannot be had (OUT_OF_RANGE)
+	Busy                   // another operation on it is running (ABORTED)
 )
 
 type fault struct {

@@ -89,6 +89,9 @@ func probeStatmount() Feature {
 	}
 	if _, err := mountOf(st); err != nil {
 		f.Answer, f.Why = No, err.Error()
+		if errors.Is(err, linux.EPERM) {
+			f.Answer = CannotTell // a seccomp filter answers, not the kernel
+		}
 		return f
 	}
 	return f.answer(nil)

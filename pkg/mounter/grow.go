@@ -77,7 +77,7 @@ func growXFS(dir *os.File, size int64) error {
 }
 
 func growBtrfs(dir *os.File, size int64) error {
-	_, total, err := linux.BtrfsDevice(dir)
+	total, err := linux.BtrfsDeviceSize(dir)
 	if err != nil {
 		return err
 	}

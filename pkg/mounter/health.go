@@ -1,10 +1,10 @@
 package mounter
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -82,45 +82,64 @@ func sysName(d Device) (string, error) {
 	return filepath.Base(link), err
 }
 
-// Holders names who has the device's file system mounted, over all mount
-// namespaces that can be looked into, at most five. It reads the mount table of
-// every process: for error messages only.
+// Holders says where the device's file system is mounted, over all mount
+// namespaces that can be looked into, at most five: one line each. It reads the
+// mount table of a process of each: for error messages only.
 func Holders(d Device) []string {
-	procs, err := filepath.Glob("/proc/[0-9]*/mountinfo")
+	procs, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
 	}
+	var pids []int
+	for _, p := range procs {
+		if pid, err := strconv.Atoi(p.Name()); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	// A namespace is named by its oldest process, most often a container's first.
+	slices.Sort(pids)
+	own, _ := os.Readlink("/proc/self/ns/mnt")
 	seen := map[string]bool{}
 	var holders []string
 	name, _ := sysName(d)
-	dev := fmt.Sprintf(" %d:%d ", d.Major, d.Minor)
-	source := " /dev/" + name + " "
-	for _, p := range procs {
-		pid := strings.Split(p, "/")[2]
-		ns, err := os.Readlink("/proc/" + pid + "/ns/mnt")
+	const most = 5
+	for _, pid := range pids {
+		dir := fmt.Sprintf("/proc/%d/", pid)
+		ns, err := os.Readlink(dir + "ns/mnt")
 		if err != nil || seen[ns] {
 			continue
 		}
-		b, err := os.ReadFile(p)
-		if errors.Is(err, os.ErrNotExist) || err != nil {
+		if _, err := os.Readlink(dir + "exe"); err != nil && ns != own {
+			continue // a kernel thread: nobody to ask
+		}
+		b, err := os.ReadFile(dir + "mountinfo")
+		if err != nil {
 			continue
 		}
 		seen[ns] = true
-		for line := range strings.Lines(string(b)) {
-			if !strings.Contains(line, dev) && !strings.Contains(line, source) {
-				continue
-			}
-			comm, _ := os.ReadFile("/proc/" + pid + "/comm")
-			where := ""
-			if f := strings.Fields(line); len(f) > 4 {
-				where = f[4]
-			}
-			holders = append(holders, fmt.Sprintf("process %s (%s) has it at %s", pid, strings.TrimSpace(string(comm)), where))
-			break
+		at := mountedAt(string(b), fmt.Sprintf("%d:%d", d.Major, d.Minor), "/dev/"+name)
+		if at == "" {
+			continue
 		}
-		if len(holders) == 5 {
+		where := "mounted at " + at
+		if ns != own {
+			comm, _ := os.ReadFile(dir + "comm")
+			where += fmt.Sprintf(" in the mount namespace of process %d (%s)", pid, strings.TrimSpace(string(comm)))
+		}
+		if holders = append(holders, where); len(holders) == most {
 			break
 		}
 	}
 	return holders
+}
+
+// mountedAt gives the first mount point of a device in a mountinfo file. Some
+// file systems (btrfs) show a number of their own there.
+func mountedAt(mountinfo, dev, source string) string {
+	for line := range strings.Lines(mountinfo) {
+		if f := strings.Fields(line); len(f) > 4 && (f[2] == dev || strings.Contains(line, " "+source+" ")) {
+			return f[4]
+		}
+	}
+	return ""
 }

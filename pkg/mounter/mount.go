@@ -17,7 +17,6 @@ type Mount struct {
 	Path         string // where, as seen from this process; from Table only
 	Type         string // of the file system
 	Source       string
-	Root         string // what of the file system is shown
 	Options      string // of the superblock, comma-separated
 	ReadOnly     bool   // by the mount or by the superblock
 	ReadOnlySB   bool   // by the superblock
@@ -27,14 +26,17 @@ type Mount struct {
 // mount asks the kernel about the mount that f is on: statmount(2) where it
 // tells everything (Linux 6.14), the line of mountinfo where not.
 func mountOf(st linux.Statx) (Mount, error) {
-	const want = linux.StatmountSBBasic | linux.StatmountMntBasic | linux.StatmountMntRoot |
+	const want = linux.StatmountSBBasic | linux.StatmountMntBasic |
 		linux.StatmountFSType | linux.StatmountMntOpts | linux.StatmountSBSource
 	if st.MountIDUnique {
 		s, err := linux.StatmountByID(st.MountID, want)
-		if err == nil && s.Mask&want == want {
+		if err != nil {
+			return Mount{}, fmt.Errorf("%w: %w", errNoStatmount, err)
+		}
+		if s.Mask&want == want {
 			sbRO := s.SBFlags&linux.SBRdonly != 0
 			return Mount{
-				Type: s.FSType, Source: s.Source, Root: s.Root, Options: s.Options,
+				Type: s.FSType, Source: s.Source, Options: s.Options,
 				ReadOnly: sbRO || s.Attr&linux.MountAttrRdonly != 0, ReadOnlySB: sbRO,
 				Major: s.Major, Minor: s.Minor,
 			}, nil
@@ -82,7 +84,7 @@ func classicMountID(f *os.File) (int, error) {
 
 func fromInfo(i *mountinfo.Info) Mount {
 	m := Mount{
-		Path: i.Mountpoint, Type: i.FSType, Source: i.Source, Root: i.Root, Options: i.VFSOptions,
+		Path: i.Mountpoint, Type: i.FSType, Source: i.Source, Options: i.VFSOptions,
 		Major: uint32(i.Major), Minor: uint32(i.Minor),
 	}
 	m.ReadOnlySB = hasOption(i.VFSOptions, "ro")

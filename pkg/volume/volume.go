@@ -1,7 +1,10 @@
 // Package volume says where volumes come from: pools that make them (loop
 // files today, LVM can follow) and static sources that find what somebody else
-// made (a block device, an NFS share). Callers hold the volume's lock: no
-// method is called twice at once for one volume.
+// made (a block device, an NFS share).
+//
+// Callers serialise what changes a volume: of one volume no two of Attach, Detach,
+// SetFacts, Delete, Expand and the like run at once. What only looks (Get, List,
+// Owns, Attached, Health) may run at any time.
 package volume
 
 import (
@@ -23,6 +26,7 @@ type Volume struct {
 	Thick   bool      `json:"thick,omitempty"` // its space is reserved
 	Block   bool      `json:"block,omitempty"` // created for raw block access
 	FSType  string    `json:"fsType,omitempty"`
+	Share   bool      `json:"share,omitempty"` // a network file system
 
 	SourceSnapshot string `json:"sourceSnapshot,omitempty"`
 	SourceVolume   string `json:"sourceVolume,omitempty"`

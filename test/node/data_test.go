@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
 )
 
 func sum(t testing.TB, path string) [32]byte {
@@ -38,11 +40,12 @@ func patch(t testing.TB, path string, off int64, data []byte) {
 func TestD01_ForeignAndDamagedDataIsNeverFormatted(t *testing.T) {
 	n := testnode.New(t, "")
 	for name, spoil := range map[string]func(img string){
-		"garbage":      func(img string) { patch(t, img, 300<<20, []byte("somebody's data, far from the start")) },
-		"luks":         func(img string) { patch(t, img, 0, []byte("LUKS\xba\xbe\x00\x02")) },
-		"ext4 damaged": func(img string) { run(t, "mkfs.ext4", "-q", "-F", img); patch(t, img, 1024+0x78, []byte("x")) },
-		"xfs damaged":  func(img string) { run(t, "mkfs.xfs", "-q", "-f", img); patch(t, img, 108, []byte("x")) },
-		"xfs":          func(img string) { run(t, "mkfs.xfs", "-q", "-f", img) },
+		"garbage at the start": func(img string) { patch(t, img, 512, []byte("somebody's data")) },
+		"garbage at the end":   func(img string) { patch(t, img, size-4096, []byte("somebody's data")) },
+		"luks":                 func(img string) { patch(t, img, 0, []byte("LUKS\xba\xbe\x00\x02")) },
+		"ext4 damaged":         func(img string) { run(t, "mkfs.ext4", "-q", "-F", img); patch(t, img, 1024+0x78, []byte("x")) },
+		"xfs damaged":          func(img string) { run(t, "mkfs.xfs", "-q", "-f", img); patch(t, img, 108, []byte("x")) },
+		"xfs":                  func(img string) { run(t, "mkfs.xfs", "-q", "-f", img) },
 		"ext4 without its start": func(img string) {
 			run(t, "mkfs.ext4", "-q", "-F", img)
 			patch(t, img, 0, make([]byte, 1<<20))
@@ -52,9 +55,6 @@ func TestD01_ForeignAndDamagedDataIsNeverFormatted(t *testing.T) {
 			v := create(t, n, name, csiclient.Volume{FSType: "ext4"})
 			img := image(n, v.ID)
 			spoil(img)
-			if name == "garbage" {
-				patch(t, img, 0, []byte("and at the start"))
-			}
 			before := sum(t, img)
 			refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, v.ID)
 			if sum(t, img) != before {
@@ -173,8 +173,24 @@ func TestD07_FullPool(t *testing.T) {
 	snap, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: spare.GetVolumeId(), Name: "spare"})
 	ok(t, err)
 	ok(t, n.Client.Unstage(ctxOf(t), spare.GetVolumeId()))
+	clone, err := n.Client.Create(ctxOf(t), "clone", 0, csiclient.Volume{FSType: "ext4"}, nil, &csi.VolumeContentSource{
+		Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: spare.GetVolumeId()}}})
+	ok(t, err)
 	filler := filepath.Join(n.PoolDir(), "filler")
 	fill(filler)
+	// A volume that was formatted before can be used on a full pool, though what
+	// is learnt of it cannot be written there; one that cannot grow is as it was.
+	copied := csiclient.Volume{ID: clone.GetVolumeId(), FSType: "ext4"}
+	ok(t, n.Client.Stage(ctxOf(t), copied))
+	ok(t, n.Client.Publish(ctxOf(t), copied, n.Target("clone"), true))
+	ok(t, n.Client.Unpublish(ctxOf(t), copied.ID, n.Target("clone")))
+	_, err = n.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: copied.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 30}})
+	refused(t, err, codes.ResourceExhausted, "full")
+	if st, err := os.Stat(image(n, copied.ID)); err != nil || st.Size() != clone.GetCapacityBytes() {
+		t.Errorf("an expansion that failed left %v %v", st.Size(), err)
+	}
+	down(t, n, copied.ID)
+	fill(filler + "4")
 	// What makes room works on a full pool.
 	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: snap.GetSnapshot().GetSnapshotId()})
 	ok(t, err)
@@ -193,7 +209,7 @@ func TestD07_FullPool(t *testing.T) {
 	}
 	_, err = n.Client.Create(ctxOf(t), "another", 64<<20, csiclient.Volume{FSType: "ext4"}, params, nil)
 	refused(t, err, codes.ResourceExhausted)
-	for _, f := range []string{filler, filler + "2", filler + "3"} {
+	for _, f := range []string{filler, filler + "2", filler + "3", filler + "4"} {
 		ok(t, os.Remove(f))
 	}
 	if got := read(t, target+"/again"); got != strings.Repeat("y", 200<<20) {
@@ -213,6 +229,24 @@ func health(t testing.TB, n *testnode.Node, id, path string) string {
 	return strings.Join(out, ",")
 }
 
+// Somebody removed the volume's file. What is still there must not be in the
+// way for ever.
+func TestVolumeWhoseFileIsGoneCanBeLetGo(t *testing.T) {
+	n := testnode.New(t, "")
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	ok(t, os.Remove(image(n, v.ID)))
+	n.Restart()
+	if h := health(t, n, v.ID, target); !strings.Contains(h, "ImageGone") {
+		t.Errorf("health says %q", h)
+	}
+	refused(t, n.Client.Delete(ctxOf(t), v.ID), codes.FailedPrecondition, target)
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, "is gone", "delete the volume")
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	ok(t, n.Client.Delete(ctxOf(t), v.ID))
+}
+
 func TestD08_ThreeOutcomesOfACheck(t *testing.T) {
 	n := testnode.New(t, "")
 	stage := func(name string, spoil func(img string)) (csiclient.Volume, error) {
@@ -222,22 +256,37 @@ func TestD08_ThreeOutcomesOfACheck(t *testing.T) {
 		spoil(image(n, v.ID))
 		return v, n.Client.Stage(ctxOf(t), v)
 	}
-	errorState := func(img string) { run(t, "debugfs", "-w", "-R", "ssv state 2", img) }
-	v, err := stage("clean", errorState)
-	ok(t, err)
-	if !strings.Contains(n.Log(), "outcome=clean") && !strings.Contains(n.Log(), "outcome=repaired") {
-		t.Error("the log does not tell of the check")
+	outcome := func(v csiclient.Volume, want string) {
+		t.Helper()
+		if !regexp.MustCompile(`file system check.*volume_id=` + regexp.QuoteMeta(v.ID) + `.*outcome=` + want + ` `).MatchString(n.Log()) {
+			t.Errorf("the log does not tell that the check of %s ended with %s", v.ID, want)
+		}
 	}
+	// A mark of an unclean end is cleared, which e2fsck counts as a repair; a
+	// clean outcome has a file system without such a mark only, never checked at
+	// stage.
+	img := filepath.Join(t.TempDir(), "clean")
+	ok(t, os.WriteFile(img, nil, 0o600))
+	ok(t, os.Truncate(img, 16<<20))
+	run(t, "mkfs.ext4", "-q", img)
+	got, said, err := fsprogs.New(nil).Check(ctxOf(t), img, "ext4")
+	ok(t, err)
+	if got != fsprogs.Clean {
+		t.Errorf("a clean file system: %v %s", got, said)
+	}
+	errorState := func(img string) { run(t, "debugfs", "-w", "-R", "ssv state 2", img) }
+	v, err := stage("unclean", func(img string) { run(t, "debugfs", "-w", "-R", "ssv state 0", img) })
+	ok(t, err)
+	outcome(v, "repaired")
 	down(t, n, v.ID)
 	v, err = stage("repaired", func(img string) { errorState(img); run(t, "debugfs", "-w", "-R", "ssv free_blocks_count 1", img) })
 	ok(t, err)
-	if !strings.Contains(n.Log(), "outcome=repaired") {
-		t.Error("the log does not tell of the repair")
-	}
+	outcome(v, "repaired")
 	down(t, n, v.ID)
 	// The root directory's inode as a file: e2fsck -p leaves that to people.
 	v, err = stage("human", func(img string) { run(t, "debugfs", "-w", "-R", "clri <2>", img); errorState(img) })
 	refused(t, err, codes.FailedPrecondition, "needs a person", "e2fsck -n")
+	outcome(v, "needs-human")
 	down(t, n, v.ID)
 }
 

@@ -95,7 +95,12 @@ type guest struct {
 	port    net.Conn
 	send    *json.Encoder
 	replies *json.Decoder
+	died    atomic.Bool
 }
+
+// exitGuestDied says that the guest's kernel or its emulator broke, which is
+// no verdict on what ran in it.
+const exitGuestDied = 3
 
 func runCommand(args []string) (code int, err error) {
 	flags := flag.NewFlagSet("vm run", flag.ExitOnError)
@@ -140,7 +145,11 @@ func runCommand(args []string) (code int, err error) {
 	case errors.As(err, &exit):
 		kept := filepath.Join(*state, "console-"+*kernel+".log")
 		werr := os.WriteFile(kept, []byte(g.console()), 0o644)
-		return max(exit.ExitCode(), 1), errors.Join(fmt.Errorf("failed in the guest with Linux %s; its console is in %s and ends with\n%s", *kernel, kept, tail(g.console(), 3000)), werr)
+		code = max(exit.ExitCode(), 1)
+		if g.died.Load() {
+			code = exitGuestDied
+		}
+		return code, errors.Join(fmt.Errorf("failed in the guest with Linux %s; its console is in %s and says\n%s", *kernel, kept, lastWords(g.console())), werr)
 	}
 	return 2, err
 }
@@ -176,7 +185,7 @@ func (g *guest) start(ctx context.Context, kernel, state, share, memory string) 
 		return err
 	}
 	g.qemu = g.child(ctx, "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-M", "q35,accel=tcg", "-cpu", "max", "-smp", "2", "-m", memory,
+		"-M", "q35,accel=tcg", "-cpu", "max,la57=off", "-smp", "2", "-m", memory,
 		"-object", "memory-backend-memfd,id=mem,size="+memory+",share=on", "-numa", "node,memdev=mem",
 		"-kernel", images[0], "-initrd", filepath.Join(state, "initramfs-"+kernel),
 		"-append", "console=ttyS0 quiet panic=-1 reboot=t random.trust_cpu=on security=selinux selinux=1 enforcing=0 crust.share="+share,
@@ -252,6 +261,7 @@ func (g *guest) forward(c net.Conn) error {
 	for {
 		var reply protocol.Reply
 		if err := g.replies.Decode(&reply); err != nil {
+			g.died.Store(true)
 			return fmt.Errorf("the guest died: %w", err)
 		}
 		ended.Store(reply.Exit != nil)
@@ -281,9 +291,17 @@ func (g *guest) stop() {
 	}
 }
 
-func tail(s string, n int) string {
-	if len(s) > n {
-		return s[len(s)-n:]
+// lastWords is what a kernel said from its first complaint on, or else the end.
+func lastWords(console string) string {
+	const most = 6000
+	first := len(console)
+	for _, complaint := range []string{"BUG: ", "Oops: ", "Kernel panic", "general protection fault", "rcu: INFO", "watchdog: "} {
+		if i := strings.Index(console, complaint); i >= 0 {
+			first = min(first, i)
+		}
 	}
-	return s
+	if first == len(console) {
+		return console[max(0, len(console)-most):]
+	}
+	return console[first:min(len(console), first+most)]
 }

@@ -18,13 +18,13 @@ func device(d loopdev.Device) mounter.Device {
 	return mounter.Device{Path: d.Path, Major: d.Major, Minor: d.Minor, ReadOnly: d.ReadOnly}
 }
 
+// image gives the volume's file, which must be there.
 func (p *Pool) image(id string) (key, img string, v volume.Volume, err error) {
 	key, r, err := p.find(id)
 	if err != nil {
 		return "", "", volume.Volume{}, err
 	}
-	_, img = p.volumePath(key)
-	if !exists(img) {
+	if _, img = p.volumePath(key); !exists(img) {
 		return "", "", volume.Volume{}, fault.New(fault.State, "volume %s: its file %s is gone; restore it from a backup, or delete the volume", id, img)
 	}
 	return key, img, r.Volume, nil
@@ -84,11 +84,7 @@ func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 		}
 	}
 	// Not known since this process started, or changed by somebody else.
-	_, img, _, err := p.image(id)
-	if err != nil {
-		return volume.Attachment{}, false, err
-	}
-	found, err := p.loop.Find(img)
+	found, err := p.devices(id)
 	if err != nil {
 		return volume.Attachment{}, false, err
 	}
@@ -100,6 +96,17 @@ func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 	}
 	p.forgetDevice(key)
 	return volume.Attachment{}, false, nil
+}
+
+// devices are the loop devices that hold the volume's file, also one that
+// somebody has removed: a volume without a file can still be let go.
+func (p *Pool) devices(id string) ([]loopdev.Device, error) {
+	key, _, err := p.find(id)
+	if err != nil {
+		return nil, err
+	}
+	_, img := p.volumePath(key)
+	return p.loop.Find(img)
 }
 
 func (p *Pool) rememberDevice(key string, d loopdev.Device) {
@@ -145,11 +152,7 @@ func (p *Pool) Detach(_ context.Context, id string) error {
 }
 
 func (p *Pool) detach(id string, onlyReadOnly bool) error {
-	_, img, _, err := p.image(id)
-	if err != nil {
-		return err
-	}
-	found, err := p.loop.Find(img)
+	found, err := p.devices(id)
 	if err != nil {
 		return err
 	}

@@ -178,19 +178,17 @@ func (p *Pool) Delete(_ context.Context, id string) error {
 
 func (p *Pool) destroy(key string, r volumeRecord) error {
 	rec, img := p.volumePath(key)
-	if exists(img) {
-		devices, err := p.loop.Find(img)
-		if err != nil {
-			return err
-		}
-		for _, d := range devices {
-			if err := d.Detach(); err != nil {
-				return fault.New(fault.State, "volume %s is in use, so it is not deleted: %w", r.Volume.ID, err)
-			}
+	devices, err := p.loop.Find(img)
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		if err := d.Detach(); err != nil {
+			return fault.New(fault.State, "volume %s is in use, so it is not deleted: %w", r.Volume.ID, err)
 		}
 	}
 	r.State = deleting
-	err := p.saveVolume(key, r)
+	err = p.saveVolume(key, r)
 	if fault.Is(err, fault.NoSpace) {
 		// What makes room must not need room. Cut short after this, the volume
 		// is one without a file, and a repeated call goes on here.
@@ -219,14 +217,16 @@ func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume
 	}
 	if size > r.Volume.Size {
 		_, img := p.volumePath(key)
-		if size, err = p.expandFile(img, r.Volume.Size, size, r.Volume.Thick); err != nil {
+		was := r.Volume.Size
+		if size, err = p.expandFile(img, was, size, r.Volume.Thick); err != nil {
 			return volume.Volume{}, p.noSpace(err)
 		}
 		failpoint.Hit("expand.file")
 		r.Volume.Size = size
 		r.Volume.Facts.GrowDue = true
 		if err := p.saveVolume(key, r); err != nil {
-			return volume.Volume{}, err
+			// No device knows of the new end yet: nothing can lie behind the old one.
+			return volume.Volume{}, errors.Join(err, os.Truncate(img, was))
 		}
 		failpoint.Hit("expand.recorded")
 	}

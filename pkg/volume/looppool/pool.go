@@ -164,7 +164,7 @@ func (p *Pool) Dir() string { return p.dir }
 // Usable tells whether volumes can be made and attached.
 func (p *Pool) Usable() error {
 	if err := linux.AccessWrite(p.dir); err != nil {
-		return fault.New(fault.Unavailable, "pool %s: %s cannot be written: %w", p.name, p.dir, err)
+		return fault.New(fault.State, "pool %s: %s cannot be written: %w", p.name, p.dir, err)
 	}
 	here, err := linux.StatxPath(filepath.Join(p.dir, "lock"))
 	if err == nil {
@@ -174,7 +174,7 @@ func (p *Pool) Usable() error {
 		}
 	}
 	if err != nil {
-		return fault.New(fault.Unavailable, "pool %s: %s is not the directory that was opened: %w", p.name, p.dir, err)
+		return fault.New(fault.State, "pool %s: %s is not the directory that was opened: %w", p.name, p.dir, err)
 	}
 	return loopdev.Available()
 }

@@ -132,7 +132,7 @@ func (s *Source) Adopt(id string, attributes map[string]string) (volume.Volume, 
 			return volume.Volume{}, err
 		}
 	}
-	e.Volume = volume.Volume{ID: id, Created: time.Now().UTC()}
+	e.Volume = volume.Volume{ID: id, Created: time.Now().UTC(), Share: e.Device == ""}
 	return e.Volume, s.save(e)
 }
 

@@ -1,0 +1,94 @@
+package node
+
+import (
+	"bytes"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+// crustctl runs the command against the node and gives what it printed and
+// whether it succeeded.
+func crustctl(t testing.TB, n *testnode.Node, args ...string) (string, bool) {
+	t.Helper()
+	args = append([]string{"--endpoint", n.Endpoint(), "--kubelet-dir", n.KubeletDir()}, args...)
+	var out bytes.Buffer
+	c := exec.Command(testnode.BuildCommand(t, "crustctl", ""), args...)
+	c.Stdout, c.Stderr = &out, &out
+	err := c.Run()
+	return out.String(), err == nil
+}
+
+func TestCrustctlThroughTheLifeOfAVolume(t *testing.T) {
+	n := testnode.New(t, "")
+	does := func(want string, args ...string) {
+		t.Helper()
+		if out, ok := crustctl(t, n, args...); !ok || !strings.Contains(out, want) {
+			t.Errorf("crustctl %v: %v %s\nwant %q", args, ok, out, want)
+		}
+	}
+	fails := func(want string, args ...string) {
+		t.Helper()
+		if out, ok := crustctl(t, n, args...); ok || !strings.Contains(out, want) {
+			t.Errorf("crustctl %v: %v %s\nwant a failure with %q", args, ok, out, want)
+		}
+	}
+	does("room in the default pool", "doctor")
+	does("512.0 MiB", "volume", "create", "mine", "--size", "512Mi", "--parameter", "csi.storage.k8s.io/fstype=xfs")
+	vols, err := n.Client.ListVolumes(ctxOf(t), &csi.ListVolumesRequest{})
+	ok(t, err)
+	id := vols.GetEntries()[0].GetVolume().GetVolumeId()
+	a, b := n.Target("a"), n.Target("b")
+	fails("--kubelet-dir", "volume", "publish", id, "/elsewhere/mount")
+	fails("device, server, share", "volume", "publish", id, a, "--attribute", "devise=/dev/sda")
+	does("published", "volume", "publish", id, a)
+	does("published", "volume", "publish", id, b, "--read-only")
+	out, _ := crustctl(t, n, "volume", "list")
+	for _, want := range []string{"mine", "xfs", "thin", a + ", " + b} {
+		if !strings.Contains(out, want) {
+			t.Errorf("list does not show %q:\n%s", want, out)
+		}
+	}
+	does("xfs", "volume", "show", a)
+	does("--path", "volume", "expand", id, "600Mi")
+	does("still published at "+b, "volume", "unpublish", id, a)
+	does("unpublished and unstaged", "volume", "unpublish", id, b)
+	does("SNAPSHOT", "volume", "snapshot", id, "first")
+	does("deleted", "volume", "delete", id)
+	// A person who mistypes is told.
+	fails("NotFound", "volume", "delete", id)
+	fails("NotFound", "volume", "unpublish", id, a)
+	snaps, err := n.Client.ListSnapshots(ctxOf(t), &csi.ListSnapshotsRequest{})
+	ok(t, err)
+	does("deleted", "volume", "delete", snaps.GetEntries()[0].GetSnapshot().GetSnapshotId())
+	n.Kill()
+	fails("is csi-node running", "doctor")
+	n.Start()
+}
+
+func TestValidateCapabilitiesOfAStaticVolume(t *testing.T) {
+	n := testnode.New(t, "", "--allow-device", "/dev/loop*")
+	mode := func(v csiclient.Volume, m csi.VolumeCapability_AccessMode_Mode) csiclient.Volume { v.Mode = m; return v }
+	share := csiclient.Volume{ID: "share", Context: map[string]string{"server": "127.0.0.1", "share": "/s"}}
+	for _, c := range []struct {
+		v    csiclient.Volume
+		want bool
+	}{
+		{mode(share, csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), true},
+		{csiclient.Volume{ID: share.ID, Context: share.Context, Block: true}, false},
+		{create(t, n, "made", csiclient.Volume{FSType: "ext4"}), true},
+		{mode(create(t, n, "made", csiclient.Volume{FSType: "ext4"}), csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), false},
+	} {
+		r, err := n.Client.ValidateVolumeCapabilities(ctxOf(t), &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId: c.v.ID, VolumeContext: c.v.Context, VolumeCapabilities: []*csi.VolumeCapability{c.v.Capability()}})
+		ok(t, err)
+		if got := r.GetConfirmed() != nil; got != c.want {
+			t.Errorf("%s %s: confirmed %v, want %v: %s", c.v.ID, c.v.Mode, got, c.want, r.GetMessage())
+		}
+	}
+}
