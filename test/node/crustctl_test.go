@@ -73,7 +73,10 @@ func TestCrustctlThroughTheLifeOfAVolume(t *testing.T) {
 
 func TestValidateCapabilitiesOfAStaticVolume(t *testing.T) {
 	n := testnode.New(t, "", "--allow-device", "/dev/loop*")
-	mode := func(v csiclient.Volume, m csi.VolumeCapability_AccessMode_Mode) csiclient.Volume { v.Mode = m; return v }
+	mode := func(v csiclient.Volume, m csi.VolumeCapability_AccessMode_Mode) csiclient.Volume {
+		v.Mode = m
+		return v
+	}
 	share := csiclient.Volume{ID: "share", Context: map[string]string{"server": "127.0.0.1", "share": "/s"}}
 	for _, c := range []struct {
 		v    csiclient.Volume
