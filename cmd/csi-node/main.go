@@ -108,7 +108,6 @@ func openVolumes(o *options, log *slog.Logger, metrics *telemetry.Metrics) (*vol
 		}
 	}
 	nodes := filepath.Join(o.stateDir, "dev")
-	var dirs []string
 	for _, spec := range o.pools {
 		p, err := looppool.Open(looppool.Options{Name: spec.name, Dir: spec.dir, NodesDir: nodes, Log: log, Copied: metrics.Copied(spec.name)})
 		if err != nil {
@@ -120,9 +119,15 @@ func openVolumes(o *options, log *slog.Logger, metrics *telemetry.Metrics) (*vol
 			c, err := p.Capacity()
 			return c.Total, c.Available, err
 		})
-		dirs = append(dirs, p.Dir())
 	}
-	st, err := static.Open(static.Options{Dir: filepath.Join(o.stateDir, "static"), Allow: o.allowDevices, PoolDirs: dirs, NodesDir: nodes})
+	st, err := static.Open(static.Options{Dir: filepath.Join(o.stateDir, "static"), Allow: o.allowDevices, NodesDir: nodes, Claimed: func(d mounter.Device) (string, bool) {
+		for _, p := range pools {
+			if id, ok := p.Owns(d); ok {
+				return id, true
+			}
+		}
+		return "", false
+	}})
 	if err == nil {
 		var r *volume.Registry
 		if r, err = volume.NewRegistry(st, pools...); err == nil {

@@ -2,9 +2,12 @@ package linux
 
 import (
 	"errors"
+	"io"
 	"os"
 	"strings"
 	"syscall"
+
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -79,6 +82,7 @@ type Statx struct {
 	Mode                 uint16
 	GID                  uint32
 	Size                 uint64
+	Allocated            int64 // bytes of it that take space
 	Ino                  uint64
 	DevMajor, DevMinor   uint32
 	RdevMajor, RdevMinor uint32
@@ -109,7 +113,7 @@ func statx(dir *os.File, name string, flags int) (Statx, error) {
 		return Statx{}, err
 	}
 	return Statx{
-		Mode: st.Mode, GID: st.Gid, Size: st.Size, Ino: st.Ino,
+		Mode: st.Mode, GID: st.Gid, Size: st.Size, Allocated: int64(st.Blocks) * 512, Ino: st.Ino,
 		DevMajor: st.Dev_major, DevMinor: st.Dev_minor,
 		RdevMajor: st.Rdev_major, RdevMinor: st.Rdev_minor,
 		MountRoot: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
@@ -170,9 +174,34 @@ func DirEmpty(dir *os.File) (bool, error) {
 	return true, nil
 }
 
-// FadviseRandom is posix_fadvise(2) with POSIX_FADV_RANDOM: no reading ahead.
-func FadviseRandom(f *os.File) error {
-	return call("fadvise64", func() error { return unix.Fadvise(fdOf(f), 0, 0, unix.FADV_RANDOM) })
+// ReadDirect reads the first n bytes of a block device, past the page cache
+// where the device allows that. n is a multiple of 4096.
+func ReadDirect(f *os.File, n int64) ([]byte, error) {
+	const align = 4096 // the largest logical block size that Linux has on a device of its own
+	buf := make([]byte, n+align)
+	buf = buf[align-int64(uintptr(unsafe.Pointer(&buf[0]))%align):][:n]
+	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	direct := false
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFL, flags|unix.O_DIRECT); err == nil {
+		direct = true
+	}
+	got := 0
+	err = call("pread", func() (e error) { got, e = unix.Pread(fdOf(f), buf, 0); return e })
+	if direct {
+		if _, ferr := unix.FcntlInt(f.Fd(), unix.F_SETFL, flags); ferr != nil {
+			return nil, os.NewSyscallError("fcntl", ferr)
+		}
+	}
+	if direct && (err != nil || int64(got) != n) {
+		got, err = f.ReadAt(buf, 0)
+	}
+	if err == nil && int64(got) != n {
+		err = io.ErrUnexpectedEOF
+	}
+	return buf, err
 }
 
 // Flock is flock(2) with LOCK_EX|LOCK_NB; EAGAIN when another holds it.
@@ -256,6 +285,12 @@ func LoadModule(path string) error {
 		return nil
 	}
 	return err
+}
+
+// Memfd is memfd_create(2): a file in memory, for as long as somebody has it
+// open.
+func Memfd(name string) (*os.File, error) {
+	return open("memfd_create", name, func() (int, error) { return unix.MemfdCreate(name, unix.MFD_CLOEXEC) })
 }
 
 // TempFile is open(2) with O_TMPFILE: a file of that length without a name in

@@ -16,7 +16,9 @@ const (
 // LoopInfo is struct loop_info64 with Go types, of what is used here.
 type LoopInfo struct {
 	Device, Inode uint64 // of the backing file
+	RDevice       uint64 // the block device, where the backing file is one
 	Flags         uint32
+	Part          bool // it shows a part of the backing file only
 }
 
 // LoopGetFree is ioctl LOOP_CTL_GET_FREE on /dev/loop-control: the index of a
@@ -46,7 +48,10 @@ func LoopStatus(loop *os.File) (LoopInfo, error) {
 	if err != nil {
 		return LoopInfo{}, err
 	}
-	return LoopInfo{Device: info.Device, Inode: info.Inode, Flags: info.Flags}, nil
+	return LoopInfo{
+		Device: info.Device, Inode: info.Inode, RDevice: info.Rdevice, Flags: info.Flags,
+		Part: info.Offset != 0 || info.Sizelimit != 0,
+	}, nil
 }
 
 // LoopKeep clears LO_FLAGS_AUTOCLEAR, so that the device stays bound when its
@@ -74,3 +79,6 @@ func LoopClear(loop *os.File) error {
 
 // MakeDev packs a device number the way LoopInfo.Device does.
 func MakeDev(major, minor uint32) uint64 { return unix.Mkdev(major, minor) }
+
+// SplitDev is the inverse of MakeDev.
+func SplitDev(dev uint64) (major, minor uint32) { return unix.Major(dev), unix.Minor(dev) }

@@ -26,8 +26,9 @@ type Inode struct {
 	Mode      uint16 // type and permission bits
 	UID, GID  uint32
 	Links     uint32
-	Ino       uint64
+	Dev, Ino  uint64
 	MountRoot bool // another file system is mounted there
+	Fixed     bool // immutable or append-only, chattr(1): nobody may change it
 }
 
 // IsDir and IsSymlink tell the kind of file.
@@ -91,7 +92,12 @@ func (d Dir) stat(name Name, flags int) (Inode, error) {
 		if e != 0 {
 			return Inode{}, os.NewSyscallError("statx", e)
 		}
-		return Inode{Mode: st.Mode, UID: st.Uid, GID: st.Gid, Links: st.Nlink, Ino: st.Ino, MountRoot: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0}, nil
+		return Inode{
+			Mode: st.Mode, UID: st.Uid, GID: st.Gid, Links: st.Nlink,
+			Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino,
+			MountRoot: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
+			Fixed:     st.Attributes&(unix.STATX_ATTR_IMMUTABLE|unix.STATX_ATTR_APPEND) != 0,
+		}, nil
 	}
 }
 

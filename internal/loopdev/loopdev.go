@@ -25,6 +25,7 @@ type Device struct {
 	ReadOnly     bool
 
 	backing file
+	part    bool // it shows a part of the file only: somebody else's doing
 }
 
 // file identifies a backing file: by device and inode, or, where the backing
@@ -184,8 +185,8 @@ func status(loop *os.File) (Device, error) {
 	}
 	return Device{
 		Path: loop.Name(), Major: st.RdevMajor, Minor: st.RdevMinor,
-		ReadOnly: info.Flags&linux.LoopReadOnly != 0,
-		backing:  file{info.Device, info.Inode},
+		ReadOnly: info.Flags&linux.LoopReadOnly != 0, part: info.Part,
+		backing: file{info.Device, info.Inode},
 	}, nil
 }
 
@@ -225,7 +226,7 @@ func (n Nodes) Find(path string) ([]Device, error) {
 		}
 		d, err := status(loop)
 		loop.Close()
-		if err == nil && (gone || d.backing == want) {
+		if err == nil && (gone || d.backing == want) && !d.part {
 			found = append(found, d)
 		}
 	}
@@ -317,6 +318,30 @@ func (d Device) Detach() error {
 		time.Sleep(10 * time.Millisecond)
 	}
 	return fault.New(fault.State, "%s is still open in some process (see `fuser -v %s`); it is released when that ends", d.Path, d.Path)
+}
+
+// Below gives the number of the block device that a loop device is bound to; ok
+// is false when it is none, or is bound to a file.
+func (n Nodes) Below(major, minor uint32) (belowMajor, belowMinor uint32, ok bool) {
+	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", major, minor))
+	if err != nil || !strings.HasPrefix(filepath.Base(link), "loop") {
+		return 0, 0, false
+	}
+	node, _, _, err := n.node(filepath.Base(link))
+	if err != nil {
+		return 0, 0, false
+	}
+	loop, err := linux.Open(node, os.O_RDONLY)
+	if err != nil {
+		return 0, 0, false
+	}
+	defer loop.Close()
+	info, err := linux.LoopStatus(loop)
+	if err != nil || info.RDevice == 0 {
+		return 0, 0, false
+	}
+	belowMajor, belowMinor = linux.SplitDev(info.RDevice)
+	return belowMajor, belowMinor, true
 }
 
 // BackingFile is the path that the kernel shows for the loop device with that

@@ -39,11 +39,22 @@ type Type struct {
 
 // Encode gives the file content of v.
 func (t Type) Encode(v any) ([]byte, error) {
-	data, err := json.Marshal(v)
+	b, err := t.compact(v)
 	if err != nil {
 		return nil, err
 	}
-	b, err := json.MarshalIndent(envelope{t.Kind, t.Version, data}, "", "  ")
+	var out bytes.Buffer
+	err = json.Indent(&out, b, "", "  ")
+	return out.Bytes(), err
+}
+
+// compact is Encode on one line.
+func (t Type) compact(v any) ([]byte, error) {
+	b, err := json.Marshal(struct {
+		Kind    string `json:"kind"`
+		Version int    `json:"version"`
+		Data    any    `json:"data"`
+	}{t.Kind, t.Version, v})
 	return append(b, '\n'), err
 }
 
@@ -88,7 +99,7 @@ func (t Type) Write(path string, v any) error { return t.write(path, v, true) }
 // one that Read refuses; a crash of the machine may leave anything. For facts
 // that a reboot makes void anyway.
 func (t Type) WriteVolatile(path string, v any) error {
-	b, err := t.Encode(v)
+	b, err := t.compact(v)
 	if err != nil {
 		return err
 	}

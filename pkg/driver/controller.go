@@ -314,6 +314,9 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 	if id == "" {
 		return nil, invalid("volume_id is missing")
 	}
+	if err := d.Volumes.CheckPool(id); err != nil {
+		return nil, err
+	}
 	pool, ok := d.Volumes.OwnerOf(id)
 	if !ok {
 		// Not one that any pool of this node made; a static volume is never

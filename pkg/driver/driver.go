@@ -100,11 +100,9 @@ func (d *Driver) recover() error {
 	if static := d.Volumes.Static(); static != nil {
 		// Learn the devices of what is staged, so that Owns knows them.
 		for _, v := range static.List() {
-			if _, ok := d.staged.get(v.ID); !ok {
-				continue
-			}
-			if _, err := static.Attach(context.Background(), v.ID); err != nil {
-				d.Log.Warn("a staged volume's device is not to be found", "volume_id", v.ID, "error", err)
+			// By its number: the path may lead to another one by now.
+			if r, ok := d.staged.get(v.ID); ok && r.Share == "" {
+				static.Remember(v.ID, r.Device)
 			}
 		}
 	}

@@ -50,13 +50,14 @@ func (d *Driver) Ready() error {
 	return nil
 }
 
-// look opens the target and tells what is there. The caller closes both.
+// look opens the target and tells what kind of thing is there. The caller
+// closes both.
 func (d *Driver) look(path string) (*mounter.Target, *mounter.State, error) {
 	t, err := d.Root.Target(path)
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := t.Look()
+	s, err := t.Glance()
 	if err != nil {
 		t.Close()
 		return nil, nil, err
@@ -128,12 +129,16 @@ func (d *Driver) requireStaged(src volume.Source, id, stagingPath string) (stage
 	if !ok {
 		return r, a, fault.New(fault.State, "volume %s: its device is gone (somebody detached it); unstage and stage it again", id)
 	}
+	if a.Share == nil && !a.Device.Same(r.Device) {
+		return r, a, fault.New(fault.State, "volume %s was staged with device %d:%d, and %s is %d:%d now; unstage and stage it again", id, r.Device.Major, r.Device.Minor, a.Device.Path, a.Device.Major, a.Device.Minor)
+	}
 	return r, a, nil
 }
 
 // growth makes a volume's file system fill its device, when that is due. It
 // happens before anything can see the volume, or while it is in use.
-func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mounter.Filesystem) error {
+// With quick, growth by a program is errNeedsTime.
+func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mounter.Filesystem, quick bool) error {
 	dev, fstype := fs.Device, fs.Type
 	v, err := src.Get(id)
 	if err != nil || !v.Facts.GrowDue || dev.ReadOnly {
@@ -144,6 +149,9 @@ func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mo
 		busy, berr := mounter.Busy(dev.Path)
 		if berr != nil || busy {
 			return errors.Join(err, berr)
+		}
+		if quick {
+			return errNeedsTime
 		}
 		return d.growOffline(ctx, src, v, dev)
 	}

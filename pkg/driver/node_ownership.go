@@ -185,10 +185,17 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 			}
 		}
 	}()
-	r, err := ownership.Apply(ctx, root, gid, policy, &counts)
+	var inodes ownership.Inodes
+	if p.alone && p.staged.FSType == "ext4" {
+		inodes = ownership.Ext4Inodes(p.attachment.Device.Path)
+	}
+	r, err := ownership.Apply(ctx, root, gid, policy, inodes, &counts)
 	d.Metrics.OwnershipApplied(p.strategy, time.Since(begin), r.Looked, r.Changed)
 	if err != nil {
 		return fmt.Errorf("volume %s: giving its files to group %d: %w (%s)", p.id, gid, err, describe())
+	}
+	if n := counts.Refused.Load(); n > 0 {
+		d.Log.Warn("files that nobody may change (chattr +i or +a, or in a read-only subvolume) keep their group", "volume_id", p.id, "group", gid, "files", n, "one_of_them", counts.Example())
 	}
 	d.Log.Info("a volume was given to a group", "volume_id", p.id, "group", gid, "looked_at", r.Looked, "changed", r.Changed, "took", time.Since(begin))
 	return nil

@@ -83,6 +83,7 @@ type publication struct {
 	strategy            string  // how it is applied
 	degraded            degraded
 	readOnly            bool
+	alone               bool // nobody else had the device in use when this began
 }
 
 func (p *publication) filesystem() mounter.Filesystem {
@@ -120,7 +121,10 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 			return fault.New(fault.State, "volume %s has access mode SINGLE_NODE_SINGLE_WRITER (ReadWriteOncePod) and is published at %s already", p.id, others[0])
 		}
 	}
-	m, err := d.detached(ctx, p)
+	m, err := d.detached(ctx, p, quick)
+	if errors.Is(err, errNeedsTime) {
+		return err
+	}
 	d.countLabel(p, err)
 	if err != nil {
 		return err
@@ -147,8 +151,17 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 		return errors.Join(fmt.Errorf("volume %s: %w", p.id, err), d.releaseReadOnly(ctx, p))
 	}
 	failpoint.Hit("publish.attached")
-	d.published.note(p.id, p.target, p.degraded)
+	d.published.note(p.id, p.target, shown{p.degraded, p.groupShown()})
 	return nil
+}
+
+// groupShown is the group that an id-mapped publish shows, as text; empty for
+// any other.
+func (p *publication) groupShown() string {
+	if p.strategy != strategyIdmap || p.group == nil {
+		return ""
+	}
+	return fmt.Sprint(*p.group)
 }
 
 // republish answers a repeated call: what is mounted must be what is asked.
@@ -174,6 +187,9 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 		if want := p.use.options.SuperblockString(); differs == "" && want != p.staged.Superblock {
 			differs = fmt.Sprintf("mounted with options %q, asked for with %q", p.staged.Superblock, want)
 		}
+		if have, want := d.published.shown(p.id, p.target).group, p.groupShown(); differs == "" && have != "" && want != have {
+			differs = fmt.Sprintf("it shows its files as group %s's, and group %q was asked for", have, want)
+		}
 	}
 	if differs != "" {
 		return fault.New(fault.Exists, "volume %s is published at %s in another way: %s; unpublish it first", p.id, p.target, differs)
@@ -183,7 +199,7 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 }
 
 // detached prepares the mount, ready to be attached.
-func (d *Driver) detached(ctx context.Context, p *publication) (*mounter.Detached, error) {
+func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mounter.Detached, error) {
 	switch {
 	case p.attachment.Share != nil:
 		m, err := mounter.OpenWithHelper(ctx, d.scratchFor(p.id), p.attachment.Share.Source, p.attachment.Share.Type, p.use.options, p.readOnly)
@@ -206,11 +222,20 @@ func (d *Driver) detached(ctx context.Context, p *publication) (*mounter.Detache
 		return nil, err
 	}
 	if p.volume.Facts.GrowDue {
-		fs := d.mountable(p)
-		fs.ReadOnly = false
-		if err := d.growth(ctx, p.src, p.id, fs); err != nil {
+		fs, err := d.live(p.attachment.Device, p.id, p.staged.FSType)
+		if err != nil {
 			return nil, err
 		}
+		if err := d.growth(ctx, p.src, p.id, fs, quick); err != nil {
+			return nil, err
+		}
+	}
+	if !quick {
+		busy, err := mounter.Busy(p.attachment.Device.Path)
+		if err != nil {
+			return nil, fmt.Errorf("volume %s: %w", p.id, err)
+		}
+		p.alone = !busy
 	}
 	m, err := mounter.Open(d.mountable(p))
 	if err != nil {

@@ -101,7 +101,15 @@ func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, 
 		return err
 	}
 	failpoint.Hit("stage.attached")
-	r := stagedRecord{VolumeID: v.ID, StagingPath: path, Block: u.block, Mode: u.mode}
+	r := stagedRecord{VolumeID: v.ID, StagingPath: path, Block: u.block, Mode: u.mode, Device: a.Device}
+	if u.block && !v.Block && !v.Facts.GivenRaw {
+		// From now on nothing but a file system that is found there may be
+		// assumed of it.
+		v.Facts.GivenRaw = true
+		if err := src.SetFacts(v.ID, v.Facts); err != nil {
+			return err
+		}
+	}
 	switch {
 	case a.Share != nil:
 		r.Share, r.FSType = a.Share.Source, a.Share.Type
@@ -149,6 +157,9 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 		return "", fmt.Errorf("volume %s: %w", v.ID, err)
 	}
 	facts := v.Facts
+	if err := d.mayFormat(v, dev, found, blank); err != nil {
+		return "", err
+	}
 	if blank.Path() != "" {
 		if found, err = d.format(ctx, src, v, dev, want, blank); err != nil {
 			return "", err
@@ -187,6 +198,23 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 		return "", errNeedsTime
 	}
 	return want, d.growExt4Early(ctx, src, v.ID, dev, want, busy)
+}
+
+// mayFormat refuses to format what was proven blank by looking at places only,
+// when somebody may have written to other places.
+func (d *Driver) mayFormat(v volume.Volume, dev mounter.Device, found superblock.Result, blank superblock.BlankDevice) error {
+	if blank.Path() == "" {
+		return nil
+	}
+	advice := "its data may be anywhere; if it may go, delete the volume (or wipe the device) and create it anew"
+	if v.Facts.GivenRaw {
+		return fault.New(fault.State, "volume %s: %s was given out as a raw block device before, so it is not formatted, though it holds no known format: %s", v.ID, dev.Path, advice)
+	}
+	if _, pool := d.Volumes.OwnerOf(v.ID); !pool && found.Answer != superblock.Blank {
+		// The path may lead to another disk than the one that was being formatted.
+		return fault.New(fault.State, "volume %s: formatting %s was begun and did not end, and it holds %s: this may be another device than then, so it is not formatted again; %s (`wipefs -a %s`)", v.ID, dev.Path, found, advice, dev.Path)
+	}
+	return nil
 }
 
 // waitForMkfs waits for a mkfs that outlived the driver that started it.
@@ -310,6 +338,9 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 	r, staged := d.staged.get(id)
 	if staged && r.StagingPath != path {
 		return fault.New(fault.State, "volume %s is staged at %s, not at %s", id, r.StagingPath, path)
+	}
+	if err := d.Volumes.CheckPool(id); err != nil {
+		return err
 	}
 	src, _, err := d.Volumes.Find(id)
 	if fault.Is(err, fault.NotFound) {

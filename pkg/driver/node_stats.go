@@ -175,7 +175,7 @@ func (d *Driver) stagedAilments(src volume.Source, id, path string) []mounter.Ai
 			}
 			continue
 		}
-		if what := d.published.degraded(id, p); what != "" {
+		if what := d.published.shown(id, p).degraded; what != "" {
 			found = append(found, mounter.Ailment{Reason: string(what), Message: p + " is read-only, but mounts below it would not be: this kernel has no mount_setattr (Linux 5.12)"})
 		}
 		if !s.IsBlock() {
@@ -273,7 +273,7 @@ func (d *Driver) growNow(ctx context.Context, src volume.Source, id string, dev 
 	if err != nil {
 		return err
 	}
-	err = d.growth(ctx, src, id, fs)
+	err = d.growth(ctx, src, id, fs, false)
 	if errors.Is(err, mounter.ErrGrowOffline) {
 		return fmt.Errorf("the device is larger now, its file system is not: %w", err)
 	}

@@ -87,12 +87,16 @@ func (d *Driver) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequ
 			return nil, invalid("parameter %q is unknown; a VolumeSnapshotClass of this driver has none", key)
 		}
 	}
+	keys := []string{"snapshot name " + req.GetName(), id}
+	if pool, ok := d.Volumes.OwnerOf(id); ok {
+		keys = append(keys, volume.SnapshotID(pool.Name(), req.GetName()))
+	}
 	var s volume.Snapshot
 	err := d.ops.long(ctx, "CreateSnapshot", func(ctx context.Context, p *volume.Progress) error {
 		var err error
 		s, err = d.snapshot(ctx, req.GetName(), id, p)
 		return err
-	}, "snapshot name "+req.GetName(), id)
+	}, keys...)
 	if err != nil {
 		return nil, err
 	}
@@ -126,6 +130,9 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequ
 	id := req.GetSnapshotId()
 	if id == "" {
 		return nil, invalid("snapshot_id is missing")
+	}
+	if err := d.Volumes.CheckPool(id); err != nil {
+		return nil, err
 	}
 	if pool, ok := d.Volumes.OwnerOf(id); ok {
 		err := d.ops.short("DeleteSnapshot", func() error { return pool.DeleteSnapshot(ctx, id) }, id)

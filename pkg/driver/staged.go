@@ -13,6 +13,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
 // stagedRecord says that a volume is staged, and how. Nothing is mounted at
@@ -25,6 +26,7 @@ type stagedRecord struct {
 	FSType      string                               `json:"fsType,omitempty"`
 	Mode        csi.VolumeCapability_AccessMode_Mode `json:"accessMode"`
 	Share       string                               `json:"share,omitempty"`
+	Device      mounter.Device                       `json:"device"` // zero for a share
 	// Superblock holds the superblock options of the live mounts, or, while
 	// there is none, those that were asked for at stage.
 	Superblock string `json:"superblockOptions,omitempty"`
@@ -116,7 +118,7 @@ func (s *stagedVolumes) remove(id string) error {
 // looks at the target first.
 type publishedTargets struct {
 	mu sync.Mutex
-	m  map[string]map[string]degraded
+	m  map[string]map[string]shown
 }
 
 // degraded says what of a publish was not applied as it is by default; empty
@@ -125,25 +127,31 @@ type degraded string
 
 const notRecursive degraded = "ReadOnlyNotRecursive"
 
+// shown is what is known of a publish beyond what the kernel tells.
+type shown struct {
+	degraded degraded
+	group    string // that an id-mapped publish shows
+}
+
 func newPublishedTargets() *publishedTargets {
-	return &publishedTargets{m: map[string]map[string]degraded{}}
+	return &publishedTargets{m: map[string]map[string]shown{}}
 }
 
 // add takes a target; one that is known keeps what is known of it.
 func (p *publishedTargets) add(id, target string) {
-	p.note(id, target, p.degraded(id, target))
+	p.note(id, target, p.shown(id, target))
 }
 
-func (p *publishedTargets) note(id, target string, what degraded) {
+func (p *publishedTargets) note(id, target string, what shown) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.m[id] == nil {
-		p.m[id] = map[string]degraded{}
+		p.m[id] = map[string]shown{}
 	}
 	p.m[id][target] = what
 }
 
-func (p *publishedTargets) degraded(id, target string) degraded {
+func (p *publishedTargets) shown(id, target string) shown {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.m[id][target]

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -310,4 +311,30 @@ func TestMountByHelperProgram(t *testing.T) {
 	check(t, os.Mkdir(scratch, 0o700))
 	sh(t, "mount", d.Path, scratch)
 	check(t, ClearScratch(scratch))
+}
+
+// A device node may have been made anywhere, where /dev is not the host's.
+func TestTableFindsBoundDeviceNodes(t *testing.T) {
+	r := openRoot(t)
+	d := formatted(t, "ext4")
+	d.Path = filepath.Join(t.TempDir(), "node")
+	sh(t, "mknod", d.Path, "b", strconv.Itoa(int(d.Major)), strconv.Itoa(int(d.Minor)))
+	target, err := r.Target(filepath.Join(r.Path(), "raw"))
+	check(t, err)
+	m, err := OpenDevice(d)
+	check(t, err)
+	check(t, m.Attach(target))
+	check(t, m.Close())
+	check(t, target.Close())
+	table, err := r.Table()
+	check(t, err)
+	found := false
+	for _, m := range table {
+		got, ok := m.Device()
+		found = found || ok && got.Same(d)
+	}
+	if !found {
+		t.Errorf("the bound node is not in the table: %+v", table)
+	}
+	unmountAt(t, r, "raw")
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -134,6 +135,27 @@ func FindDevice(path string) (Device, error) {
 		return Device{}, err
 	}
 	return Device{Path: path, Major: st.RdevMajor, Minor: st.RdevMinor, ReadOnly: ro}, nil
+}
+
+// Held tells whether the device is in use: mounted in any namespace, or opened
+// exclusively. It asks by the device's number; where the path leads elsewhere
+// meanwhile, by a node made in dir for the moment.
+func (d Device) Held(dir string) (bool, error) {
+	if now, err := FindDevice(d.Path); err == nil && now.Same(d) {
+		return Busy(d.Path)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return false, err
+	}
+	node := filepath.Join(dir, fmt.Sprintf("held-%d-%d", d.Major, d.Minor))
+	if err := linux.Mknod(node, d.Major, d.Minor); err != nil && !errors.Is(err, linux.EEXIST) {
+		return false, err
+	}
+	busy, err := Busy(node)
+	if errors.Is(err, linux.ENXIO) || errors.Is(err, linux.ENODEV) {
+		busy, err = false, nil // the device itself is gone
+	}
+	return busy, errors.Join(err, os.Remove(node))
 }
 
 // Freeze writes out the file system mounted from the device and stops writes

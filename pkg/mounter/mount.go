@@ -17,6 +17,7 @@ type Mount struct {
 	Path         string // where, as seen from this process; from Table only
 	Type         string // of the file system
 	Source       string
+	Part         bool   // of Table: a part of a file system is bound there, such as one file
 	Options      string // of the superblock, comma-separated
 	ReadOnly     bool   // by the mount or by the superblock
 	ReadOnlySB   bool   // by the superblock
@@ -115,6 +116,7 @@ func (r *Root) Table() ([]Mount, error) {
 	table := make([]Mount, len(infos))
 	for n, i := range infos {
 		table[n] = fromInfo(i)
+		table[n].Part = i.Root != "/"
 		table[n].Path = strings.TrimSuffix(r.path, "/") + "/" + strings.TrimPrefix(i.Mountpoint, prefix)
 	}
 	return table, nil
@@ -151,10 +153,12 @@ func (s *State) IsBlock() bool { return s.stat.IsBlock() }
 // Device gives the block device that the mount's file system is on, or whose
 // node it shows.
 func (m Mount) Device() (Device, bool) {
-	if m.Type == "devtmpfs" && m.Path != "" {
-		// A bound device node; the path leads to it.
-		st, err := linux.StatxPath(m.Path)
-		return Device{Path: m.Path, Major: st.RdevMajor, Minor: st.RdevMinor}, err == nil && st.IsBlock()
+	if m.Part {
+		// A bound device node, of devtmpfs or of wherever it was made. The path
+		// leads to it.
+		if st, err := linux.StatxPath(m.Path); err == nil && st.IsBlock() {
+			return Device{Path: m.Path, Major: st.RdevMajor, Minor: st.RdevMinor}, true
+		}
 	}
 	if m.Major != 0 {
 		return Device{Path: m.Source, Major: m.Major, Minor: m.Minor}, true

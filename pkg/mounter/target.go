@@ -135,6 +135,10 @@ func (s *State) Close() {
 // Look tells what is at the target. The caller closes the State.
 func (t *Target) Look() (*State, error) { return t.look(true) }
 
+// Glance is Look for who only wants to know the kind: it does not look into a
+// directory or file, and takes it for empty.
+func (t *Target) Glance() (*State, error) { return t.look(false) }
+
 // look without content takes a directory or file for empty.
 func (t *Target) look(content bool) (*State, error) {
 	f, err := linux.Openat(t.parent, t.name, linux.OPath|linux.ONofollow, 0)

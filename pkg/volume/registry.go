@@ -24,6 +24,8 @@ type StaticSource interface {
 	// Adopt takes a volume as the attributes describe it. A second time it must
 	// be described in the same way.
 	Adopt(id string, attributes map[string]string) (Volume, error)
+	// Remember takes up a device that an earlier process attached.
+	Remember(id string, d mounter.Device)
 }
 
 // NewRegistry knows these pools, in this order (the first is the default), and
@@ -72,6 +74,19 @@ func (r *Registry) OwnerOf(id string) (Pool, bool) {
 	}
 	p, ok := r.pools[name]
 	return p, ok
+}
+
+// CheckPool refuses an id that a pool made which this node does not have (any
+// more): nobody can tell what is to be done with such a volume.
+func (r *Registry) CheckPool(id string) error {
+	name, _, _, ok := ParseID(id)
+	if !ok {
+		return nil
+	}
+	if _, ok := r.pools[name]; ok {
+		return nil
+	}
+	return fault.New(fault.State, "%s is of pool %q, which this node does not have (it has %s); start the driver with that pool again", id, name, strings.Join(r.names, ", "))
 }
 
 // Find gives a known volume and its source, or a fault NotFound.

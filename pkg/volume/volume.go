@@ -41,6 +41,9 @@ type Facts struct {
 	// Formatted is the file system that the volume was given. A volume that
 	// has one, or was copied from another, is never formatted again.
 	Formatted string `json:"formatted,omitempty"`
+	// GivenRaw: it was staged as a raw block device once, so what is on it is
+	// for its users to know: it is never formatted.
+	GivenRaw bool `json:"givenRaw,omitempty"`
 	// GrowDue: the device may be larger than its file system.
 	GrowDue bool `json:"growDue,omitempty"`
 	// IdentityDue: it is a copy, and its file system has its origin's identity.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
 
@@ -48,30 +49,36 @@ func (b *bench) ownership(files int) {
 		must(err)
 		return time.Duration(ns), c.ProcessState.UserTime() + c.ProcessState.SystemTime()
 	}
-	ours := func(dir string, gid int) (wall, cpu time.Duration) {
+	ours := func(dir string, gid int, inodes ownership.Inodes) (wall, cpu time.Duration) {
 		root, err := os.Open(dir)
 		must(err)
 		defer root.Close()
 		before, begin := usage(), time.Now()
-		_, err = ownership.Apply(context.Background(), root, uint32(gid), ownership.Always, &ownership.Progress{})
+		_, err = ownership.Apply(context.Background(), root, uint32(gid), ownership.Always, inodes, &ownership.Progress{})
 		must(err)
 		return time.Since(begin), usage() - before
 	}
-	ours(at, 5000) // warm, and in the state that both start from
+	ours(at, 5000, nil) // warm, and in the state that both start from
 	kw, kc := kubelet(at, 5000)
-	ow, oc := ours(at, 5000)
+	ww, wc := ours(at, 5000, nil)
+	// As a publish to the first pod does it: nobody else has the volume.
+	must(b.c.Unpublish(ctx, many.ID, at))
+	ow, oc := notInUse(dev, func(dir string) (wall, cpu time.Duration) { return ours(dir, 5000, ownership.Ext4Inodes(dev)) })
+	must(b.c.Publish(ctx, many, at, false))
 	name := fmt.Sprintf("%d files: ", files)
 	b.row(name+"chown, nothing to change, warm", "the kubelet's walk", kw, ow, 0.05, false)
 	b.row("CPU of it", "the kubelet's", kc, oc, 0.16, false)
+	b.row("the same while another pod uses it", "the kubelet's walk", kw, ww, 0, false)
+	b.row("CPU of it", "the kubelet's", kc, wc, 0, false)
 	kw2, kc2 := kubelet(at, 5001)
-	ow2, oc2 := ours(at, 5002)
+	ow2, oc2 := ours(at, 5002, nil)
 	b.row(name+"chown, everything to change", "the kubelet's walk", kw2, ow2, 0.40, false)
 	b.row("CPU of it", "the kubelet's", kc2, oc2, 0.75, false)
 	deep := at + "/deep"
 	chain(deep, 400, 250)
-	ours(at, 5002)
+	ours(at, 5002, nil)
 	kd, _ := kubelet(deep, 5002)
-	od, _ := ours(deep, 5002)
+	od, _ := ours(deep, 5002, nil)
 	b.row("a chain of 400 directories, nothing to change", "the kubelet's walk", kd, od, 0.04, false)
 	must(b.c.Unpublish(ctx, many.ID, at))
 
@@ -107,6 +114,19 @@ func (b *bench) ownership(files int) {
 	must(b.c.Unpublish(ctx, few.ID, heldFew))
 	must(b.c.Unstage(ctx, many.ID))
 	must(b.c.Unstage(ctx, few.ID))
+}
+
+// notInUse mounts the device as the driver does before anything can see it.
+func notInUse(dev string, f func(dir string) (wall, cpu time.Duration)) (wall, cpu time.Duration) {
+	d, err := mounter.FindDevice(dev)
+	must(err)
+	m, err := mounter.Open(mounter.Filesystem{Device: d, Type: "ext4"})
+	must(err)
+	defer m.Close()
+	root, err := m.Dir()
+	must(err)
+	defer root.Close()
+	return f(fmt.Sprintf("/proc/self/fd/%d", root.Fd()))
 }
 
 func (b *bench) smallDevice() string {

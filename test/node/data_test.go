@@ -167,6 +167,9 @@ func TestD07_FullPool(t *testing.T) {
 	target := n.Target("thick")
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	// Nor does a thick volume that cannot grow take the others' space meanwhile.
+	_, err = n.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30}})
+	refused(t, err, codes.ResourceExhausted, "full")
 	spare, err := n.Client.Create(ctxOf(t), "spare", 16<<20, csiclient.Volume{FSType: "ext4"}, nil, nil)
 	ok(t, err)
 	ok(t, n.Client.Stage(ctxOf(t), csiclient.Volume{ID: spare.GetVolumeId(), FSType: "ext4"}))

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"runtime"
 	"slices"
@@ -203,13 +204,18 @@ func (p *Programs) NewBtrfsID(ctx context.Context, device string) error {
 	return nil
 }
 
+// run runs a program that changes a file system. Once begun it ends by itself,
+// whatever becomes of the caller, and of this process: half a repair is worse
+// than none.
 func (p *Programs) run(ctx context.Context, argv []string, device string) (string, int, error) {
-	return p.start(ctx, exec.CommandContext(ctx, argv[0], append(slices.Clone(argv[1:]), device)...))
+	if err := ctx.Err(); err != nil {
+		return "", 0, err
+	}
+	return p.start(context.WithoutCancel(ctx), exec.Command(argv[0], append(slices.Clone(argv[1:]), device)...))
 }
 
 // runMortal is run for a program that must not outlive this process: a second
-// mkfs beside one that an earlier process started would ruin both. (A check or
-// a growth goes on, rather than being cut in half; it holds the device.)
+// mkfs beside one that an earlier process started would ruin both.
 func (p *Programs) runMortal(ctx context.Context, argv []string, device string) (string, int, error) {
 	cmd := exec.CommandContext(ctx, argv[0], append(slices.Clone(argv[1:]), device)...)
 	cmd.SysProcAttr = linux.KilledWithThread()
@@ -222,7 +228,19 @@ func (p *Programs) runMortal(ctx context.Context, argv []string, device string) 
 func (p *Programs) start(ctx context.Context, cmd *exec.Cmd) (string, int, error) {
 	program, device := cmd.Args[0], cmd.Args[len(cmd.Args)-1]
 	p.started(program)
-	b, err := cmd.CombinedOutput()
+	// A file, not a pipe: writing into the pipe of a process that is gone would
+	// end a check half-way.
+	said, err := linux.Memfd("output of " + program)
+	if err != nil {
+		return "", 0, err
+	}
+	defer said.Close()
+	cmd.Stdout, cmd.Stderr = said, said
+	err = cmd.Run()
+	b, rerr := io.ReadAll(io.NewSectionReader(said, 0, 1<<20))
+	if rerr != nil {
+		return "", 0, errors.Join(err, rerr)
+	}
 	out := tail(string(b))
 	var exit *exec.ExitError
 	switch {

@@ -35,6 +35,24 @@ const (
 type Progress struct {
 	Looked  atomic.Int64 // files and directories
 	Changed atomic.Int64
+	// Refused counts files that nobody may change: immutable or append-only
+	// ones, and those in read-only subvolumes.
+	Refused atomic.Int64
+
+	example atomic.Pointer[string]
+}
+
+func (p *Progress) refuse(name string) {
+	p.Refused.Add(1)
+	p.example.CompareAndSwap(nil, &name)
+}
+
+// Example is the name of one of the Refused files, empty for none.
+func (p *Progress) Example() string {
+	if s := p.example.Load(); s != nil {
+		return *s
+	}
+	return ""
 }
 
 // Result is what was done.
@@ -97,8 +115,9 @@ func due(top linux.Dir, gid uint32, policy Policy) (walk, clean bool, self linux
 
 // Apply gives the tree of which root is the top directory to the group. When
 // it fails or is cancelled in mid-walk, the record says so, and the next Apply
-// goes on where files still differ.
-func Apply(ctx context.Context, root *os.File, gid uint32, policy Policy, p *Progress) (Result, error) {
+// goes on where files still differ. Where inodes is not nil and they say that
+// nothing has to be changed, names are not looked at.
+func Apply(ctx context.Context, root *os.File, gid uint32, policy Policy, inodes Inodes, p *Progress) (Result, error) {
 	top, err := linux.OpenRootDir(root)
 	if err != nil {
 		return Result{}, err
@@ -108,8 +127,10 @@ func Apply(ctx context.Context, root *os.File, gid uint32, policy Policy, p *Pro
 		return Result{}, errors.Join(err, top.Close())
 	}
 	chgrp, chmod, mode := wanted(self, gid)
-	w := &walk{gid: gid, progress: p, top: top, clean: clean}
-	err = w.run(ctx)
+	w := &walk{gid: gid, dev: self.Dev, progress: p, top: top, clean: clean}
+	if !nothingToChange(ctx, inodes, gid, self.Ino, p) {
+		err = w.run(ctx)
+	}
 	// The root is last: who looks only at it sees the whole.
 	if err == nil && (chgrp || chmod) {
 		err = w.change(chgrp, chmod, func() error { return top.ChgrpSelf(gid) }, func() error { return top.ChmodSelf(mode) })
@@ -125,6 +146,7 @@ func Apply(ctx context.Context, root *os.File, gid uint32, policy Policy, p *Pro
 // walk visits every directory below top once.
 type walk struct {
 	gid      uint32
+	dev      uint64 // of the root
 	progress *Progress
 	top      linux.Dir
 
@@ -139,7 +161,16 @@ type walk struct {
 	err     error
 	over    atomic.Bool // err is set
 
-	links sync.Map // inodes with more than one name that were looked at
+	links sync.Map // files with more than one name that were looked at
+}
+
+// file is an inode of one of the subvolumes that a file system may have.
+type file struct{ dev, ino uint64 }
+
+// gone are the errors about a name that another pod has removed, or given to
+// something else, since it was read.
+func gone(err error) bool {
+	return errors.Is(err, linux.ENOENT) || errors.Is(err, linux.ENOTDIR) || errors.Is(err, linux.ELOOP)
 }
 
 // task is a directory to open and read, or an open one to read on.
@@ -175,6 +206,11 @@ func (w *walk) run(ctx context.Context) error {
 	var all sync.WaitGroup
 	for range max(4, runtime.GOMAXPROCS(0)) {
 		all.Go(func() {
+			defer func() { // a bug here must not end the process that serves all volumes
+				if p := recover(); p != nil {
+					w.fail(fmt.Errorf("panic: %v", p))
+				}
+			}()
 			buf := make([]byte, 128<<10)
 			for {
 				t, ok := w.next()
@@ -244,6 +280,9 @@ func (w *walk) do(t task, buf []byte) error {
 	dir := t.dir
 	if t.name != nil {
 		sub, err := dir.Open(t.name)
+		if gone(err) {
+			return dir.release()
+		}
 		if err != nil {
 			err = fmt.Errorf("directory %q: %w", t.name, err)
 		}
@@ -254,6 +293,9 @@ func (w *walk) do(t task, buf []byte) error {
 		dir.users.Store(1)
 	}
 	n, err := dir.Read(buf)
+	if errors.Is(err, linux.ENOENT) {
+		n, err = 0, nil // the directory was removed
+	}
 	if err != nil || n == 0 {
 		return errors.Join(err, dir.release())
 	}
@@ -304,7 +346,7 @@ func (w *walk) visit(dir linux.Dir, name linux.Name, looked *int64) (bool, error
 		return false, nil // of another file system
 	}
 	if i.Links > 1 && !i.IsDir() {
-		if _, seen := w.links.LoadOrStore(i.Ino, true); seen {
+		if _, seen := w.links.LoadOrStore(file{i.Dev, i.Ino}, true); seen {
 			return false, nil
 		}
 	}
@@ -318,8 +360,14 @@ func (w *walk) visit(dir linux.Dir, name linux.Name, looked *int64) (bool, error
 	} else {
 		err = w.change(chgrp, chmod, func() error { return dir.Chgrp(name, w.gid) }, func() error { return dir.Chmod(name, mode) })
 	}
-	if errors.Is(err, linux.ENOENT) {
+	switch {
+	case gone(err):
 		return false, nil
+	case errors.Is(err, linux.EPERM) && i.Fixed, errors.Is(err, linux.EROFS) && i.Dev != w.dev:
+		// chattr +i or +a, or in a read-only snapshot within a btrfs: nobody can
+		// change that, and it must not keep the volume from its pods.
+		w.progress.refuse(name.String())
+		err = nil
 	}
 	return i.IsDir(), err
 }

@@ -96,11 +96,9 @@ func Identify(path, fstype string) (Result, error) {
 	defer d.file.Close()
 	start := map[string]int64{"ext4": 4 << 10, "xfs": 4 << 10, "btrfs": 68 << 10}[fstype]
 	if start > 0 && d.size >= start {
-		// Without this the kernel reads 128 KiB ahead.
-		if err := linux.FadviseRandom(d.file); err != nil {
-			return Result{}, err
-		}
-		head, err := readFull(d.file, 0, start)
+		// Past the page cache, which would read 128 KiB ahead and be thrown away
+		// when the device is closed.
+		head, err := linux.ReadDirect(d.file, start)
 		if err != nil {
 			return Result{}, fmt.Errorf("%s: %w", path, err)
 		}

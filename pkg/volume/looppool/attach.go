@@ -37,7 +37,7 @@ func (p *Pool) Attach(_ context.Context, id string) (volume.Attachment, error) {
 		return volume.Attachment{}, err
 	}
 	if v.Thick {
-		if err := p.reserve(img, v.Size); err != nil {
+		if err := p.refill(img, v.Size); err != nil {
 			return volume.Attachment{}, p.noSpace(err)
 		}
 	}
@@ -55,14 +55,34 @@ func (p *Pool) Attach(_ context.Context, id string) (volume.Attachment, error) {
 	return volume.Attachment{Device: device(d)}, refresh(v, d)
 }
 
-// reserve makes up for holes in a thick volume's file.
-func (p *Pool) reserve(img string, size int64) error {
+// refill makes up for holes in a thick volume's file.
+func (p *Pool) refill(img string, size int64) error {
 	f, err := os.OpenFile(img, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return linux.Fallocate(f, size)
+	return p.reserve(f, size)
+}
+
+// reserve allocates every byte of a file up to size, or none: fallocate alone
+// would take all that is left from the other volumes before it fails.
+func (p *Pool) reserve(f *os.File, size int64) error {
+	st, err := linux.StatxFile(f)
+	if err != nil {
+		return err
+	}
+	c, err := p.Capacity()
+	if err != nil {
+		return err
+	}
+	if need := size - st.Allocated; need > c.Available {
+		return fault.New(fault.NoSpace, "pool %s (%s) is full: %d bytes were to be reserved and %d are free; delete volumes or snapshots, enlarge it, or ask for provisioning=thin", p.name, p.dir, need, c.Available)
+	}
+	if err := linux.Fallocate(f, size); err != nil {
+		return fmt.Errorf("reserve %d bytes: %w", size, err)
+	}
+	return nil
 }
 
 // Attached gives the device that the volume is bound to.

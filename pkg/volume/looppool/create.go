@@ -138,16 +138,8 @@ func (p *Pool) fill(ctx context.Context, s fillSpec, progress *volume.Progress) 
 		}
 	}()
 	if s.reserve {
-		// fallocate would take all that is left from the others before it fails.
-		c, err := p.Capacity()
-		if err != nil {
+		if err := p.reserve(f, s.size); err != nil {
 			return err
-		}
-		if s.size > c.Available {
-			return fault.New(fault.NoSpace, "pool %s (%s) is full: %d bytes were to be reserved and %d are free; delete volumes or snapshots, enlarge it, or ask for provisioning=thin", p.name, p.dir, s.size, c.Available)
-		}
-		if err := linux.Fallocate(f, s.size); err != nil {
-			return fmt.Errorf("reserve %d bytes: %w", s.size, err)
 		}
 	}
 	if s.origin != "" {
@@ -246,8 +238,8 @@ func (p *Pool) expandFile(img string, was, size int64, thick bool) (int64, error
 	// An expansion that was cut short before it was recorded: never shrink.
 	size = max(size, st.Size())
 	if thick {
-		if err := linux.Fallocate(f, size); err != nil {
-			return 0, errors.Join(fmt.Errorf("reserve %d bytes: %w", size, err), f.Truncate(max(was, st.Size())))
+		if err := p.reserve(f, size); err != nil {
+			return 0, errors.Join(err, f.Truncate(max(was, st.Size())))
 		}
 	}
 	if err := f.Truncate(size); err != nil {

@@ -42,10 +42,10 @@ var entryType = record.Type{Kind: "crust-csi.static-volume", Version: 1}
 
 // Source is the static source of one node.
 type Source struct {
-	dir      string
-	allow    []string
-	poolDirs []string
-	loop     loopdev.Nodes
+	dir     string
+	allow   []string
+	claimed func(mounter.Device) (string, bool)
+	loop    loopdev.Nodes
 
 	mu       sync.Mutex
 	volumes  map[string]entry
@@ -58,8 +58,9 @@ var _ volume.StaticSource = (*Source)(nil)
 type Options struct {
 	Dir      string   // where records are kept
 	Allow    []string // globs of device paths that volumes may name
-	PoolDirs []string // loop devices of files below these belong to pools
-	NodesDir string
+	NodesDir string   // for device nodes that /dev lacks
+	// Claimed gives the volume of a pool that a device belongs to.
+	Claimed func(mounter.Device) (id string, ok bool)
 }
 
 // Open reads the records.
@@ -73,7 +74,7 @@ func Open(o Options) (*Source, error) {
 		return nil, err
 	}
 	s := &Source{
-		dir: o.Dir, allow: o.Allow, poolDirs: o.PoolDirs, loop: loopdev.Nodes{Dir: o.NodesDir},
+		dir: o.Dir, allow: o.Allow, claimed: o.Claimed, loop: loopdev.Nodes{Dir: o.NodesDir},
 		volumes: map[string]entry{}, attached: map[string]mounter.Device{},
 	}
 	names, err := record.Names(o.Dir)
@@ -187,12 +188,8 @@ func (s *Source) resolve(id, attr string) (mounter.Device, error) {
 	if err != nil {
 		return mounter.Device{}, fmt.Errorf("volume %s: %w", id, err)
 	}
-	if file := loopdev.BackingFile(d.Major, d.Minor); file != "" {
-		for _, dir := range s.poolDirs {
-			if strings.HasPrefix(file, dir+"/") {
-				return mounter.Device{}, fault.New(fault.Invalid, "volume %s: %s belongs to a volume of the pool in %s", id, real, dir)
-			}
-		}
+	if other, ok := s.claimed(d); ok {
+		return mounter.Device{}, fault.New(fault.Invalid, "volume %s: %s belongs to the pool volume %s", id, real, other)
 	}
 	return d, nil
 }
@@ -284,6 +281,14 @@ func (s *Source) Attached(id string) (volume.Attachment, bool, error) {
 	return volume.Attachment{Device: now}, true, nil
 }
 
+// Remember takes up a device that an earlier process attached, whether or not
+// its path leads to it still.
+func (s *Source) Remember(id string, d mounter.Device) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.attached[id] = d
+}
+
 // AttachReadOnly gives a read-only loop device on top of the device.
 func (s *Source) AttachReadOnly(_ context.Context, id string) (mounter.Device, error) {
 	a, ok, err := s.Attached(id)
@@ -328,11 +333,11 @@ func (s *Source) Owns(d mounter.Device) (string, bool) {
 	if id, ok := s.attachedAs(d.Same); ok {
 		return id, true
 	}
-	below := loopdev.BackingFile(d.Major, d.Minor)
-	if below == "" {
+	major, minor, ok := s.loop.Below(d.Major, d.Minor)
+	if !ok {
 		return "", false
 	}
-	return s.attachedAs(func(o mounter.Device) bool { return o.Path == below })
+	return s.attachedAs(mounter.Device{Major: major, Minor: minor}.Same)
 }
 
 func (s *Source) attachedAs(is func(mounter.Device) bool) (string, bool) {
@@ -358,8 +363,8 @@ func (s *Source) Detach(ctx context.Context, id string) error {
 	if err := s.DetachReadOnly(ctx, id); err != nil {
 		return err
 	}
-	busy, err := mounter.Busy(d.Path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	busy, err := d.Held(s.loop.Dir)
+	if err != nil {
 		return err
 	}
 	if busy {
