@@ -261,8 +261,12 @@ func TestD08_ThreeOutcomesOfACheck(t *testing.T) {
 	}
 	outcome := func(v csiclient.Volume, want string) {
 		t.Helper()
-		if !regexp.MustCompile(`file system check.*volume_id=` + regexp.QuoteMeta(v.ID) + `.*outcome=` + want + ` `).MatchString(n.Log()) {
-			t.Errorf("the log does not tell that the check of %s ended with %s", v.ID, want)
+		line := regexp.MustCompile(`file system check.*volume_id=` + regexp.QuoteMeta(v.ID) + `.*outcome=` + want + ` `)
+		// The log comes through a pipe, the answer through a socket.
+		for deadline := time.Now().Add(10 * time.Second); !line.MatchString(n.Log()); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("the log does not tell that the check of %s ended with %s", v.ID, want)
+			}
 		}
 	}
 	// A mark of an unclean end is cleared, which e2fsck counts as a repair; a
