@@ -53,6 +53,18 @@ func refused(t testing.TB, err error, code codes.Code, words ...string) {
 	}
 }
 
+// said waits until the driver's log has the words: it comes through a pipe, and
+// answers come through a socket.
+func said(t testing.TB, n *testnode.Node, words string) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(n.Log(), words); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Errorf("the log does not say %q", words)
+			return
+		}
+	}
+}
+
 func create(t testing.TB, n *testnode.Node, name string, v csiclient.Volume) csiclient.Volume {
 	t.Helper()
 	made, err := n.Client.Create(ctxOf(t), name, size, v, nil, nil)

@@ -344,9 +344,7 @@ func TestU03_NoIdmapWhereTheRuntimeMaps(t *testing.T) {
 	if _, gid := owner(t, target); gid != 2000 {
 		t.Errorf("group %d", gid)
 	}
-	if !strings.Contains(n.Log(), "user namespace") {
-		t.Error("the log does not tell why")
-	}
+	said(t, n, "user namespace")
 	record := make([]byte, 100)
 	k, err := syscall.Getxattr(target, "trusted.crust.ownership", record)
 	ok(t, err)

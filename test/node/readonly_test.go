@@ -103,9 +103,7 @@ func TestR02_WithoutMountSetattr(t *testing.T) {
 	refused(t, n.Client.Publish(ctxOf(t), with(v, "", "recursiveReadOnly", "Enabled"), a, true), codes.FailedPrecondition, "recursiveReadOnly", "mount_setattr")
 	ok(t, n.Client.Publish(ctxOf(t), with(v, "", "recursiveReadOnly", "IfPossible"), b, true))
 	wantReadOnly(t, b)
-	if !strings.Contains(n.Log(), "not recursively") {
-		t.Error("the log does not tell")
-	}
+	said(t, n, "not recursively")
 	ok(t, trace.Process.Signal(syscall.SIGTERM))
 	_ = trace.Wait() // "signal: terminated"
 	// R04: what was applied can be asked for.

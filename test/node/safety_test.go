@@ -218,9 +218,7 @@ func TestF03_SubvolumesAndFilesThatNobodyMayChange(t *testing.T) {
 			t.Errorf("%s has group %d", f, got)
 		}
 	}
-	if !strings.Contains(n.Log(), "that nobody may change") {
-		t.Error("the log says nothing of the read-only snapshot's files")
-	}
+	said(t, n, "that nobody may change")
 	run(t, "btrfs", "property", "set", target+"/kept", "ro", "false")
 	down(t, n, v.ID, target)
 
