@@ -23,6 +23,8 @@ need unshare util-linux
 need mount.nfs nfs-common
 need strace strace
 need crun crun
+# A static one, for containers and guests without libraries.
+[ -x /bin/busybox ] && ! ldd /bin/busybox >/dev/null 2>&1 || packages+=(busybox-static)
 need gcc gcc
 need perl perl-base
 if [ ${#packages[@]} -gt 0 ]; then

@@ -54,7 +54,7 @@ func run(args []string) error {
 		fmt.Println(version.String())
 		return nil
 	}
-	log := o.logger()
+	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
 	metrics := telemetry.New(version.String())
 	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
 		return fmt.Errorf("--state-dir: %w; give a directory that can be written and that survives restarts", err)
@@ -70,10 +70,14 @@ func run(args []string) error {
 	}
 	defer closePools()
 	log.Info("starting", "version", version.String(), "driver", o.driverName, "node_id", o.nodeID, "features", mounter.Summary(mounter.Features()))
+	host, err := openHostNamespace(o, log)
+	if err != nil {
+		return err
+	}
 	d, err := driver.New(driver.Config{
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
 		Programs: fsprogs.New(metrics.ProgramStarted), Log: log, Metrics: metrics,
-		AppliesGroups: o.fsGroupPolicy == "Mount",
+		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host,
 	})
 	if err != nil {
 		return err
@@ -85,6 +89,27 @@ func run(args []string) error {
 		probeIdmaps(context.Background(), o, log, metrics)
 	}
 	return serve(o, log, metrics, d)
+}
+
+// openHostNamespace gives the host's mount namespace, nil for this process's
+// own.
+func openHostNamespace(o *options, log *slog.Logger) (*mounter.Namespace, error) {
+	if !o.defers {
+		return nil, nil
+	}
+	if o.hostNamespace != "" {
+		ns, err := mounter.OpenNamespace(o.hostNamespace)
+		if err != nil {
+			return nil, fmt.Errorf("--host-mount-namespace: %w", err)
+		}
+		return ns, nil
+	}
+	ns, err := mounter.OpenNamespace("/proc/1/ns/mnt")
+	if err != nil {
+		log.Info("the host's mount namespace is taken to be this process's own; if it is not, give --host-mount-namespace", "error", err)
+		return nil, nil
+	}
+	return ns, nil
 }
 
 // probeIdmaps makes an idmapped mount of each file system that can be formatted,
@@ -145,7 +170,7 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 	if err != nil {
 		return err
 	}
-	s := rpcserver.New(log, metrics, driver.Status)
+	s := rpcserver.New(log, metrics)
 	csi.RegisterIdentityServer(s, d)
 	csi.RegisterControllerServer(s, d)
 	csi.RegisterNodeServer(s, d)

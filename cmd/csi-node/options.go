@@ -4,13 +4,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 
-	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/pkg/driver"
 )
 
@@ -19,6 +17,8 @@ type options struct {
 
 	fsGroupPolicy string
 	idmapProbe    bool
+	defers        bool
+	hostNamespace string
 	pools         []poolSpec
 	allowDevices  []string
 	verbosity     int
@@ -49,6 +49,8 @@ func parseFlags(args []string) (*options, error) {
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "directory below which every staging and target path lies")
 	f.StringVar(&o.fsGroupPolicy, "fsgroup-policy", "Mount", "who gives a volume to the pod's fsGroup: Mount (the driver, when it mounts) or File (the kubelet, which walks)")
 	f.BoolVar(&o.idmapProbe, "idmap-probe", true, "at the start, try an id-mapped mount of a new file system of each type, and log the answers (about 0.1 s)")
+	f.BoolVar(&o.defers, "runtime-assisted-mounts", true, "leave volumes whose StorageClass allows it (allowRuntimeAssistedMount) to pods' runtimes that can mount them")
+	f.StringVar(&o.hostNamespace, "host-mount-namespace", "", "mount namespace of the host, in which runtimes look for targets (default: /proc/1/ns/mnt if it can be entered, otherwise this process's own)")
 	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz (default: off)")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
@@ -91,21 +93,4 @@ func (o *options) check(rest []string) error {
 		o.nodeID = strings.ToLower(host)
 	}
 	return nil
-}
-
-func (o *options) logger() *slog.Logger {
-	level := slog.LevelError
-	switch {
-	case o.verbosity >= 5:
-		level = rpcserver.LevelRequests
-	case o.verbosity >= 4:
-		level = slog.LevelDebug
-	case o.verbosity >= 1:
-		level = slog.LevelInfo
-	}
-	h := &slog.HandlerOptions{Level: level}
-	if o.logFormat == "json" {
-		return slog.New(slog.NewJSONHandler(os.Stderr, h))
-	}
-	return slog.New(slog.NewTextHandler(os.Stderr, h))
 }

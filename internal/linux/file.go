@@ -17,6 +17,7 @@ const (
 	ResolveBeneath    = unix.RESOLVE_BENEATH
 	ResolveNoSymlinks = unix.RESOLVE_NO_SYMLINKS
 	ResolveNoMagic    = unix.RESOLVE_NO_MAGICLINKS
+	ResolveNoXdev     = unix.RESOLVE_NO_XDEV
 
 	OPath      = unix.O_PATH
 	ODirectory = unix.O_DIRECTORY

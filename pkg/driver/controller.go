@@ -302,6 +302,9 @@ func (d *Driver) describeWhole(v volume.Volume) *csi.Volume {
 	if v.Block {
 		out.VolumeContext[listUse] = "block"
 	}
+	if r, ok := d.deferrals.get(v.ID); ok {
+		out.VolumeContext[listPublishedAt] = r.Target + " (deferred to the pod's runtime)"
+	}
 	if at := d.published.of(v.ID); len(at) > 0 {
 		out.VolumeContext[listPublishedAt] = strings.Join(at, "\n")
 	}
@@ -326,6 +329,9 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 	err := d.ops.short("DeleteVolume", func() error {
 		if targets := d.publishedAt(pool, id); len(targets) > 0 {
 			return fault.New(fault.State, "volume %s is published at %s; unpublish it first", id, targets[0])
+		}
+		if err := d.notDeferred(id); err != nil {
+			return err
 		}
 		if r, ok := d.staged.get(id); ok {
 			return fault.New(fault.State, "volume %s is staged at %s; unstage it first", id, r.StagingPath)

@@ -38,6 +38,12 @@ type Config struct {
 	// AppliesGroups: the driver gives volumes to the pod's fsGroup itself
 	// (VOLUME_MOUNT_GROUP). Otherwise the orchestrator does.
 	AppliesGroups bool
+	// Defers: volumes whose class allows it are left to pods' runtimes that can
+	// mount them (KEP-2857).
+	Defers bool
+	// HostNamespace is the host's mount namespace, in which container runtimes
+	// look for targets; nil: the one that this process is in.
+	HostNamespace *mounter.Namespace
 }
 
 // Metrics is told what happened; see package telemetry for one that counts.
@@ -61,6 +67,7 @@ type Driver struct {
 	ops       *operations
 	staged    *stagedVolumes
 	published *publishedTargets
+	deferrals *deferrals
 	topology  string
 }
 
@@ -79,6 +86,9 @@ func New(cfg Config) (*Driver, error) {
 		topology: "topology." + cfg.Name + "/node",
 	}
 	if d.staged, err = loadStaged(filepath.Join(cfg.StateDir, "staged"), boot, cfg.Log); err != nil {
+		return nil, err
+	}
+	if d.deferrals, err = loadDeferrals(filepath.Join(cfg.StateDir, "deferred"), boot); err != nil {
 		return nil, err
 	}
 	return d, d.recover()
@@ -192,6 +202,9 @@ func (d *Driver) thaw(s volume.Source, id string) error {
 func (d *Driver) quiesce(s volume.Source, id string) volume.Quiesce {
 	return func(context.Context) (func() error, error) {
 		nothing := func() error { return nil }
+		if err := d.notDeferred(id); err != nil {
+			return nil, fmt.Errorf("a consistent copy cannot be had: %w", err)
+		}
 		a, ok, err := s.Attached(id)
 		if err != nil || !ok {
 			return nothing, err

@@ -7,6 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -24,6 +25,9 @@ func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRe
 	}
 	if d.AppliesGroups {
 		types = append(types, csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
+	}
+	if d.Defers {
+		types = append(types, crust.NodeCapability)
 	}
 	for _, t := range types {
 		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{

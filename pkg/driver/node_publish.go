@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -39,6 +40,11 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if err != nil {
 		return nil, err
 	}
+	supported, err := crust.SupportedFilesystems(req)
+	if err != nil {
+		return nil, invalid("%s", err)
+	}
+	resp := &csi.NodePublishVolumeResponse{}
 	attempt := func(ctx context.Context, progress *volume.Progress, quick bool) error {
 		p := publication{id: id, target: req.GetTargetPath(), staging: req.GetStagingTargetPath(), attrs: attrs, group: group}
 		var err error
@@ -52,6 +58,19 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 			return err
 		}
 		p.readOnly = req.GetReadonly() || p.use.readOnly || p.use.options.ReadOnly()
+		deferred, err := d.wouldDefer(&p, supported)
+		if err != nil {
+			return err
+		}
+		if deferred != nil {
+			if err := d.deferTo(&p, *deferred); err != nil {
+				return err
+			}
+			return deferred.answer(resp)
+		}
+		if err := d.notDeferred(p.id); err != nil {
+			return err
+		}
 		if p.strategy, err = d.strategy(&p); err != nil {
 			return err
 		}
@@ -67,7 +86,7 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if err != nil {
 		return nil, err
 	}
-	return &csi.NodePublishVolumeResponse{}, nil
+	return resp, nil
 }
 
 // publication is one publish, as asked for and as found.
@@ -327,6 +346,9 @@ func (d *Driver) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 }
 
 func (d *Driver) unpublish(ctx context.Context, id, target string) error {
+	if r, ok := d.deferrals.get(id); ok && r.Target == target {
+		return d.undefer(id, r)
+	}
 	t, err := d.Root.Target(target)
 	if fault.Is(err, fault.NotFound) {
 		d.published.remove(id, target)

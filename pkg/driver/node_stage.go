@@ -85,13 +85,20 @@ func (d *Driver) checkStagingPath(path string) error {
 }
 
 func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, u use, path string, quick bool) error {
-	if have, ok := d.staged.get(v.ID); ok {
+	have, staged := d.staged.get(v.ID)
+	if staged {
 		switch {
 		case have.StagingPath != path:
 			return fault.New(fault.Exists, "volume %s is staged at %s; it cannot be staged at %s too", v.ID, have.StagingPath, path)
 		case have.Block != u.block:
 			return fault.New(fault.Exists, "volume %s is staged as %s, and asked for as %s", v.ID, kindOf(have.Block, have.FSType), kindOf(u.block, u.fstype))
 		}
+	}
+	if err := d.notDeferred(v.ID); err != nil {
+		if staged {
+			return nil // as it was; it is not looked at while somebody else has it
+		}
+		return err
 	}
 	if v.Block && !u.block {
 		return invalid("volume %s was created for block access; it has no file system to mount", v.ID)
@@ -121,7 +128,7 @@ func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, 
 			return err
 		}
 		r.Superblock = u.options.SuperblockString()
-		if have, ok := d.staged.get(v.ID); ok {
+		if staged {
 			r.Superblock = have.Superblock // of the live mounts
 		}
 	}
@@ -354,6 +361,9 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 	}
 	if targets := d.publishedAt(src, id); len(targets) > 0 {
 		return fault.New(fault.State, "volume %s is still published at %s; unpublish it first", id, targets[0])
+	}
+	if r, ok := d.deferrals.get(id); ok {
+		return fault.New(fault.State, "volume %s is still deferred to a runtime at %s; unpublish it first", id, r.Target)
 	}
 	if err := src.Detach(ctx, id); err != nil {
 		return err

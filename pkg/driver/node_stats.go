@@ -47,8 +47,15 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeSta
 	if err != nil {
 		return nil, err
 	}
-	if r, ok := d.staged.get(id); ok && r.StagingPath == path {
-		return d.stagedStats(src, r)
+	staged, isStaged := d.staged.get(id)
+	if r, ok := d.deferrals.get(id); ok {
+		if path != r.Target && path != staged.StagingPath {
+			return nil, fault.New(fault.NotFound, "volume %s is deferred to the runtime of the pod at %s, not at %s", id, r.Target, path)
+		}
+		return deferredStats(r, req)
+	}
+	if isStaged && staged.StagingPath == path {
+		return d.stagedStats(src, staged)
 	}
 	s, err := d.at(src, id, path)
 	if err != nil {
@@ -133,6 +140,9 @@ func (d *Driver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHe
 		return nil, err
 	}
 	ailments := src.Health(id)
+	if r, ok := d.deferrals.get(id); ok {
+		ailments = append(ailments, mounter.Ailment{Reason: "DeferredToRuntime", Message: "the runtime of the pod at " + r.Target + " has mounted the volume or will; ask it for the health of its file system"})
+	}
 	if _, ok := d.staged.get(id); ok {
 		ailments = append(ailments, d.stagedAilments(src, id, req.GetVolumePublishPath())...)
 	}
@@ -203,6 +213,18 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	src, _, err := d.Volumes.Find(id)
 	if err != nil {
 		return nil, err
+	}
+	if r, ok := d.deferrals.get(id); ok {
+		var resp *csi.NodeExpandVolumeResponse
+		err := d.ops.short("NodeExpandVolume", func() error {
+			var err error
+			resp, err = d.deferredExpand(ctx, r, req)
+			return err
+		}, id)
+		if err != nil {
+			return nil, err
+		}
+		return resp, nil
 	}
 	var size int64
 	err = d.ops.long(ctx, "NodeExpandVolume", func(ctx context.Context, _ *volume.Progress) error {

@@ -20,35 +20,26 @@ type Parameters struct {
 	AllowRuntimeAssistedMount bool
 }
 
-// parameter is one key: its values (none: any text), how it is kept, and
-// whether this version does what a value says.
+// parameter is one key: its values (none: any text), and how it is kept.
 type parameter struct {
 	values []string
 	set    func(*Parameters, string)
-	done   func(value string) bool
 }
 
-func always(string) bool { return true }
-
 var parameters = map[string]parameter{
-	"pool":         {nil, func(p *Parameters, v string) { p.Pool = v }, always},
-	"provisioning": {[]string{"thin", "thick"}, func(p *Parameters, v string) { p.Thick = v == "thick" }, always},
-	"fsGroupStrategy": {[]string{"chown", "idmap", "option"}, func(p *Parameters, v string) { p.FSGroupStrategy = v },
-		always},
-	"fsGroupChangePolicy": {[]string{"Always", "OnRootMismatch"}, func(p *Parameters, v string) { p.FSGroupChangePolicy = ownership.Policy(v) },
-		always},
-	"recursiveReadOnly": {[]string{"Disabled", "IfPossible", "Enabled"}, func(p *Parameters, v string) { p.RecursiveReadOnly = v },
-		always},
-	"allowRuntimeAssistedMount": {[]string{"true", "false"}, func(p *Parameters, v string) { p.AllowRuntimeAssistedMount = v == "true" },
-		func(v string) bool { return v == "false" }},
+	"pool":                      {nil, func(p *Parameters, v string) { p.Pool = v }},
+	"provisioning":              {[]string{"thin", "thick"}, func(p *Parameters, v string) { p.Thick = v == "thick" }},
+	"fsGroupStrategy":           {[]string{"chown", "idmap", "option"}, func(p *Parameters, v string) { p.FSGroupStrategy = v }},
+	"fsGroupChangePolicy":       {[]string{"Always", "OnRootMismatch"}, func(p *Parameters, v string) { p.FSGroupChangePolicy = ownership.Policy(v) }},
+	"recursiveReadOnly":         {[]string{"Disabled", "IfPossible", "Enabled"}, func(p *Parameters, v string) { p.RecursiveReadOnly = v }},
+	"allowRuntimeAssistedMount": {[]string{"true", "false"}, func(p *Parameters, v string) { p.AllowRuntimeAssistedMount = v == "true" }},
 }
 
 // orchestratorPrefix is that of keys which Kubernetes adds for drivers' information.
 const orchestratorPrefix = "csi.storage.k8s.io/"
 
 // ParseParameters reads the parameters of a StorageClass. A key or value that
-// has no meaning is an error, and so is one whose meaning this version does not
-// carry out: nothing is ignored.
+// has no meaning is an error: nothing is ignored.
 func ParseParameters(m map[string]string) (Parameters, error) {
 	var p Parameters
 	for _, key := range sortedKeys(m) {
@@ -75,9 +66,6 @@ func (p *Parameters) set(key, value string) error {
 		if !known {
 			return fault.New(fault.Invalid, "parameter %s=%q: the value must be one of %s", key, value, strings.Join(def.values, ", "))
 		}
-	}
-	if !def.done(value) {
-		return fault.New(fault.Invalid, "parameter %s=%q is understood, but this version of the driver does not carry it out yet; leave it out", key, value)
 	}
 	def.set(p, value)
 	return nil
@@ -138,7 +126,7 @@ func parseAttributes(m map[string]string) (attributes, error) {
 }
 
 // carried are the parameters that a volume's context takes to the node.
-var carried = []string{"fsGroupStrategy", "fsGroupChangePolicy", "recursiveReadOnly"}
+var carried = []string{"fsGroupStrategy", "fsGroupChangePolicy", "recursiveReadOnly", "allowRuntimeAssistedMount"}
 
 func volumeContext(parameters map[string]string) map[string]string {
 	var m map[string]string
@@ -152,6 +140,8 @@ func volumeContext(parameters map[string]string) map[string]string {
 	}
 	return m
 }
+
+func invalid(format string, args ...any) error { return fault.New(fault.Invalid, format, args...) }
 
 func sortedKeys[V any](m map[string]V) []string {
 	keys := make([]string, 0, len(m))

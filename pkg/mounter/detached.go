@@ -186,7 +186,12 @@ type View struct {
 	Options  Options // its per-mount part
 	ReadOnly bool
 	IDMap    *IDMap // nil: ids as they are on disk
+	// UserNamespace is another way to give an id map: that of a user namespace
+	// that exists, by its file (/proc/PID/ns/user).
+	UserNamespace *os.File
 }
+
+func (v View) mapped() bool { return v.IDMap != nil || v.UserNamespace != nil }
 
 // Clone makes another detached mount of the same file system, a bind mount, at
 // less cost than Open: open_tree_attr(2) (Linux 6.15), or open_tree(2) and
@@ -221,12 +226,15 @@ func (d *Detached) Change(v View) error {
 func (v View) with(f func(linux.MountAttr) error) error {
 	set, clr := v.Options.attrs(v.ReadOnly)
 	attr := linux.MountAttr{Set: set, Clear: clr}
-	if v.IDMap == nil {
+	if !v.mapped() {
 		return f(attr)
 	}
-	userns, err := v.IDMap.userns()
-	if err != nil {
-		return err
+	userns := v.UserNamespace
+	if userns == nil {
+		var err error
+		if userns, err = v.IDMap.userns(); err != nil {
+			return err
+		}
 	}
 	attr.Set |= linux.MountAttrIdmap
 	attr.Userns = userns
@@ -244,11 +252,11 @@ func (d *Detached) viewError(v View, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case v.IDMap != nil && errors.Is(err, linux.EINVAL):
+	case v.mapped() && errors.Is(err, linux.EINVAL):
 		return fault.New(fault.State, "%s: %w (Linux %s)", d.what, ErrNoIdmap, linux.Uname())
 	case errors.Is(err, linux.ENOSYS):
 		return fmt.Errorf("%s: %w: %w", d.what, ErrNoMountSetattr, err)
-	case v.IDMap != nil && errors.Is(err, linux.EPERM):
+	case v.mapped() && errors.Is(err, linux.EPERM):
 		return fault.New(fault.State, "%s: an idmapped mount cannot be mapped a second time", d.what)
 	}
 	return fmt.Errorf("%s: %w", d.what, err)

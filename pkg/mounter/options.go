@@ -2,6 +2,7 @@ package mounter
 
 import (
 	"regexp"
+	"slices"
 	"sort"
 	"strings"
 
@@ -16,8 +17,9 @@ type Options struct {
 	// without a value has an empty Value.
 	Superblock []Option
 
-	set, clr uint64 // mount_setattr(2) attributes
-	readOnly *bool  // "ro" or "rw" was among them
+	given    []string // all of them, as they were written
+	set, clr uint64   // mount_setattr(2) attributes
+	readOnly *bool    // "ro" or "rw" was among them
 }
 
 // Option is one option of a file system.
@@ -78,6 +80,9 @@ func ParseOptions(flags []string) (Options, error) {
 			key, value, hasValue := strings.Cut(piece, "=")
 			if key == "" || strings.ContainsAny(piece, "\x00\n") {
 				return Options{}, fault.New(fault.Invalid, "mount option %q has no name or contains control characters", piece)
+			}
+			if !slices.Contains(o.given, piece) {
+				o.given = append(o.given, piece)
 			}
 			if a, ok := mountAttrs[key]; ok {
 				if hasValue {
@@ -162,6 +167,10 @@ func splitOptions(s string) ([]string, error) {
 	flush()
 	return out, nil
 }
+
+// List gives all options, one in each string, each once, in the order in which
+// they were given.
+func (o Options) List() []string { return slices.Clone(o.given) }
 
 // ReadOnly tells whether "ro" was among the options.
 func (o Options) ReadOnly() bool { return o.readOnly != nil && *o.readOnly }

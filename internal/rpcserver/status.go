@@ -1,4 +1,4 @@
-package driver
+package rpcserver
 
 import (
 	"context"
@@ -16,7 +16,7 @@ var kinds = map[fault.Kind]codes.Code{
 	fault.OutOfRange: codes.OutOfRange, fault.Busy: codes.Aborted,
 }
 
-// Status gives an error the gRPC code that the CSI specification names for it.
+// Status gives an error its gRPC code, as the CSI specification names them.
 func Status(err error) error {
 	if err == nil {
 		return nil
@@ -32,5 +32,3 @@ func Status(err error) error {
 	}
 	return status.Error(kinds[fault.KindOf(err)], err.Error())
 }
-
-func invalid(format string, args ...any) error { return fault.New(fault.Invalid, format, args...) }

@@ -1,0 +1,292 @@
+// Command crust-oci is an OCI runtime for containerd and CRI-O: it passes every
+// command through to runc or crun, and starts the containers of a registered
+// sandbox in the sandbox's mount namespace, so that they see the volumes that
+// are mounted there and nowhere else.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/crust"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+// config is /etc/crust/oci.json; the environment wins over it.
+type config struct {
+	Runtime  string `json:"runtime"`  // CRUST_OCI_RUNTIME; default: runc, or what follows "crust-" in this program's name
+	Endpoint string `json:"endpoint"` // CRUST_ENDPOINT
+}
+
+const configFile = "/etc/crust/oci.json"
+
+func main() {
+	err := run() // returns only when it failed
+	fmt.Fprintln(os.Stderr, "crust-oci:", err)
+	os.Exit(1)
+}
+
+func load() (config, error) {
+	c := config{Runtime: "runc", Endpoint: "unix:///run/crust/crust.sock"}
+	if name, ok := strings.CutPrefix(filepath.Base(os.Args[0]), "crust-"); ok && name != "oci" {
+		c.Runtime = name
+	}
+	b, err := os.ReadFile(configFile)
+	if err == nil {
+		d := json.NewDecoder(bytes.NewReader(b))
+		d.DisallowUnknownFields()
+		err = d.Decode(&c)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return c, fmt.Errorf("%s: %w", configFile, err)
+	}
+	if v := os.Getenv("CRUST_OCI_RUNTIME"); v != "" {
+		c.Runtime = v
+	}
+	if v := os.Getenv("CRUST_ENDPOINT"); v != "" {
+		c.Endpoint = v
+	}
+	c.Runtime, err = exec.LookPath(c.Runtime)
+	return c, err
+}
+
+func run() error {
+	c, err := load()
+	if err != nil {
+		return err
+	}
+	command, bundle := parse(os.Args[1:])
+	if command == "create" || command == "run" {
+		if err := c.prepare(bundle); err != nil {
+			return err
+		}
+	}
+	return linux.Exec(c.Runtime, append([]string{c.Runtime}, os.Args[1:]...), os.Environ())
+}
+
+// withValue are the global options of runc and crun that take the next word.
+var withValue = []string{"--root", "--log", "--log-format", "--log-level", "--criu", "--rootless", "--cgroup-manager"}
+
+// parse finds the command and the bundle among a runtime's arguments.
+func parse(args []string) (command, bundle string) {
+	bundle = "."
+	for i := 0; i < len(args); i++ {
+		switch a := args[i]; {
+		case command == "" && slices.Contains(withValue, a):
+			i++
+		case command == "" && !strings.HasPrefix(a, "-"):
+			command = a
+		case command != "" && (a == "--bundle" || a == "-b") && i+1 < len(args):
+			i++
+			bundle = args[i]
+		case command != "" && strings.HasPrefix(a, "--bundle="):
+			bundle = strings.TrimPrefix(a, "--bundle=")
+		}
+	}
+	return command, bundle
+}
+
+// sandboxOf are the annotations by which containerd and CRI-O tell a container's
+// sandbox, and ours for everybody else.
+var sandboxOf = []string{"io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID", "csi.crust.dev/sandbox-id"}
+
+// prepare looks at a container that is to be made, and enters its sandbox's
+// mount namespace.
+func (c config) prepare(bundle string) error {
+	spec, err := readSpec(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if id := spec.sandbox(); id != "" && !spec.isSandbox() {
+		client, err := crust.Dial(c.Endpoint)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		namespace, err := find(ctx, client, id)
+		if err != nil {
+			// Without the server nobody knows the sandbox. Containers that need
+			// none of its volumes start; see closed.
+			return errors.Join(spec.closed(), ignoreUnreachable(err))
+		}
+		if namespace != "" {
+			return spec.enter(ctx, client, id, namespace)
+		}
+	}
+	return spec.closed()
+}
+
+func ignoreUnreachable(err error) error {
+	if errors.Is(err, errUnreachable) {
+		return nil
+	}
+	return err
+}
+
+var errUnreachable = errors.New("the CRUST server cannot be reached")
+
+// find gives the mount namespace of a sandbox, empty for one that is not
+// registered.
+func find(ctx context.Context, client *crust.Client, id string) (string, error) {
+	list, err := client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", errUnreachable, err)
+	}
+	for _, s := range list.GetSandboxes() {
+		if s.GetSandboxId() != id {
+			continue
+		}
+		if s.GetMountNamespace() == "" {
+			return "", fmt.Errorf("sandbox %s is of kind %s, which has no mount namespace on this kernel to start a container in", id, s.GetKind())
+		}
+		return s.GetMountNamespace(), nil
+	}
+	return "", nil
+}
+
+// spec is a container's config.json, of which only mount sources are changed.
+type spec struct {
+	path string
+	doc  map[string]any
+}
+
+func readSpec(path string) (*spec, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	s := &spec{path: path}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.UseNumber()
+	if err := d.Decode(&s.doc); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return s, nil
+}
+
+func (s *spec) annotation(name string) string {
+	m, _ := s.doc["annotations"].(map[string]any)
+	v, _ := m[name].(string)
+	return v
+}
+
+func (s *spec) sandbox() string {
+	for _, name := range sandboxOf {
+		if v := s.annotation(name); v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+// isSandbox: the container that holds the pod's namespaces, not one of the pod.
+func (s *spec) isSandbox() bool {
+	return s.annotation("io.kubernetes.cri.container-type") == "sandbox" || s.annotation("io.kubernetes.cri-o.ContainerType") == "sandbox"
+}
+
+// binds calls f with the source of every bind mount; what it gives replaces it.
+func (s *spec) binds(f func(source string) (string, error)) (changed bool, err error) {
+	mounts, _ := s.doc["mounts"].([]any)
+	for _, m := range mounts {
+		m, _ := m.(map[string]any)
+		source, _ := m["source"].(string)
+		kind, _ := m["type"].(string)
+		options, _ := m["options"].([]any)
+		if kind != "bind" && !slices.Contains(options, any("bind")) && !slices.Contains(options, any("rbind")) || !filepath.IsAbs(source) {
+			continue
+		}
+		next, err := f(source)
+		if err != nil {
+			destination, _ := m["destination"].(string)
+			return false, fmt.Errorf("mount at %s: %w", destination, err)
+		}
+		if next != source {
+			m["source"], changed = next, true
+		}
+	}
+	return changed, nil
+}
+
+// closed refuses a container whose mounts include a deferred volume that no
+// sandbox has: it would be given the placeholder.
+func (s *spec) closed() error {
+	_, err := s.binds(func(source string) (string, error) {
+		deferred, err := mounter.IsPlaceholder(source)
+		if err == nil && deferred {
+			err = fmt.Errorf("%s is of a volume that was deferred to a sandbox, and no sandbox of this container has it; is crustd running, and was the volume published to the sandbox?", source)
+		}
+		return source, err
+	})
+	return err
+}
+
+// enter has the mounts lead to the sandbox's volumes, and moves this thread,
+// which will be the runtime, into its mount namespace.
+func (s *spec) enter(ctx context.Context, client *crust.Client, id, namespace string) error {
+	changed, err := s.binds(func(source string) (string, error) {
+		r, err := client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: id, Source: source})
+		switch {
+		case err != nil:
+			return "", err
+		case !r.GetForeign():
+			return r.GetPath(), nil
+		}
+		deferred, err := mounter.IsPlaceholder(source)
+		if err == nil && deferred {
+			err = fmt.Errorf("%s is of a volume that was deferred, and was not published to sandbox %s", source, id)
+		}
+		return source, err
+	})
+	if err != nil {
+		return err
+	}
+	if changed {
+		if err := s.write(); err != nil {
+			return err
+		}
+	}
+	cwd, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	ns, err := linux.Open(namespace, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	runtime.LockOSThread() // until execve
+	if err := linux.EnterMountNamespace(ns); err != nil {
+		return fmt.Errorf("mount namespace of sandbox %s: %w", id, err)
+	}
+	return os.Chdir(cwd)
+}
+
+func (s *spec) write() error {
+	b, err := json.Marshal(s.doc)
+	if err != nil {
+		return err
+	}
+	st, err := os.Stat(s.path)
+	if err != nil {
+		return err
+	}
+	next := s.path + ".crust"
+	if err := os.WriteFile(next, b, st.Mode().Perm()); err != nil {
+		return err
+	}
+	return os.Rename(next, s.path)
+}

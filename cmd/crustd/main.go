@@ -1,0 +1,176 @@
+// Command crustd is a CRUST server: it mounts volumes inside sandboxes, for an
+// orchestrator that deferred them. See docs/sandboxes.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/rpcserver"
+	"github.com/crust-csi/crust-csi/internal/telemetry"
+	"github.com/crust-csi/crust-csi/internal/version"
+	"github.com/crust-csi/crust-csi/pkg/crust"
+	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
+	"github.com/crust-csi/crust-csi/pkg/crust/sandbox/namespace"
+	"github.com/crust-csi/crust-csi/pkg/crust/sandbox/qemu"
+)
+
+// stopTimeout is how long calls in flight may take after SIGTERM.
+const stopTimeout = 20 * time.Second
+
+type options struct {
+	endpoint, backend, stateDir, kubeletDir, metricsAddress, logFormat string
+
+	allow     []string
+	uids      []uint32
+	timeout   time.Duration
+	verbosity int
+	version   bool
+}
+
+func main() {
+	if err := run(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "crustd:", err)
+		os.Exit(1)
+	}
+}
+
+func parse(args []string) (*options, error) {
+	o := &options{}
+	f := flag.NewFlagSet("crustd", flag.ContinueOnError)
+	f.StringVar(&o.endpoint, "endpoint", "unix:///run/crust/crust.sock", "socket to serve CRUST on; only root can connect")
+	f.StringVar(&o.backend, "backend", "namespace", "kind of the sandboxes: namespace or qemu")
+	f.StringVar(&o.stateDir, "state-dir", "/var/lib/crust", "directory of what the server has to remember")
+	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "directory below which every target path lies")
+	f.Func("allow-device", "path or glob of block devices that may be handed to sandboxes; repeatable", func(s string) error {
+		if _, err := filepath.Match(s, ""); err != nil || !filepath.IsAbs(s) {
+			return fmt.Errorf("%q is no absolute path or pattern", s)
+		}
+		o.allow = append(o.allow, s)
+		return nil
+	})
+	f.Func("allow-uid", "user that may connect besides root; repeatable", func(s string) error {
+		n, err := strconv.ParseUint(s, 10, 32)
+		o.uids = append(o.uids, uint32(n))
+		return err
+	})
+	f.DurationVar(&o.timeout, "timeout", 60*time.Second, "the longest that a sandbox may take for an answer")
+	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz (default: off)")
+	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
+	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
+	f.BoolVar(&o.version, "version", false, "print the version and exit")
+	if err := f.Parse(args); err != nil || o.version {
+		return o, err
+	}
+	switch {
+	case f.NArg() > 0:
+		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	case len(o.allow) == 0:
+		return nil, errors.New("give at least one --allow-device GLOB: no device is handed to sandboxes unless it is named (/dev/loop* for csi-node's pools)")
+	case o.backend != "namespace" && o.backend != "qemu":
+		return nil, fmt.Errorf("--backend %q: namespace or qemu", o.backend)
+	case o.logFormat != "text" && o.logFormat != "json":
+		return nil, fmt.Errorf("--log-format %q: text or json", o.logFormat)
+	}
+	for name, dir := range map[string]string{"--state-dir": o.stateDir, "--kubelet-dir": o.kubeletDir} {
+		if !filepath.IsAbs(dir) {
+			return nil, fmt.Errorf("%s %q is no absolute path", name, dir)
+		}
+	}
+	return o, nil
+}
+
+func run(args []string) error {
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	if o.version {
+		fmt.Println(version.String())
+		return nil
+	}
+	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
+	metrics := telemetry.New(version.String())
+	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
+		return fmt.Errorf("--state-dir: %w", err)
+	}
+	var backend sandbox.Backend
+	switch o.backend {
+	case "namespace":
+		if backend, err = namespace.New(o.stateDir, o.kubeletDir, log); err != nil {
+			return err
+		}
+	case "qemu":
+		if backend, err = qemu.New(filepath.Join(o.stateDir, "qemu"), log); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
+	defer cancel()
+	// Before anything is touched: another server may have the sandboxes.
+	l, err := crust.Listen(o.endpoint, func(err error) { log.Warn("peer", "error", err) }, append([]uint32{0}, o.uids...)...)
+	if err != nil {
+		return err
+	}
+	m, err := sandbox.New(ctx, sandbox.Config{
+		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend, Devices: sandbox.Devices{Allow: o.allow}, Log: log, Timeout: o.timeout,
+	})
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	defer m.Stop()
+	log.Info("starting", "version", version.String(), "backend", o.backend, "capabilities", fmt.Sprint(backend.Capabilities()))
+	return serve(ctx, o, log, metrics, l, m)
+}
+
+func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, l net.Listener, m *sandbox.Manager) error {
+	g := rpcserver.New(log, metrics, crust.Limits()...)
+	(&sandbox.Server{Manager: m}).Serve(g)
+	failed := make(chan error, 2)
+	if o.metricsAddress != "" {
+		ml, err := net.Listen("tcp", o.metricsAddress)
+		if err != nil {
+			return errors.Join(fmt.Errorf("--metrics-address: %w", err), l.Close())
+		}
+		h := &http.Server{Handler: metrics.Handler(func() error { return nil }), ReadHeaderTimeout: 5 * time.Second}
+		defer h.Close()
+		go func() {
+			if err := h.Serve(ml); !errors.Is(err, http.ErrServerClosed) {
+				failed <- err
+			}
+		}()
+	}
+	go func() { failed <- g.Serve(l) }()
+	log.Info("serving", "endpoint", o.endpoint)
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	log.Info("stopping: calls in flight are finished, sandboxes go on")
+	stop(g)
+	return nil
+}
+
+func stop(g *grpc.Server) {
+	done := make(chan struct{})
+	go func() { g.GracefulStop(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(stopTimeout):
+		g.Stop()
+	}
+}

@@ -1,0 +1,196 @@
+package linux
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Peer is who is at the other end of a unix socket.
+type Peer struct {
+	PID      int
+	UID, GID uint32
+}
+
+// PeerOf is getsockopt(2) SO_PEERCRED, unix(7).
+func PeerOf(c syscall.RawConn) (Peer, error) {
+	var cred *unix.Ucred
+	var err error
+	cerr := c.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(cerr, err); err != nil {
+		return Peer{}, os.NewSyscallError("getsockopt", err)
+	}
+	return Peer{PID: int(cred.Pid), UID: cred.Uid, GID: cred.Gid}, nil
+}
+
+// ListenPrivate makes a unix socket that only this user can connect to (mode
+// 0600), at no moment anybody else: it is made in a closed directory and
+// renamed.
+func ListenPrivate(path string) (l net.Listener, err error) {
+	dir, err := os.MkdirTemp(filepath.Dir(path), ".socket")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.Remove(dir)) }()
+	hidden := filepath.Join(dir, "s")
+	l, err = net.Listen("unix", hidden)
+	if err != nil {
+		return nil, err
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(hidden, 0o600), os.Rename(hidden, path)); err != nil {
+		return nil, errors.Join(err, l.Close(), os.Remove(hidden))
+	}
+	return l, nil
+}
+
+// InMountNamespace runs f on a thread that is in that mount namespace, with "/"
+// as its root and working directory. f must not leave its goroutine for what
+// depends on the namespace. The thread ends with it.
+func InMountNamespace(ns *os.File, f func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		// Never unlocked: the thread ends with this goroutine.
+		runtime.LockOSThread()
+		err := call("unshare", func() error { return unix.Unshare(unix.CLONE_FS) })
+		if err == nil {
+			err = call("setns", func() error { return unix.Setns(fdOf(ns), unix.CLONE_NEWNS) })
+		}
+		if err != nil {
+			result <- err
+			return
+		}
+		defer func() {
+			if p := recover(); p != nil {
+				result <- fmt.Errorf("panic: %v", p)
+			}
+		}()
+		result <- f()
+	}()
+	return <-result
+}
+
+// PinMountNamespace makes a mount namespace that is a slave of this one (what is
+// mounted here appears there, and not the other way round) and binds it to the
+// file pin, which keeps it. pin must lie on a mount that is private.
+func PinMountNamespace(pin string) error {
+	made := make(chan int, 1)
+	failed := make(chan error, 1)
+	pinned := make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // as above
+		err := call("unshare", func() error { return unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS) })
+		if err == nil {
+			err = call("mount", func() error { return unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, "") })
+		}
+		if err != nil {
+			failed <- err
+			return
+		}
+		made <- unix.Gettid()
+		<-pinned
+	}()
+	defer close(pinned)
+	select {
+	case err := <-failed:
+		return err
+	case tid := <-made:
+		source := "/proc/self/task/" + strconv.Itoa(tid) + "/ns/mnt"
+		return call("mount", func() error { return unix.Mount(source, pin, "", unix.MS_BIND, "") })
+	}
+}
+
+// PrivateMount makes a directory a mount of its own that propagates nothing,
+// unless it is one.
+func PrivateMount(dir string) error {
+	st, err := StatxPath(dir)
+	if err != nil || st.MountRoot {
+		return err
+	}
+	if err := call("mount", func() error { return unix.Mount(dir, dir, "", unix.MS_BIND, "") }); err != nil {
+		return err
+	}
+	return call("mount", func() error { return unix.Mount("", dir, "", unix.MS_PRIVATE, "") })
+}
+
+// Unmount is umount2(2) with MNT_DETACH and UMOUNT_NOFOLLOW; EINVAL where
+// nothing is mounted.
+func Unmount(path string) error {
+	return call("umount2", func() error { return unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) })
+}
+
+// EnterMountNamespace moves this thread, which the caller has locked, into the
+// namespace for good; for what execs afterwards.
+func EnterMountNamespace(ns *os.File) error {
+	if err := call("unshare", func() error { return unix.Unshare(unix.CLONE_FS) }); err != nil {
+		return err
+	}
+	return call("setns", func() error { return unix.Setns(fdOf(ns), unix.CLONE_NEWNS) })
+}
+
+// Exec is execve(2).
+func Exec(path string, argv, env []string) error {
+	return call("execve", func() error { return unix.Exec(path, argv, env) })
+}
+
+// MakeUnbindable is mount_setattr(2): the mount that f is on refuses to be bound
+// elsewhere (EINVAL), in this mount namespace; others are not told.
+func MakeUnbindable(f *os.File) error {
+	attr := unix.MountAttr{Propagation: unix.MS_UNBINDABLE}
+	return call("mount_setattr", func() error { return unix.MountSetattr(fdOf(f), "", unix.AT_EMPTY_PATH, &attr) })
+}
+
+// MakePrivate is mount_setattr(2): nothing that happens below the mount that f
+// is on is told to other namespaces.
+func MakePrivate(f *os.File) error {
+	attr := unix.MountAttr{Propagation: unix.MS_PRIVATE}
+	return call("mount_setattr", func() error { return unix.MountSetattr(fdOf(f), "", unix.AT_EMPTY_PATH, &attr) })
+}
+
+// ProcessEnd is a descriptor that tells when a process ends, pidfd_open(2).
+func ProcessEnd(pid int) (*os.File, error) {
+	return open("pidfd_open", "process "+strconv.Itoa(pid), func() (int, error) { return unix.PidfdOpen(pid, 0) })
+}
+
+// WaitEnd waits until the process of a descriptor of ProcessEnd has ended; false
+// when ctx ended first.
+func WaitEnd(ctx context.Context, pidfd *os.File) bool {
+	for ctx.Err() == nil {
+		p := []unix.PollFd{{Fd: int32(fdOf(pidfd)), Events: unix.POLLIN}}
+		n, err := unix.Poll(p, 200)
+		if err == nil && n > 0 {
+			return true
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return false
+		}
+	}
+	return false
+}
+
+// SendFile sends a descriptor over a unix socket along with the bytes,
+// SCM_RIGHTS of unix(7).
+func SendFile(c *net.UnixConn, b []byte, f *os.File) error {
+	_, _, err := c.WriteMsgUnix(b, unix.UnixRights(fdOf(f)), nil)
+	return err
+}
+
+// PollFile waits for f to be readable; hangup tells that nobody is at the other
+// end.
+func PollFile(f *os.File, timeout time.Duration) (readable, hangup bool, err error) {
+	p := []unix.PollFd{{Fd: int32(fdOf(f)), Events: unix.POLLIN}}
+	err = call("poll", func() error { _, e := unix.Poll(p, int(timeout.Milliseconds())); return e })
+	return p[0].Revents&unix.POLLIN != 0, p[0].Revents&unix.POLLHUP != 0, err
+}
+
+// KillGroup starts a program in a process group of its own.
+func KillGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

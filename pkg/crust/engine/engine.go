@@ -1,0 +1,115 @@
+// Package engine is what a sandbox does with a volume that was attached to it,
+// whatever kernel it has: on the host's for a mount namespace, on its own inside
+// a microVM. It puts pkg/mounter's parts in the order of the KEP.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
+	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
+)
+
+// Request is a volume as it is to be mounted.
+type Request struct {
+	Device   mounter.Device
+	Type     string
+	Options  mounter.Options
+	ReadOnly bool
+	Group    *uint32 // the pod's fsGroup
+	Policy   ownership.Policy
+	// UserNamespace whose ids the files are to be shown in; nil for none.
+	UserNamespace *os.File
+	// Scratch is a directory for file systems that can only be mounted by
+	// mount(2) with some options; see mounter.Filesystem.
+	Scratch string
+}
+
+// Open mounts the volume, detached: nobody sees it before it is as it was asked
+// for. A device that is larger than its file system is filled, unless this
+// process may not do that.
+func Open(ctx context.Context, r Request) (*mounter.Detached, error) {
+	o := r.Options
+	if r.Type == "xfs" {
+		o = o.With("nouuid", "")
+	}
+	// Before the kernel looks: that what is there is what was asked for.
+	found, err := superblock.Identify(r.Device.Path, r.Type)
+	if err != nil {
+		return nil, err
+	}
+	if found.Answer != superblock.Known || found.Type != r.Type {
+		return nil, fault.New(fault.State, "%s holds %s, and %s was asked for; nothing was changed", r.Device.Path, found, r.Type)
+	}
+	size, err := mounter.DeviceSize(r.Device)
+	if err != nil {
+		return nil, err
+	}
+	m, err := mounter.Open(mounter.Filesystem{Device: r.Device, Type: r.Type, Options: o, Scratch: r.Scratch})
+	if err != nil {
+		return nil, err
+	}
+	if err := prepare(ctx, r, m, mounter.Unfilled(found, size)); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+func prepare(ctx context.Context, r Request, m *mounter.Detached, unfilled bool) error {
+	dir, err := m.Dir()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if !r.ReadOnly && !r.Device.ReadOnly && !r.Options.ReadOnly() {
+		if unfilled {
+			if err := mounter.Grow(dir, r.Type, r.Device); err != nil && !errors.Is(err, mounter.ErrGrowOffline) {
+				return err
+			}
+		}
+		if r.Group != nil {
+			var inodes ownership.Inodes
+			if r.Type == "ext4" {
+				inodes = ownership.Ext4Inodes(r.Device.Path)
+			}
+			var p ownership.Progress
+			if _, err := ownership.Apply(ctx, dir, *r.Group, r.Policy, inodes, &p); err != nil {
+				return fmt.Errorf("giving its files to group %d: %w (%d looked at)", *r.Group, err, p.Looked.Load())
+			}
+		}
+	}
+	return m.Change(mounter.View{Options: r.Options, ReadOnly: r.ReadOnly, UserNamespace: r.UserNamespace})
+}
+
+// Grow makes a mounted file system fill its device.
+func Grow(s *mounter.State, fstype string, dev mounter.Device) (mounter.Usage, error) {
+	dir, err := s.Dir()
+	if err != nil {
+		return mounter.Usage{}, err
+	}
+	defer dir.Close()
+	if err := mounter.Grow(dir, fstype, dev); err != nil {
+		return mounter.Usage{}, err
+	}
+	return mounter.UsageOf(dir)
+}
+
+// Beneath opens what lies at a relative path inside a volume. Symbolic links
+// that stay inside are followed; whatever leads out, absolute links and other
+// file systems included, is refused.
+func Beneath(root *os.File, sub string) (*os.File, error) {
+	f, err := linux.Openat2(root, sub, linux.OPath, linux.ResolveBeneath|linux.ResolveNoMagic|linux.ResolveNoXdev)
+	switch {
+	case errors.Is(err, linux.EXDEV), errors.Is(err, linux.ELOOP):
+		return nil, fault.New(fault.Invalid, "subPath %q leads out of the volume (by \"..\", a symbolic link or a mount); it was refused", sub)
+	case errors.Is(err, linux.ENOENT), errors.Is(err, linux.ENOTDIR):
+		return nil, fault.New(fault.State, "subPath %q does not exist in the volume", sub)
+	}
+	return f, err
+}

@@ -1,0 +1,524 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+// Config of a Manager.
+type Config struct {
+	StateDir string
+	// KubeletDir is the directory that every target lies below.
+	KubeletDir string
+	Backend    Backend
+	Devices    Devices
+	Log        *slog.Logger
+	// Timeout bounds what is asked of a sandbox: one that never answers must not
+	// hold up its callers.
+	Timeout time.Duration
+}
+
+// Manager knows the sandboxes and what they have.
+type Manager struct {
+	Config
+	boot  string
+	store store
+
+	mu    sync.Mutex // guards what follows; never held while a sandbox is asked
+	boxes map[string]*box
+	busy  map[string]string // key of a running operation, and what it is
+	ended bool
+	tasks sync.WaitGroup
+
+	watchers events
+}
+
+// box is one sandbox.
+type box struct {
+	sandbox Sandbox
+	record  sandboxRecord
+	closing bool
+	left    chan struct{} // closed when nobody looks after it any more
+}
+
+// New takes up the sandboxes of an earlier process. One that cannot be reached
+// any more is cleaned up.
+func New(ctx context.Context, c Config) (*Manager, error) {
+	boot, err := mounter.BootID()
+	if err != nil {
+		return nil, err
+	}
+	m := &Manager{Config: c, boot: boot, store: store{filepath.Join(c.StateDir, "sandboxes")}, boxes: map[string]*box{}, busy: map[string]string{}}
+	records, err := m.store.load(boot)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range records {
+		if r.Volumes == nil {
+			r.Volumes = map[string]volumeRecord{}
+		}
+		octx, cancel := context.WithTimeout(ctx, c.Timeout)
+		sb, err := c.Backend.Open(octx, r.Spec)
+		cancel()
+		if err != nil {
+			c.Log.Warn("a sandbox of an earlier process cannot be reached; it is taken for gone", "sandbox_id", r.Spec.ID, "error", err)
+			if err := m.store.remove(r.Spec.ID); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		m.take(sb, r)
+	}
+	return m, nil
+}
+
+// Stop lets go of all sandboxes, which go on with their volumes.
+func (m *Manager) Stop() {
+	m.mu.Lock()
+	m.ended = true
+	boxes := slices.Collect(maps.Values(m.boxes))
+	m.boxes = map[string]*box{}
+	m.mu.Unlock()
+	for _, b := range boxes {
+		close(b.left)
+		b.sandbox.Detach()
+	}
+	m.tasks.Wait()
+	if err := m.Backend.Close(); err != nil {
+		m.Log.Warn("closing the backend", "error", err)
+	}
+}
+
+func (m *Manager) take(sb Sandbox, r sandboxRecord) {
+	b := &box{sandbox: sb, record: r, left: make(chan struct{})}
+	m.mu.Lock()
+	m.boxes[r.Spec.ID] = b
+	m.mu.Unlock()
+	m.tasks.Go(func() {
+		select {
+		case <-sb.Gone():
+		case <-b.left:
+			return
+		}
+		m.Log.Info("a sandbox has ended", "sandbox_id", r.Spec.ID)
+		if err := m.deregister(context.Background(), r.Spec.ID, "it ended"); err != nil {
+			m.Log.Error("what a sandbox that ended has left", "sandbox_id", r.Spec.ID, "error", err)
+		}
+	})
+}
+
+// begin marks operations as running; a second one on a key is ABORTED.
+func (m *Manager) begin(what string, keys ...string) (func(), error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, k := range keys {
+		if other, ok := m.busy[k]; ok {
+			return nil, fault.New(fault.Busy, "%s: %s is running; try again", k, other)
+		}
+	}
+	for _, k := range keys {
+		m.busy[k] = what
+	}
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for _, k := range keys {
+			delete(m.busy, k)
+		}
+	}, nil
+}
+
+func (m *Manager) find(id string) (*box, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b, ok := m.boxes[id]
+	if !ok || b.closing {
+		return nil, fault.New(fault.NotFound, "sandbox %q is not registered", id)
+	}
+	return b, nil
+}
+
+func (m *Manager) volume(id, source string) (*box, Volume, volumeRecord, error) {
+	b, err := m.find(id)
+	if err != nil {
+		return nil, Volume{}, volumeRecord{}, err
+	}
+	m.mu.Lock()
+	r, ok := b.record.Volumes[source]
+	m.mu.Unlock()
+	if !ok || r.State != published {
+		return nil, Volume{}, r, fault.New(fault.NotFound, "volume %s is not published in sandbox %s", source, id)
+	}
+	v, err := r.volume()
+	return b, v, r, err
+}
+
+// keep changes a volume's record, on disk first.
+func (m *Manager) keep(b *box, source string, r *volumeRecord) error {
+	m.mu.Lock()
+	next := b.record
+	next.Volumes = maps.Clone(b.record.Volumes)
+	m.mu.Unlock()
+	if r == nil {
+		delete(next.Volumes, source)
+	} else {
+		next.Volumes[source] = *r
+	}
+	// Records of one sandbox are written one at a time: keep runs under the key
+	// of the sandbox's record.
+	if err := m.store.put(next); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	b.record = next
+	m.mu.Unlock()
+	return nil
+}
+
+// Register makes a sandbox known.
+func (m *Manager) Register(ctx context.Context, spec Spec) error {
+	if spec.ID == "" || len(spec.ID) > 128 || strings.ContainsAny(spec.ID, "/\x00\n") {
+		return fault.New(fault.Invalid, "sandbox_id %q: give one of 1 to 128 bytes, without slashes", spec.ID)
+	}
+	end, err := m.begin("RegisterSandbox", "sandbox "+spec.ID)
+	if err != nil {
+		return err
+	}
+	defer end()
+	m.mu.Lock()
+	b, ok := m.boxes[spec.ID]
+	m.mu.Unlock()
+	if ok {
+		if !reflect.DeepEqual(b.record.Spec, spec) {
+			return fault.New(fault.Exists, "sandbox %s is registered in another way (%+v); deregister it first", spec.ID, b.record.Spec)
+		}
+		return nil
+	}
+	r := sandboxRecord{Spec: spec, BootID: m.boot, Volumes: map[string]volumeRecord{}}
+	if err := m.store.put(r); err != nil {
+		return err
+	}
+	failpoint.Hit("register.recorded")
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	sb, err := m.Backend.Open(ctx, spec)
+	if err != nil {
+		return errors.Join(fmt.Errorf("sandbox %s: %w", spec.ID, err), m.store.remove(spec.ID))
+	}
+	m.take(sb, r)
+	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_SANDBOX_REGISTERED, SandboxId: spec.ID})
+	return nil
+}
+
+// Deregister takes a sandbox's volumes away from it and forgets it.
+func (m *Manager) Deregister(ctx context.Context, id string) error {
+	return m.deregister(ctx, id, "it was deregistered")
+}
+
+func (m *Manager) deregister(ctx context.Context, id, why string) error {
+	end, err := m.begin("DeregisterSandbox", "sandbox "+id)
+	if err != nil {
+		return err
+	}
+	defer end()
+	m.mu.Lock()
+	b, ok := m.boxes[id]
+	if ok {
+		for key, what := range m.busy {
+			if strings.HasPrefix(key, "volume of "+id+" ") && !closed(b.sandbox.Gone()) {
+				m.mu.Unlock()
+				return fault.New(fault.Busy, "sandbox %s: %s is running; try again", id, what)
+			}
+		}
+		b.closing = true
+	}
+	m.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	var errs []error
+	for source, r := range b.record.Volumes {
+		v, err := r.volume()
+		if err == nil {
+			vctx, cancel := context.WithTimeout(ctx, m.Timeout)
+			err = b.sandbox.Unpublish(vctx, v)
+			cancel()
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("volume %s: %w", source, err))
+			continue
+		}
+		if err := m.keep(b, source, nil); err != nil {
+			errs = append(errs, err)
+		}
+		failpoint.Hit("deregister.unpublished")
+	}
+	if err := errors.Join(errs...); err != nil {
+		m.mu.Lock()
+		b.closing = false
+		m.mu.Unlock()
+		return fmt.Errorf("sandbox %s: %w", id, err)
+	}
+	if err := b.sandbox.Close(); err != nil {
+		m.mu.Lock()
+		b.closing = false
+		m.mu.Unlock()
+		return fmt.Errorf("sandbox %s: %w", id, err)
+	}
+	failpoint.Hit("deregister.closed")
+	if err := m.store.remove(id); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	if m.boxes[id] == b {
+		delete(m.boxes, id)
+		close(b.left)
+	}
+	m.mu.Unlock()
+	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_SANDBOX_GONE, SandboxId: id, Message: why})
+	return nil
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// claim refuses a device that another sandbox has: one device is never mounted
+// read-write in two at once (C19).
+func (m *Manager) claim(id string, v Volume) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for other, b := range m.boxes {
+		for source, r := range b.record.Volumes {
+			switch {
+			case other == id && source == v.Device.Path:
+			case r.Device.Same(v.Device) && (!r.ReadOnly || !v.ReadOnly):
+				return fault.New(fault.State, "device %s is in use by sandbox %s (as %s): a file system cannot be mounted in two sandboxes at once, unless both only read", v.Device.Path, other, source)
+			case other == id && r.Target == v.Target:
+				return fault.New(fault.State, "sandbox %s has device %s at %s; unpublish it first", id, source, v.Target)
+			}
+		}
+	}
+	return nil
+}
+
+func key(id, source string) string { return "volume of " + id + " " + source }
+
+// Publish mounts a volume in a sandbox.
+func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
+	b, err := m.find(id)
+	if err != nil {
+		return err
+	}
+	if err := checkOptions(v.Options); err != nil {
+		return err
+	}
+	below, err := filepath.Rel(m.KubeletDir, v.Target)
+	if err != nil || !filepath.IsAbs(v.Target) || !filepath.IsLocal(below) || below == "." || filepath.Clean(v.Target) != v.Target {
+		return fault.New(fault.Invalid, "host_target_path %q is no clean path below %s (--kubelet-dir)", v.Target, m.KubeletDir)
+	}
+	source := v.Device.Path
+	// By number too: a device may have two names.
+	end, err := m.begin("RuntimePublishVolume", key(id, source), fmt.Sprintf("device %d:%d", v.Device.Major, v.Device.Minor))
+	if err != nil {
+		return err
+	}
+	defer end()
+	if err := m.claim(id, v); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	filesystems, err := m.Backend.FileSystems(ctx)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(filesystems, v.Type) {
+		return fault.New(fault.Invalid, "file_system %q cannot be mounted in a sandbox; its kernel has %s", v.Type, strings.Join(filesystems, ", "))
+	}
+	want := volumeRecord{
+		State: publishing, Device: v.Device, Target: v.Target, Type: v.Type, Options: v.Options.List(), ReadOnly: v.ReadOnly, Group: v.Group, Policy: v.Policy,
+	}
+	m.mu.Lock()
+	have, known := b.record.Volumes[source]
+	m.mu.Unlock()
+	if known {
+		same := want
+		same.State, same.Place = have.State, have.Place
+		if !reflect.DeepEqual(have, same) {
+			return fault.New(fault.Exists, "volume %s is published in sandbox %s in another way (%s at %s, options %v); unpublish it first", source, id, have.Type, have.Target, have.Options)
+		}
+	} else if err := m.write(b, source, &want); err != nil {
+		return err
+	}
+	failpoint.Hit("publish.recorded")
+	place, err := b.sandbox.Publish(ctx, v)
+	if err != nil {
+		err = fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
+		if known && have.State == published {
+			return err // it was mounted before, and nobody took it away
+		}
+		// With time of its own: the caller's may be up.
+		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.Timeout)
+		defer cancel()
+		if uerr := b.sandbox.Unpublish(uctx, v); uerr != nil {
+			return errors.Join(err, fmt.Errorf("and what was begun could not be undone: %w", uerr))
+		}
+		return errors.Join(err, m.write(b, source, nil))
+	}
+	failpoint.Hit("publish.mounted")
+	want.State, want.Place = published, place
+	if err := m.write(b, source, &want); err != nil {
+		return err
+	}
+	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_VOLUME_PUBLISHED, SandboxId: id, HostVolumeId: source})
+	return nil
+}
+
+// write is keep, one at a time for each sandbox.
+func (m *Manager) write(b *box, source string, r *volumeRecord) error {
+	for {
+		end, err := m.begin("a record is written", "record of "+b.record.Spec.ID)
+		if err == nil {
+			defer end()
+			return m.keep(b, source, r)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// Unpublish takes a volume away from a sandbox.
+func (m *Manager) Unpublish(ctx context.Context, id, source string) error {
+	b, err := m.find(id)
+	if fault.Is(err, fault.NotFound) {
+		return nil
+	}
+	end, err := m.begin("UnpublishVolume", key(id, source))
+	if err != nil {
+		return err
+	}
+	defer end()
+	m.mu.Lock()
+	r, ok := b.record.Volumes[source]
+	m.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	v, err := r.volume()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	if err := b.sandbox.Unpublish(ctx, v); err != nil {
+		return fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
+	}
+	failpoint.Hit("unpublish.detached")
+	if err := m.write(b, source, nil); err != nil {
+		return err
+	}
+	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_VOLUME_UNPUBLISHED, SandboxId: id, HostVolumeId: source})
+	return nil
+}
+
+// Stats asks for how full a volume is.
+func (m *Manager) Stats(ctx context.Context, id, source string) (mounter.Usage, string, error) {
+	b, v, _, err := m.volume(id, source)
+	if err != nil {
+		return mounter.Usage{}, "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	u, ailment, err := b.sandbox.Stats(ctx, v)
+	if err != nil {
+		err = fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
+	}
+	return u, ailment, err
+}
+
+// Expand grows a volume's file system.
+func (m *Manager) Expand(ctx context.Context, id, source string, required int64) (int64, error) {
+	if required < 0 {
+		return 0, fault.New(fault.Invalid, "required_bytes %d is negative", required)
+	}
+	b, v, r, err := m.volume(id, source)
+	if err != nil {
+		return 0, err
+	}
+	end, err := m.begin("RuntimeExpandVolume", key(id, source))
+	if err != nil {
+		return 0, err
+	}
+	defer end()
+	if r.ReadOnly {
+		return 0, fault.New(fault.State, "volume %s is published read-only in sandbox %s, so it does not grow", source, id)
+	}
+	size, err := mounter.DeviceSize(v.Device)
+	if err != nil {
+		return 0, err
+	}
+	if size < required {
+		return 0, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; NodeExpandVolume of the CSI driver comes first", source, size, required)
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	if _, err := b.sandbox.Expand(ctx, v, size); err != nil {
+		return 0, fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
+	}
+	return size, nil
+}
+
+// Resolve tells what a container is to be given for a mount source. foreign: it
+// is not of any volume of the sandbox.
+func (m *Manager) Resolve(ctx context.Context, id, source string) (path string, foreign bool, err error) {
+	b, err := m.find(id)
+	if err != nil {
+		return "", false, err
+	}
+	clean := filepath.Clean(source)
+	m.mu.Lock()
+	var found volumeRecord
+	sub := ""
+	for _, r := range b.record.Volumes {
+		if rest, ok := strings.CutPrefix(clean, r.Target); ok && (rest == "" || rest[0] == '/') {
+			found, sub = r, strings.TrimPrefix(rest, "/")
+		}
+	}
+	m.mu.Unlock()
+	if found.Target == "" {
+		return "", true, nil
+	}
+	if found.State != published {
+		return "", false, fault.New(fault.State, "volume %s is not mounted in sandbox %s yet", found.Device.Path, id)
+	}
+	v, err := found.volume()
+	if err != nil {
+		return "", false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	path, err = b.sandbox.Resolve(ctx, v, sub)
+	if err != nil {
+		return "", false, fmt.Errorf("mount source %s in sandbox %s: %w", source, id, err)
+	}
+	return path, false, nil
+}

@@ -1,0 +1,343 @@
+// Package namespace has sandboxes that are private mount namespaces of the
+// host's kernel. A volume is mounted at its host target path inside one of them
+// only: containers started in it see the volume, the host's mount table does
+// not. It protects the host's mount table and paths, not the host's kernel,
+// which parses the file system as ever.
+package namespace
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/crust"
+	"github.com/crust-csi/crust-csi/pkg/crust/engine"
+	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+// Backend keeps mount namespaces below a directory:
+//
+//	ns/<hash of the id>           what the namespace is bound to
+//	binds/<hash>/<hash of path>   where sub-paths are shown, inside the namespace
+//	scratch/<hash>                for mount(2), see engine.Request
+type Backend struct {
+	dir        string
+	kubeletDir string
+	log        *slog.Logger
+}
+
+// New takes a directory for the state.
+func New(dir, kubeletDir string, log *slog.Logger) (*Backend, error) {
+	b := &Backend{dir: dir, kubeletDir: kubeletDir, log: log}
+	pins := filepath.Join(dir, "ns")
+	if err := os.MkdirAll(pins, 0o700); err != nil {
+		return nil, err
+	}
+	// A namespace can only be bound where nothing propagates: a copy of the
+	// binding inside the namespace itself would keep it for ever.
+	return b, linux.PrivateMount(pins)
+}
+
+// Close takes the directory's mount off when no namespace is bound there.
+func (b *Backend) Close() error {
+	pins := filepath.Join(b.dir, "ns")
+	left, err := os.ReadDir(pins)
+	if err != nil || len(left) > 0 {
+		return err
+	}
+	return linux.Unmount(pins)
+}
+
+// Kind is "namespace".
+func (b *Backend) Kind() string { return "namespace" }
+
+// Capabilities are the host kernel's.
+func (b *Backend) Capabilities() []crust.Capability {
+	list := sandbox.BasicCapabilities(mounter.SELinux().Answer == mounter.Yes)
+	if mounter.GrowsExt4Offline() {
+		// It is said for all file systems or for none.
+		kept := list[:0]
+		for _, c := range list {
+			if c != crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE {
+				kept = append(kept, c)
+			}
+		}
+		list = kept
+	}
+	return list
+}
+
+// FileSystems asks the kernel for those that it can mount.
+func (b *Backend) FileSystems(context.Context) ([]string, error) { return Mountable(), nil }
+
+// Mountable are the file systems of block devices that this kernel has.
+func Mountable() []string {
+	var list []string
+	for _, fs := range []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "exfat", "ntfs3"} {
+		if mounter.ProbeFilesystem(fs).Answer == mounter.Yes {
+			list = append(list, fs)
+		}
+	}
+	return list
+}
+
+func hash(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:16])
+}
+
+// Open makes the namespace, or finds the one of an earlier process.
+func (b *Backend) Open(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	s := &box{b: b, spec: spec, pin: filepath.Join(b.dir, "ns", hash(spec.ID)), gone: make(chan struct{})}
+	var pidfd *os.File
+	if spec.PID != 0 {
+		var err error
+		if pidfd, err = linux.ProcessEnd(spec.PID); err != nil {
+			return nil, errors.Join(fault.New(fault.State, "process %d of the sandbox is gone: %w", spec.PID, err), s.unpin())
+		}
+	}
+	if spec.UserNamespace != "" {
+		var err error
+		if s.userns, err = linux.Open(spec.UserNamespace, os.O_RDONLY); err != nil {
+			return nil, fault.New(fault.State, "the sandbox's user namespace: %w", err)
+		}
+	}
+	if err := s.open(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
+	if pidfd != nil {
+		s.watch.Go(func() {
+			defer pidfd.Close()
+			if linux.WaitEnd(ctx, pidfd) {
+				close(s.gone)
+			}
+		})
+	}
+	return s, nil
+}
+
+type box struct {
+	b      *Backend
+	spec   sandbox.Spec
+	pin    string
+	ns     *mounter.Namespace
+	userns *os.File
+	gone   chan struct{}
+	cancel func()
+	watch  sync.WaitGroup
+}
+
+func (s *box) open() error {
+	f, err := os.OpenFile(s.pin, os.O_CREATE|os.O_RDONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	st, err := linux.StatxPath(s.pin)
+	if err != nil {
+		return err
+	}
+	if !st.MountRoot {
+		if err := linux.PinMountNamespace(s.pin); err != nil {
+			return fmt.Errorf("mount namespace: %w", err)
+		}
+		failpoint.Hit("namespace.pinned")
+	}
+	s.ns, err = mounter.OpenNamespace(s.pin)
+	return err
+}
+
+func (s *box) Gone() <-chan struct{}  { return s.gone }
+func (s *box) MountNamespace() string { return s.ns.Path() }
+
+// inside runs f with the volume's target as it is in the namespace.
+func (s *box) inside(target string, f func(*mounter.Target) error) error {
+	return s.ns.Do(func() error {
+		root, err := mounter.OpenRoot(s.b.kubeletDir)
+		if err != nil {
+			return err
+		}
+		defer root.Close()
+		t, err := root.Target(target)
+		if err != nil {
+			return err
+		}
+		defer t.Close()
+		return f(t)
+	})
+}
+
+// ours tells whether the volume is what is mounted at the target.
+func ours(t *mounter.Target, v sandbox.Volume) (*mounter.State, bool, error) {
+	st, err := t.Glance()
+	if err != nil {
+		return nil, false, err
+	}
+	dev, ok, err := st.Device()
+	return st, err == nil && ok && dev.Same(v.Device), err
+}
+
+func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, error) {
+	err := s.inside(v.Target, func(t *mounter.Target) error {
+		st, there, err := ours(t, v)
+		if err != nil {
+			return err
+		}
+		st.Close()
+		if there {
+			return nil
+		}
+		m, err := engine.Open(ctx, engine.Request{
+			Device: v.Device, Type: v.Type, Options: v.Options, ReadOnly: v.ReadOnly, Group: v.Group, Policy: v.Policy,
+			UserNamespace: s.userns, Scratch: filepath.Join(s.b.dir, "scratch", hash(s.spec.ID+v.Target)),
+		})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		failpoint.Hit("namespace.opened")
+		return m.AttachOver(t)
+	})
+	return sandbox.Place{Device: v.Device.Path, Path: v.Target}, err
+}
+
+func (s *box) Unpublish(_ context.Context, v sandbox.Volume) error {
+	err := s.inside(v.Target, func(t *mounter.Target) error {
+		const layers = 4
+		for range layers {
+			st, there, err := ours(t, v)
+			if err != nil {
+				return err
+			}
+			st.Close()
+			if !there {
+				return nil
+			}
+			if err := t.Unmount(); err != nil {
+				return err
+			}
+		}
+		return fault.New(fault.State, "more than %d mounts of the volume lie on %s", layers, v.Target)
+	})
+	if fault.Is(err, fault.NotFound) {
+		return nil // the target's directory is gone, and so is what was mounted there
+	}
+	return err
+}
+
+// mounted runs f on the mounted volume.
+func (s *box) mounted(v sandbox.Volume, f func(*mounter.State) error) error {
+	return s.inside(v.Target, func(t *mounter.Target) error {
+		st, there, err := ours(t, v)
+		if err != nil {
+			return err
+		}
+		defer st.Close()
+		if !there {
+			return fault.New(fault.State, "the volume is not mounted at %s in the sandbox any more", v.Target)
+		}
+		return f(st)
+	})
+}
+
+func (s *box) Stats(_ context.Context, v sandbox.Volume) (u mounter.Usage, ailment string, err error) {
+	err = s.mounted(v, func(st *mounter.State) error {
+		var err error
+		for _, a := range st.Ailments(v.Device) {
+			ailment += a.Message + " "
+		}
+		u, err = st.Usage()
+		return err
+	})
+	return u, ailment, err
+}
+
+func (s *box) Expand(_ context.Context, v sandbox.Volume, _ int64) (u mounter.Usage, err error) {
+	err = s.mounted(v, func(st *mounter.State) error {
+		var err error
+		u, err = engine.Grow(st, v.Type, v.Device)
+		return err
+	})
+	return u, err
+}
+
+func (s *box) Resolve(_ context.Context, v sandbox.Volume, sub string) (path string, err error) {
+	err = s.mounted(v, func(st *mounter.State) error {
+		if sub == "" {
+			path = v.Target
+			return nil
+		}
+		root, err := st.Dir()
+		if err != nil {
+			return err
+		}
+		defer root.Close()
+		f, err := engine.Beneath(root, sub)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		path, err = mounter.BindAt(f, filepath.Join(s.b.dir, "binds", hash(s.spec.ID)), hash(v.Target+"/"+sub))
+		return err
+	})
+	return path, err
+}
+
+// Detach leaves the namespace as it is, for the next process.
+func (s *box) Detach() {
+	s.cancel()
+	s.watch.Wait()
+	s.release()
+}
+
+func (s *box) release() {
+	s.ns.Close()
+	if s.userns != nil {
+		s.userns.Close()
+	}
+}
+
+// Close unpins the namespace: its mounts end with its last process.
+func (s *box) Close() error {
+	s.cancel()
+	s.watch.Wait()
+	s.release()
+	return s.unpin()
+}
+
+func (s *box) unpin() error {
+	if err := linux.Unmount(s.pin); err != nil && !errors.Is(err, linux.EINVAL) && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	failpoint.Hit("namespace.unpinned")
+	errs := []error{ignoreNotExist(os.Remove(s.pin))}
+	// The places of the binds, which were mounted inside the namespace only.
+	dir := filepath.Join(s.b.dir, "binds", hash(s.spec.ID))
+	places, err := os.ReadDir(dir)
+	errs = append(errs, ignoreNotExist(err))
+	for _, p := range places {
+		errs = append(errs, os.Remove(filepath.Join(dir, p.Name())))
+	}
+	return errors.Join(append(errs, ignoreNotExist(os.Remove(dir)))...)
+}
+
+func ignoreNotExist(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,105 @@
+// Package sandbox is the CRUST server without its gRPC dress and without its
+// sandboxes: who has which volume, that nobody has it twice, and that everything
+// is found again after a crash. Packages below it do the mounting.
+package sandbox
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+
+	"github.com/crust-csi/crust-csi/pkg/crust"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
+)
+
+// Volume is a file system to be mounted in a sandbox.
+type Volume struct {
+	// Device on the host.
+	Device mounter.Device
+	// Target is the host path that containers' mount sources name.
+	Target string
+	// Type of the file system, one that the sandbox has.
+	Type     string
+	Options  mounter.Options
+	ReadOnly bool
+	Group    *uint32 // the pod's fsGroup
+	Policy   ownership.Policy
+}
+
+// Serial is a short name of the volume, the same for the same device: at most 36
+// bytes, which is what a virtio-scsi disk can have.
+func (v Volume) Serial() string {
+	sum := sha256.Sum256([]byte(v.Device.Path))
+	return "crust-" + hex.EncodeToString(sum[:12])
+}
+
+// Place is where a volume is inside its sandbox.
+type Place struct{ Device, Path string }
+
+// Spec says how a sandbox is reached.
+type Spec struct {
+	ID  string `json:"id"`
+	PID int    `json:"pid,omitempty"`
+	// Of a namespace sandbox.
+	UserNamespace string `json:"userNamespace,omitempty"`
+	// Of a QEMU.
+	QMP     string `json:"qmp,omitempty"`
+	Channel string `json:"channel,omitempty"`
+	Magic   []byte `json:"magic,omitempty"`
+}
+
+// Backend makes sandboxes of one kind reachable.
+type Backend interface {
+	// Kind is the backend's name.
+	Kind() string
+	// Capabilities are what its sandboxes really do.
+	Capabilities() []crust.Capability
+	// FileSystems are what its sandboxes' kernel can mount, asked of it.
+	FileSystems(ctx context.Context) ([]string, error)
+	// Open takes up a sandbox, new or of an earlier process.
+	Open(ctx context.Context, spec Spec) (Sandbox, error)
+	// Close is for the end of this process; sandboxes that are left go on.
+	Close() error
+}
+
+// Sandbox is where volumes are mounted. Of one volume no two methods run at
+// once. Every method can be repeated.
+type Sandbox interface {
+	// Publish attaches and mounts a volume, or finds that done.
+	Publish(ctx context.Context, v Volume) (Place, error)
+	// Unpublish undoes that, or what a Publish that failed has left.
+	Unpublish(ctx context.Context, v Volume) error
+	// Stats asks the sandbox's kernel. ailment says what is wrong with the file
+	// system, if anything.
+	Stats(ctx context.Context, v Volume) (u mounter.Usage, ailment string, err error)
+	// Expand grows the file system to the device's size, in bytes.
+	Expand(ctx context.Context, v Volume, deviceSize int64) (mounter.Usage, error)
+	// Resolve gives a path inside the sandbox that shows what lies at sub, which
+	// is relative to the volume's root, and that leads nowhere else.
+	Resolve(ctx context.Context, v Volume, sub string) (string, error)
+	// Gone is closed when the sandbox has ended.
+	Gone() <-chan struct{}
+	// MountNamespace is a path of the sandbox's mount namespace, for as long as
+	// this process runs; empty where it has none on this kernel.
+	MountNamespace() string
+	// Close gives up everything that belongs to the sandbox and not to one of its
+	// volumes.
+	Close() error
+	// Detach lets go of the sandbox without changing it, for the end of this
+	// process.
+	Detach()
+}
+
+// BasicCapabilities are those of a backend that mounts with pkg/mounter.
+func BasicCapabilities(labels bool) []crust.Capability {
+	list := []crust.Capability{
+		crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS, crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
+		crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE,
+	}
+	if labels {
+		list = append(list, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL_ON_MOUNT)
+	}
+	return list
+}

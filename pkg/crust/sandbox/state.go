@@ -1,0 +1,85 @@
+package sandbox
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
+)
+
+// sandboxRecord is a sandbox that was registered.
+type sandboxRecord struct {
+	Spec    Spec                    `json:"spec"`
+	BootID  string                  `json:"bootID"`
+	Volumes map[string]volumeRecord `json:"volumes,omitempty"` // by their device's path
+}
+
+// The states of a volume.
+const (
+	publishing = "publishing"
+	published  = "published"
+)
+
+// volumeRecord is written before a volume is touched, and once more when it is
+// mounted.
+type volumeRecord struct {
+	State    string           `json:"state"`
+	Device   mounter.Device   `json:"device"`
+	Target   string           `json:"target"`
+	Type     string           `json:"type"`
+	Options  []string         `json:"options,omitempty"`
+	ReadOnly bool             `json:"readOnly,omitempty"`
+	Group    *uint32          `json:"group,omitempty"`
+	Policy   ownership.Policy `json:"policy,omitempty"`
+	Place    Place            `json:"place"`
+}
+
+func (r volumeRecord) volume() (Volume, error) {
+	o, err := mounter.ParseOptions(r.Options)
+	return Volume{Device: r.Device, Target: r.Target, Type: r.Type, Options: o, ReadOnly: r.ReadOnly, Group: r.Group, Policy: r.Policy}, err
+}
+
+var sandboxType = record.Type{Kind: "crust.sandbox", Version: 1}
+
+// store keeps the records of sandboxes.
+type store struct{ dir string }
+
+func (s store) path(id string) string {
+	sum := sha256.Sum256([]byte(id))
+	return filepath.Join(s.dir, hex.EncodeToString(sum[:16])+record.Extension)
+}
+
+func (s store) put(r sandboxRecord) error { return sandboxType.Write(s.path(r.Spec.ID), r) }
+func (s store) remove(id string) error    { return record.Remove(s.path(id)) }
+
+// load gives the sandboxes of this boot, and forgets those of earlier ones: a
+// reboot ends every sandbox.
+func (s store) load(boot string) ([]sandboxRecord, error) {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return nil, err
+	}
+	names, err := record.Names(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	var list []sandboxRecord
+	var errs []error
+	for _, name := range names {
+		path := filepath.Join(s.dir, name+record.Extension)
+		var r sandboxRecord
+		switch err := sandboxType.Read(path, &r); {
+		case err != nil:
+			errs = append(errs, err)
+		case r.BootID != boot:
+			errs = append(errs, record.Remove(path))
+		default:
+			list = append(list, r)
+		}
+	}
+	return list, errors.Join(errs...)
+}

@@ -1,0 +1,151 @@
+package crust
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+)
+
+// maxMessage bounds what either side accepts: the messages are small.
+const maxMessage = 256 << 10
+
+// Client is a connection to a CRUST server.
+type Client struct {
+	crustv1alpha1.RuntimeAssistedStorageManagementClient
+	crustv1alpha1.SandboxManagementClient
+	conn *grpc.ClientConn
+}
+
+// Close ends the connection.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Dial prepares a connection to unix:///absolute/path. Each time it connects,
+// it asks the kernel who serves there (SO_PEERCRED, unix(7)) and goes no further
+// unless that is one of the users; without any, root.
+func Dial(endpoint string, uids ...uint32) (*Client, error) {
+	path, err := socketPath(endpoint)
+	if err != nil {
+		return nil, err
+	}
+	if len(uids) == 0 {
+		uids = []uint32{0}
+	}
+	conn, err := grpc.NewClient("passthrough:///crust",
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+			if err != nil {
+				return nil, err
+			}
+			if err := checkPeer(c, uids); err != nil {
+				return nil, errors.Join(fmt.Errorf("%s: the server %w", endpoint, err), c.Close())
+			}
+			return c, nil
+		}))
+	if err != nil {
+		return nil, err
+	}
+	return &Client{crustv1alpha1.NewRuntimeAssistedStorageManagementClient(conn), crustv1alpha1.NewSandboxManagementClient(conn), conn}, nil
+}
+
+func socketPath(endpoint string) (string, error) {
+	path, ok := strings.CutPrefix(endpoint, "unix://")
+	if !ok || !filepath.IsAbs(path) {
+		return "", fmt.Errorf("endpoint %q: give unix:///absolute/path", endpoint)
+	}
+	return path, nil
+}
+
+func checkPeer(c net.Conn, uids []uint32) error {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return errors.New("is not on a unix socket")
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return err
+	}
+	peer, err := linux.PeerOf(raw)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(uids, peer.UID) {
+		return fmt.Errorf("is process %d of user %d; allowed are %v", peer.PID, peer.UID, uids)
+	}
+	return nil
+}
+
+// Listen makes a socket that only root may open (mode 0600), and that lets in
+// nobody but these users; without any, root. A socket whose server is gone is
+// taken over; one that answers is not.
+func Listen(endpoint string, refused func(error), uids ...uint32) (net.Listener, error) {
+	path, err := socketPath(endpoint)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return nil, err
+	}
+	if st, err := os.Lstat(path); err == nil {
+		if st.Mode()&os.ModeSocket == 0 {
+			return nil, fmt.Errorf("endpoint %s: a file that is no socket lies there; it was left alone", path)
+		}
+		if c, err := net.DialTimeout("unix", path, 2*time.Second); err == nil {
+			return nil, errors.Join(fmt.Errorf("endpoint %s: another server answers there; stop it first", path), c.Close())
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	// Nobody else may connect between bind(2) and chmod(2).
+	l, err := linux.ListenPrivate(path)
+	if err != nil {
+		return nil, err
+	}
+	if len(uids) == 0 {
+		uids = []uint32{0}
+	}
+	return &guarded{Listener: l, uids: uids, refused: refused}, nil
+}
+
+// guarded lets in only some users.
+type guarded struct {
+	net.Listener
+	uids    []uint32
+	refused func(error)
+}
+
+func (g *guarded) Accept() (net.Conn, error) {
+	for {
+		c, err := g.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		err = checkPeer(c, g.uids)
+		if err == nil {
+			return c, nil
+		}
+		if g.refused != nil {
+			g.refused(fmt.Errorf("a connection was refused: the peer %w", err))
+		}
+		c.Close()
+	}
+}
+
+// Limits are the options of a gRPC server for this protocol.
+func Limits() []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage)}
+}

@@ -1,0 +1,287 @@
+package driver
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/pkg/crust"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// deferral says that a volume is mounted by a pod's runtime, and not here
+// (KEP-2857). It is written before the orchestrator is told, and removed after
+// the placeholder is. While it stands nothing on this node mounts, checks or
+// grows the volume. A reboot, which ends every sandbox, ends it.
+type deferral struct {
+	VolumeID string            `json:"volumeID"`
+	BootID   string            `json:"bootID"`
+	Target   string            `json:"target"`
+	Source   string            `json:"source"` // the device, or server:/share
+	Type     string            `json:"type"`
+	Options  map[string]string `json:"options,omitempty"`
+}
+
+// A newer version is refused at start: a driver that does not know what a
+// deferral means must not touch the volume.
+var deferralType = record.Type{Kind: "crust-csi.deferral", Version: 1}
+
+type deferrals struct {
+	dir, boot string
+	mu        sync.Mutex
+	m         map[string]deferral
+}
+
+func loadDeferrals(dir, boot string) (*deferrals, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	d := &deferrals{dir: dir, boot: boot, m: map[string]deferral{}}
+	names, err := record.Names(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		var r deferral
+		if err := deferralType.Read(filepath.Join(dir, name+record.Extension), &r); err != nil {
+			return nil, fmt.Errorf("a deferred volume: %w", err)
+		}
+		if r.BootID != boot {
+			if err := record.Remove(filepath.Join(dir, name+record.Extension)); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		d.m[r.VolumeID] = r
+	}
+	return d, nil
+}
+
+func (d *deferrals) path(id string) string {
+	sum := sha256.Sum256([]byte(id))
+	return filepath.Join(d.dir, hex.EncodeToString(sum[:16])+record.Extension)
+}
+
+func (d *deferrals) get(id string) (deferral, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	r, ok := d.m[id]
+	return r, ok
+}
+
+func (d *deferrals) put(r deferral) error {
+	r.BootID = d.boot
+	if err := deferralType.Write(d.path(r.VolumeID), r); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	d.m[r.VolumeID] = r
+	d.mu.Unlock()
+	return nil
+}
+
+func (d *deferrals) remove(id string) error {
+	if err := record.Remove(d.path(id)); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	delete(d.m, id)
+	d.mu.Unlock()
+	return nil
+}
+
+// hostTarget runs f with the target as it is in the host's mount namespace.
+func (d *Driver) hostTarget(path string, f func(*mounter.Target) error) error {
+	return d.HostNamespace.Do(func() error {
+		root, err := mounter.OpenRoot(d.Root.Path())
+		if err != nil {
+			return fmt.Errorf("the host's mount namespace: %w", err)
+		}
+		defer root.Close()
+		t, err := root.Target(path)
+		if err != nil {
+			return err
+		}
+		defer t.Close()
+		return f(t)
+	})
+}
+
+// notDeferred refuses what must not happen while a runtime has the volume.
+func (d *Driver) notDeferred(id string) error {
+	r, ok := d.deferrals.get(id)
+	if !ok {
+		return nil
+	}
+	return fault.New(fault.State, "volume %s is deferred to the runtime of the pod at %s (runtime-assisted mount): the node does not mount, check or grow it until that pod is gone and the target is unpublished", id, r.Target)
+}
+
+// wouldDefer gives the deferral that answers this publish, nil when the node
+// mounts the volume itself.
+func (d *Driver) wouldDefer(p *publication, supported []string) (*deferral, error) {
+	if !d.Defers || !p.attrs.AllowRuntimeAssistedMount || len(supported) == 0 || p.use.block {
+		return nil, nil
+	}
+	r := &deferral{VolumeID: p.id, Target: p.target}
+	if share := p.attachment.Share; share != nil {
+		r.Source, r.Type = share.Source, share.Type
+	} else {
+		// What is on the device, not what somebody said of it (C03).
+		found, err := superblock.Identify(p.attachment.Device.Path, p.staged.FSType)
+		if err != nil {
+			return nil, fmt.Errorf("volume %s: %w", p.id, err)
+		}
+		if found.Answer != superblock.Known {
+			return nil, fault.New(fault.State, "volume %s: %s holds %s, and was staged with %s", p.id, p.attachment.Device.Path, found, p.staged.FSType)
+		}
+		r.Source, r.Type = p.attachment.Device.Path, found.Type
+	}
+	if !slices.Contains(supported, r.Type) {
+		return nil, nil // story 5
+	}
+	r.Options = map[string]string{}
+	for _, o := range p.use.options.List() {
+		if key, value, _ := strings.Cut(o, "="); key != "rw" && key != "defaults" {
+			r.Options[key] = value
+		}
+	}
+	if p.readOnly {
+		r.Options["ro"] = ""
+	}
+	return r, nil
+}
+
+// deferTo leaves the volume to the pod's runtime.
+func (d *Driver) deferTo(p *publication, want deferral) error {
+	if have, ok := d.deferrals.get(p.id); ok {
+		switch {
+		case have.Target != want.Target:
+			return d.notDeferred(p.id)
+		case have.Source != want.Source || have.Type != want.Type || !maps.Equal(have.Options, want.Options):
+			return fault.New(fault.Exists, "volume %s is deferred to a runtime at %s in another way (%s %s %v, now asked for %s %s %v); unpublish it first",
+				p.id, have.Target, have.Type, have.Source, have.Options, want.Type, want.Source, want.Options)
+		}
+	} else {
+		if others := d.publishedAt(p.src, p.id); len(others) > 0 {
+			return fault.New(fault.State, "volume %s is published at %s by this node, so it cannot be deferred to another pod's runtime at the same time", p.id, others[0])
+		}
+		if p.attachment.Share == nil {
+			busy, err := mounter.Busy(p.attachment.Device.Path)
+			if err != nil {
+				return err
+			}
+			if busy {
+				return fault.New(fault.State, "volume %s: %s is in use, so it cannot be deferred to a pod's runtime%s", p.id, p.attachment.Device.Path, volume.HeldBy(p.attachment.Device))
+			}
+		}
+		if err := d.deferrals.put(want); err != nil {
+			return err
+		}
+		failpoint.Hit("defer.recorded")
+	}
+	if err := d.hostTarget(p.target, mounter.AttachPlaceholder); err != nil {
+		return fmt.Errorf("volume %s: the placeholder at its target: %w", p.id, err)
+	}
+	failpoint.Hit("defer.placed")
+	return nil
+}
+
+func (r deferral) answer(resp *csi.NodePublishVolumeResponse) error {
+	return crust.SetMountInfo(resp, crust.MountInfo{Source: r.Source, Type: r.Type, Options: r.Options})
+}
+
+// undefer takes the placeholder off and forgets the deferral. The volume itself
+// was never mounted here.
+func (d *Driver) undefer(id string, r deferral) error {
+	err := d.hostTarget(r.Target, func(t *mounter.Target) error {
+		s, err := t.Glance()
+		if err != nil {
+			return err
+		}
+		there, err := s.Placeholder()
+		occupant := s.Occupant
+		s.Close()
+		switch {
+		case err != nil:
+			return err
+		case there:
+			if err := t.Unmount(); err != nil {
+				return err
+			}
+		case occupant == mounter.MountPoint:
+			return fault.New(fault.State, "%s has something mounted on it that is not the placeholder of a deferred volume; it was left alone", r.Target)
+		}
+		failpoint.Hit("undefer.unmounted")
+		return t.Remove()
+	})
+	if err != nil && !fault.Is(err, fault.NotFound) {
+		return fmt.Errorf("volume %s: %w", id, err)
+	}
+	failpoint.Hit("undefer.removed")
+	return d.deferrals.remove(id)
+}
+
+// deferredStats answers NodeGetVolumeStats for a deferred volume (C05, C07).
+func deferredStats(r deferral, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	supported, err := crust.SupportsStats(req)
+	if err != nil {
+		return nil, invalid("%s", err)
+	}
+	if !supported {
+		return nil, fault.New(fault.State, "volume %s is mounted by the pod's runtime, which does not tell how full it is; nothing on the node can", r.VolumeID)
+	}
+	resp := &csi.NodeGetVolumeStatsResponse{}
+	return resp, crust.SetStatsSource(resp, r.Source)
+}
+
+// deferredExpand grows the device of a deferred volume (C06, C07).
+func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	supported, err := crust.SupportsExpand(req)
+	if err != nil {
+		return nil, invalid("%s", err)
+	}
+	if !supported {
+		return nil, fault.New(fault.State, "volume %s is mounted by the pod's runtime, which cannot grow its file system: end the pod, and the volume is grown when it is next published", r.VolumeID)
+	}
+	src, v, err := d.Volumes.Find(r.VolumeID)
+	if err != nil {
+		return nil, err
+	}
+	if v.Share {
+		return nil, fault.New(fault.State, "volume %s is a network share; its server decides how large it is", r.VolumeID)
+	}
+	if err := src.Refresh(ctx, r.VolumeID); err != nil {
+		return nil, err
+	}
+	a, ok, err := src.Attached(r.VolumeID)
+	if err != nil || !ok {
+		return nil, errors.Join(fault.New(fault.State, "volume %s: its device is gone", r.VolumeID), err)
+	}
+	size, err := mounter.DeviceSize(a.Device)
+	if err != nil {
+		return nil, err
+	}
+	if want := req.GetCapacityRange().GetRequiredBytes(); size < want {
+		return nil, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge it first (ControllerExpandVolume)", r.VolumeID, size, want)
+	}
+	if limit := req.GetCapacityRange().GetLimitBytes(); limit > 0 && size > limit {
+		return nil, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, more than the limit of %d: volumes do not shrink", r.VolumeID, size, limit)
+	}
+	resp := &csi.NodeExpandVolumeResponse{CapacityBytes: size}
+	return resp, crust.SetExpandSource(resp, r.Source)
+}
