@@ -12,6 +12,7 @@ const (
 	EACCES     = unix.EACCES
 	EBADMSG    = unix.EBADMSG // EFSBADCRC
 	EBUSY      = unix.EBUSY
+	EAGAIN     = unix.EAGAIN
 	EEXIST     = unix.EEXIST
 	EFBIG      = unix.EFBIG
 	EINVAL     = unix.EINVAL

@@ -192,5 +192,10 @@ func PollFile(f *os.File, timeout time.Duration) (readable, hangup bool, err err
 	return p[0].Revents&unix.POLLIN != 0, p[0].Revents&unix.POLLHUP != 0, err
 }
 
-// KillGroup starts a program in a process group of its own.
-func KillGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+// NewSession starts a program that outlives this one's terminal, setsid(2).
+func NewSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+
+// PowerOff is reboot(2): the machine stops at once. Open files are not written.
+func PowerOff() error {
+	return call("reboot", func() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) })
+}

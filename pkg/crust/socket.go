@@ -19,7 +19,7 @@ import (
 )
 
 // maxMessage bounds what either side accepts: the messages are small.
-const maxMessage = 256 << 10
+const maxMessage = 512 << 10
 
 // Client is a connection to a CRUST server.
 type Client struct {

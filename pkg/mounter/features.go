@@ -118,6 +118,33 @@ func ProbeFilesystem(fstype string) Feature {
 	return f.answer(err)
 }
 
+// Mountable are the file systems of block devices that this kernel has, or has a
+// module of. Nothing is loaded.
+func Mountable() []string {
+	known := map[string]bool{}
+	if b, err := os.ReadFile("/proc/filesystems"); err == nil {
+		for line := range strings.Lines(string(b)) {
+			if f := strings.Fields(line); len(f) == 1 { // not "nodev"
+				known[f[0]] = true
+			}
+		}
+	}
+	if b, err := os.ReadFile("/lib/modules/" + linux.Uname() + "/modules.alias"); err == nil {
+		for line := range strings.Lines(string(b)) {
+			if name, ok := strings.CutPrefix(line, "alias fs-"); ok {
+				known[strings.Fields(name)[0]] = true
+			}
+		}
+	}
+	var list []string
+	for _, fs := range []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "exfat", "ntfs3"} {
+		if known[fs] {
+			list = append(list, fs)
+		}
+	}
+	return list
+}
+
 // Summary is the features in one line, for a log.
 func Summary(list []Feature) string {
 	parts := make([]string, len(list))

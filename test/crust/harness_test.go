@@ -105,7 +105,7 @@ func (s *server) launch() {
 	s.t.Helper()
 	args := append([]string{
 		"--endpoint", "unix://" + s.socket(), "--backend", s.backend, "--state-dir", s.stateDir(), "--kubelet-dir", s.node.KubeletDir(),
-		"-v", "4", "--timeout", "30s",
+		"-v", "4", "--timeout", "60s",
 	}, s.args...)
 	if !strings.Contains(strings.Join(s.args, " "), "--allow-device") {
 		args = append(args, "--allow-device", "/dev/loop*")

@@ -5,6 +5,8 @@ package engine
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -112,4 +114,10 @@ func Beneath(root *os.File, sub string) (*os.File, error) {
 		return nil, fault.New(fault.State, "subPath %q does not exist in the volume", sub)
 	}
 	return f, err
+}
+
+// Name is a file name for a path.
+func Name(path string) string {
+	sum := sha256.Sum256([]byte(path))
+	return hex.EncodeToString(sum[:16])
 }

@@ -180,6 +180,24 @@ func (s *Server) ResolveMount(ctx context.Context, r *crustv1alpha1.ResolveMount
 	return &crustv1alpha1.ResolveMountResponse{Path: path, Foreign: foreign}, err
 }
 
+// ExecInSandbox runs a program in a guest.
+func (s *Server) ExecInSandbox(ctx context.Context, r *crustv1alpha1.ExecInSandboxRequest) (*crustv1alpha1.ExecInSandboxResponse, error) {
+	b, err := s.find(r.GetSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	e, ok := b.sandbox.(interface {
+		Exec(ctx context.Context, argv []string, stdin []byte) ([]byte, int, error)
+	})
+	if !ok {
+		return nil, fault.New(fault.State, "sandbox %s is a mount namespace of this host: enter %s", r.GetSandboxId(), b.sandbox.MountNamespace())
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
+	defer cancel()
+	out, code, err := e.Exec(ctx, r.GetArgv(), r.GetStdin())
+	return &crustv1alpha1.ExecInSandboxResponse{Output: out, ExitCode: int32(code)}, err
+}
+
 // events are told to everybody who watches.
 type events struct {
 	mu sync.Mutex

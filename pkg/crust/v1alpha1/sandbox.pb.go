@@ -76,7 +76,7 @@ func (x WatchResponse_Event) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatchResponse_Event.Descriptor instead.
 func (WatchResponse_Event) EnumDescriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{15, 0}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{17, 0}
 }
 
 type RegisterSandboxRequest struct {
@@ -857,6 +857,119 @@ func (x *ResolveMountResponse) GetPath() string {
 	return ""
 }
 
+type ExecInSandboxRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Argv          []string               `protobuf:"bytes,2,rep,name=argv,proto3" json:"argv,omitempty"`
+	Stdin         []byte                 `protobuf:"bytes,3,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecInSandboxRequest) Reset() {
+	*x = ExecInSandboxRequest{}
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecInSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecInSandboxRequest) ProtoMessage() {}
+
+func (x *ExecInSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecInSandboxRequest.ProtoReflect.Descriptor instead.
+func (*ExecInSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ExecInSandboxRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *ExecInSandboxRequest) GetArgv() []string {
+	if x != nil {
+		return x.Argv
+	}
+	return nil
+}
+
+func (x *ExecInSandboxRequest) GetStdin() []byte {
+	if x != nil {
+		return x.Stdin
+	}
+	return nil
+}
+
+type ExecInSandboxResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of both its outputs, the first 200 KiB.
+	Output        []byte `protobuf:"bytes,1,opt,name=output,proto3" json:"output,omitempty"`
+	ExitCode      int32  `protobuf:"varint,2,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecInSandboxResponse) Reset() {
+	*x = ExecInSandboxResponse{}
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecInSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecInSandboxResponse) ProtoMessage() {}
+
+func (x *ExecInSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecInSandboxResponse.ProtoReflect.Descriptor instead.
+func (*ExecInSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ExecInSandboxResponse) GetOutput() []byte {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
+func (x *ExecInSandboxResponse) GetExitCode() int32 {
+	if x != nil {
+		return x.ExitCode
+	}
+	return 0
+}
+
 type WatchRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -865,7 +978,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[14]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +990,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[14]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +1003,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{14}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{16}
 }
 
 type WatchResponse struct {
@@ -905,7 +1018,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[15]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +1030,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[15]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +1043,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{15}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WatchResponse) GetEvent() WatchResponse_Event {
@@ -1015,7 +1128,15 @@ const file_v1alpha1_sandbox_proto_rawDesc = "" +
 	"\x06source\x18\x02 \x01(\tR\x06source\"D\n" +
 	"\x14ResolveMountResponse\x12\x18\n" +
 	"\aforeign\x18\x01 \x01(\bR\aforeign\x12\x12\n" +
-	"\x04path\x18\x02 \x01(\tR\x04path\"\x0e\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\"_\n" +
+	"\x14ExecInSandboxRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04argv\x18\x02 \x03(\tR\x04argv\x12\x14\n" +
+	"\x05stdin\x18\x03 \x01(\fR\x05stdin\"L\n" +
+	"\x15ExecInSandboxResponse\x12\x16\n" +
+	"\x06output\x18\x01 \x01(\fR\x06output\x12\x1b\n" +
+	"\texit_code\x18\x02 \x01(\x05R\bexitCode\"\x0e\n" +
 	"\fWatchRequest\"\x97\x02\n" +
 	"\rWatchResponse\x129\n" +
 	"\x05event\x18\x01 \x01(\x0e2#.crust.v1alpha1.WatchResponse.EventR\x05event\x12\x1d\n" +
@@ -1028,13 +1149,14 @@ const file_v1alpha1_sandbox_proto_rawDesc = "" +
 	"\x12SANDBOX_REGISTERED\x10\x01\x12\x10\n" +
 	"\fSANDBOX_GONE\x10\x02\x12\x14\n" +
 	"\x10VOLUME_PUBLISHED\x10\x03\x12\x16\n" +
-	"\x12VOLUME_UNPUBLISHED\x10\x042\xc6\x04\n" +
+	"\x12VOLUME_UNPUBLISHED\x10\x042\xa4\x05\n" +
 	"\x11SandboxManagement\x12b\n" +
 	"\x0fRegisterSandbox\x12&.crust.v1alpha1.RegisterSandboxRequest\x1a'.crust.v1alpha1.RegisterSandboxResponse\x12h\n" +
 	"\x11DeregisterSandbox\x12(.crust.v1alpha1.DeregisterSandboxRequest\x1a).crust.v1alpha1.DeregisterSandboxResponse\x12\\\n" +
 	"\rListSandboxes\x12$.crust.v1alpha1.ListSandboxesRequest\x1a%.crust.v1alpha1.ListSandboxesResponse\x12b\n" +
 	"\x0fUnpublishVolume\x12&.crust.v1alpha1.UnpublishVolumeRequest\x1a'.crust.v1alpha1.UnpublishVolumeResponse\x12Y\n" +
-	"\fResolveMount\x12#.crust.v1alpha1.ResolveMountRequest\x1a$.crust.v1alpha1.ResolveMountResponse\x12F\n" +
+	"\fResolveMount\x12#.crust.v1alpha1.ResolveMountRequest\x1a$.crust.v1alpha1.ResolveMountResponse\x12\\\n" +
+	"\rExecInSandbox\x12$.crust.v1alpha1.ExecInSandboxRequest\x1a%.crust.v1alpha1.ExecInSandboxResponse\x12F\n" +
 	"\x05Watch\x12\x1c.crust.v1alpha1.WatchRequest\x1a\x1d.crust.v1alpha1.WatchResponse0\x01BAZ?github.com/crust-csi/crust-csi/pkg/crust/v1alpha1;crustv1alpha1b\x06proto3"
 
 var (
@@ -1050,7 +1172,7 @@ func file_v1alpha1_sandbox_proto_rawDescGZIP() []byte {
 }
 
 var file_v1alpha1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_v1alpha1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_v1alpha1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_v1alpha1_sandbox_proto_goTypes = []any{
 	(WatchResponse_Event)(0),          // 0: crust.v1alpha1.WatchResponse.Event
 	(*RegisterSandboxRequest)(nil),    // 1: crust.v1alpha1.RegisterSandboxRequest
@@ -1067,8 +1189,10 @@ var file_v1alpha1_sandbox_proto_goTypes = []any{
 	(*UnpublishVolumeResponse)(nil),   // 12: crust.v1alpha1.UnpublishVolumeResponse
 	(*ResolveMountRequest)(nil),       // 13: crust.v1alpha1.ResolveMountRequest
 	(*ResolveMountResponse)(nil),      // 14: crust.v1alpha1.ResolveMountResponse
-	(*WatchRequest)(nil),              // 15: crust.v1alpha1.WatchRequest
-	(*WatchResponse)(nil),             // 16: crust.v1alpha1.WatchResponse
+	(*ExecInSandboxRequest)(nil),      // 15: crust.v1alpha1.ExecInSandboxRequest
+	(*ExecInSandboxResponse)(nil),     // 16: crust.v1alpha1.ExecInSandboxResponse
+	(*WatchRequest)(nil),              // 17: crust.v1alpha1.WatchRequest
+	(*WatchResponse)(nil),             // 18: crust.v1alpha1.WatchResponse
 }
 var file_v1alpha1_sandbox_proto_depIdxs = []int32{
 	2,  // 0: crust.v1alpha1.RegisterSandboxRequest.namespace:type_name -> crust.v1alpha1.NamespaceSandbox
@@ -1081,15 +1205,17 @@ var file_v1alpha1_sandbox_proto_depIdxs = []int32{
 	7,  // 7: crust.v1alpha1.SandboxManagement.ListSandboxes:input_type -> crust.v1alpha1.ListSandboxesRequest
 	11, // 8: crust.v1alpha1.SandboxManagement.UnpublishVolume:input_type -> crust.v1alpha1.UnpublishVolumeRequest
 	13, // 9: crust.v1alpha1.SandboxManagement.ResolveMount:input_type -> crust.v1alpha1.ResolveMountRequest
-	15, // 10: crust.v1alpha1.SandboxManagement.Watch:input_type -> crust.v1alpha1.WatchRequest
-	4,  // 11: crust.v1alpha1.SandboxManagement.RegisterSandbox:output_type -> crust.v1alpha1.RegisterSandboxResponse
-	6,  // 12: crust.v1alpha1.SandboxManagement.DeregisterSandbox:output_type -> crust.v1alpha1.DeregisterSandboxResponse
-	8,  // 13: crust.v1alpha1.SandboxManagement.ListSandboxes:output_type -> crust.v1alpha1.ListSandboxesResponse
-	12, // 14: crust.v1alpha1.SandboxManagement.UnpublishVolume:output_type -> crust.v1alpha1.UnpublishVolumeResponse
-	14, // 15: crust.v1alpha1.SandboxManagement.ResolveMount:output_type -> crust.v1alpha1.ResolveMountResponse
-	16, // 16: crust.v1alpha1.SandboxManagement.Watch:output_type -> crust.v1alpha1.WatchResponse
-	11, // [11:17] is the sub-list for method output_type
-	5,  // [5:11] is the sub-list for method input_type
+	15, // 10: crust.v1alpha1.SandboxManagement.ExecInSandbox:input_type -> crust.v1alpha1.ExecInSandboxRequest
+	17, // 11: crust.v1alpha1.SandboxManagement.Watch:input_type -> crust.v1alpha1.WatchRequest
+	4,  // 12: crust.v1alpha1.SandboxManagement.RegisterSandbox:output_type -> crust.v1alpha1.RegisterSandboxResponse
+	6,  // 13: crust.v1alpha1.SandboxManagement.DeregisterSandbox:output_type -> crust.v1alpha1.DeregisterSandboxResponse
+	8,  // 14: crust.v1alpha1.SandboxManagement.ListSandboxes:output_type -> crust.v1alpha1.ListSandboxesResponse
+	12, // 15: crust.v1alpha1.SandboxManagement.UnpublishVolume:output_type -> crust.v1alpha1.UnpublishVolumeResponse
+	14, // 16: crust.v1alpha1.SandboxManagement.ResolveMount:output_type -> crust.v1alpha1.ResolveMountResponse
+	16, // 17: crust.v1alpha1.SandboxManagement.ExecInSandbox:output_type -> crust.v1alpha1.ExecInSandboxResponse
+	18, // 18: crust.v1alpha1.SandboxManagement.Watch:output_type -> crust.v1alpha1.WatchResponse
+	12, // [12:19] is the sub-list for method output_type
+	5,  // [5:12] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name
@@ -1110,7 +1236,7 @@ func file_v1alpha1_sandbox_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1alpha1_sandbox_proto_rawDesc), len(file_v1alpha1_sandbox_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

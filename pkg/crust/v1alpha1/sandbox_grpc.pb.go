@@ -24,6 +24,7 @@ const (
 	SandboxManagement_ListSandboxes_FullMethodName     = "/crust.v1alpha1.SandboxManagement/ListSandboxes"
 	SandboxManagement_UnpublishVolume_FullMethodName   = "/crust.v1alpha1.SandboxManagement/UnpublishVolume"
 	SandboxManagement_ResolveMount_FullMethodName      = "/crust.v1alpha1.SandboxManagement/ResolveMount"
+	SandboxManagement_ExecInSandbox_FullMethodName     = "/crust.v1alpha1.SandboxManagement/ExecInSandbox"
 	SandboxManagement_Watch_FullMethodName             = "/crust.v1alpha1.SandboxManagement/Watch"
 )
 
@@ -47,6 +48,9 @@ type SandboxManagementClient interface {
 	// ResolveMount tells what a container of the sandbox is to be given for a
 	// mount source of its specification.
 	ResolveMount(ctx context.Context, in *ResolveMountRequest, opts ...grpc.CallOption) (*ResolveMountResponse, error)
+	// ExecInSandbox runs a program inside, for people and tests; only where the
+	// sandbox has a kernel of its own.
+	ExecInSandbox(ctx context.Context, in *ExecInSandboxRequest, opts ...grpc.CallOption) (*ExecInSandboxResponse, error)
 	// Watch tells what happens from now on.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 }
@@ -109,6 +113,16 @@ func (c *sandboxManagementClient) ResolveMount(ctx context.Context, in *ResolveM
 	return out, nil
 }
 
+func (c *sandboxManagementClient) ExecInSandbox(ctx context.Context, in *ExecInSandboxRequest, opts ...grpc.CallOption) (*ExecInSandboxResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExecInSandboxResponse)
+	err := c.cc.Invoke(ctx, SandboxManagement_ExecInSandbox_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *sandboxManagementClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &SandboxManagement_ServiceDesc.Streams[0], SandboxManagement_Watch_FullMethodName, cOpts...)
@@ -148,6 +162,9 @@ type SandboxManagementServer interface {
 	// ResolveMount tells what a container of the sandbox is to be given for a
 	// mount source of its specification.
 	ResolveMount(context.Context, *ResolveMountRequest) (*ResolveMountResponse, error)
+	// ExecInSandbox runs a program inside, for people and tests; only where the
+	// sandbox has a kernel of its own.
+	ExecInSandbox(context.Context, *ExecInSandboxRequest) (*ExecInSandboxResponse, error)
 	// Watch tells what happens from now on.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	mustEmbedUnimplementedSandboxManagementServer()
@@ -174,6 +191,9 @@ func (UnimplementedSandboxManagementServer) UnpublishVolume(context.Context, *Un
 }
 func (UnimplementedSandboxManagementServer) ResolveMount(context.Context, *ResolveMountRequest) (*ResolveMountResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResolveMount not implemented")
+}
+func (UnimplementedSandboxManagementServer) ExecInSandbox(context.Context, *ExecInSandboxRequest) (*ExecInSandboxResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExecInSandbox not implemented")
 }
 func (UnimplementedSandboxManagementServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
@@ -289,6 +309,24 @@ func _SandboxManagement_ResolveMount_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SandboxManagement_ExecInSandbox_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExecInSandboxRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SandboxManagementServer).ExecInSandbox(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SandboxManagement_ExecInSandbox_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SandboxManagementServer).ExecInSandbox(ctx, req.(*ExecInSandboxRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _SandboxManagement_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -326,6 +364,10 @@ var SandboxManagement_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ResolveMount",
 			Handler:    _SandboxManagement_ResolveMount_Handler,
+		},
+		{
+			MethodName: "ExecInSandbox",
+			Handler:    _SandboxManagement_ExecInSandbox_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -7,8 +7,6 @@ package namespace
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -80,27 +78,11 @@ func (b *Backend) Capabilities() []crust.Capability {
 }
 
 // FileSystems asks the kernel for those that it can mount.
-func (b *Backend) FileSystems(context.Context) ([]string, error) { return Mountable(), nil }
-
-// Mountable are the file systems of block devices that this kernel has.
-func Mountable() []string {
-	var list []string
-	for _, fs := range []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "exfat", "ntfs3"} {
-		if mounter.ProbeFilesystem(fs).Answer == mounter.Yes {
-			list = append(list, fs)
-		}
-	}
-	return list
-}
-
-func hash(s string) string {
-	sum := sha256.Sum256([]byte(s))
-	return hex.EncodeToString(sum[:16])
-}
+func (b *Backend) FileSystems(context.Context) ([]string, error) { return mounter.Mountable(), nil }
 
 // Open makes the namespace, or finds the one of an earlier process.
 func (b *Backend) Open(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	s := &box{b: b, spec: spec, pin: filepath.Join(b.dir, "ns", hash(spec.ID)), gone: make(chan struct{})}
+	s := &box{b: b, spec: spec, pin: filepath.Join(b.dir, "ns", engine.Name(spec.ID)), gone: make(chan struct{})}
 	var pidfd *os.File
 	if spec.PID != 0 {
 		var err error
@@ -203,7 +185,7 @@ func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, err
 		}
 		m, err := engine.Open(ctx, engine.Request{
 			Device: v.Device, Type: v.Type, Options: v.Options, ReadOnly: v.ReadOnly, Group: v.Group, Policy: v.Policy,
-			UserNamespace: s.userns, Scratch: filepath.Join(s.b.dir, "scratch", hash(s.spec.ID+v.Target)),
+			UserNamespace: s.userns, Scratch: filepath.Join(s.b.dir, "scratch", engine.Name(s.spec.ID+v.Target)),
 		})
 		if err != nil {
 			return err
@@ -291,7 +273,7 @@ func (s *box) Resolve(_ context.Context, v sandbox.Volume, sub string) (path str
 			return err
 		}
 		defer f.Close()
-		path, err = mounter.BindAt(f, filepath.Join(s.b.dir, "binds", hash(s.spec.ID)), hash(v.Target+"/"+sub))
+		path, err = mounter.BindAt(f, filepath.Join(s.b.dir, "binds", engine.Name(s.spec.ID)), engine.Name(v.Target+"/"+sub))
 		return err
 	})
 	return path, err
@@ -326,7 +308,7 @@ func (s *box) unpin() error {
 	failpoint.Hit("namespace.unpinned")
 	errs := []error{ignoreNotExist(os.Remove(s.pin))}
 	// The places of the binds, which were mounted inside the namespace only.
-	dir := filepath.Join(s.b.dir, "binds", hash(s.spec.ID))
+	dir := filepath.Join(s.b.dir, "binds", engine.Name(s.spec.ID))
 	places, err := os.ReadDir(dir)
 	errs = append(errs, ignoreNotExist(err))
 	for _, p := range places {

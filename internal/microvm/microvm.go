@@ -1,0 +1,206 @@
+// Package microvm boots a QEMU that can be a sandbox: with the SCSI controller,
+// the port and the agent that the qemu backend wants.
+package microvm
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/qmp"
+)
+
+// Config of a microVM.
+type Config struct {
+	Dir     string // sockets and console; made if it does not exist
+	Kernel  string
+	Initrd  string
+	Machine string // q35 or microvm
+	Accel   string // kvm, tcg, or auto: kvm where it works
+	Memory  string // as QEMU takes it; default 512M
+	Append  string // more of the kernel's command line
+	Extra   []string
+	// DieWithParent ends it with the thread that starts it, for tests. Otherwise
+	// it outlives its starter.
+	DieWithParent bool
+}
+
+// VM is a microVM that was started.
+type VM struct {
+	PID     int    `json:"pid"`
+	QMP     string `json:"qmp"`
+	Channel string `json:"channel"`
+	Magic   string `json:"magic"` // hexadecimal
+	Accel   string `json:"accel"`
+	Console string `json:"console"`
+
+	cmd *exec.Cmd
+}
+
+const program = "qemu-system-x86_64"
+
+// Start starts one. It does not wait for the guest.
+func Start(ctx context.Context, c Config) (*VM, error) {
+	for _, f := range []string{c.Kernel, c.Initrd} {
+		if _, err := os.Stat(f); err != nil {
+			return nil, fmt.Errorf("%w; `make guest` builds a kernel and an initramfs", err)
+		}
+	}
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	if c.Accel == "auto" || c.Accel == "" {
+		c.Accel = Accelerator(ctx, c.Kernel)
+	}
+	magic := make([]byte, 16)
+	if _, err := rand.Read(magic); err != nil {
+		return nil, err
+	}
+	at := func(name string) string { return filepath.Join(c.Dir, name) }
+	vm := &VM{QMP: at("qmp.sock"), Channel: at("guest.sock"), Magic: hex.EncodeToString(magic), Accel: c.Accel, Console: at("console")}
+	args, err := c.arguments(vm)
+	if err != nil {
+		return nil, err
+	}
+	errs, err := os.OpenFile(at("qemu.log"), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer errs.Close()
+	vm.cmd = exec.Command(program, args...)
+	vm.cmd.Stderr = errs
+	vm.cmd.SysProcAttr = linux.NewSession()
+	if c.DieWithParent {
+		runtime.LockOSThread()
+		vm.cmd.SysProcAttr = linux.KilledWithThread()
+	}
+	if err := vm.cmd.Start(); err != nil {
+		return nil, err
+	}
+	vm.PID = vm.cmd.Process.Pid
+	for {
+		q, err := qmp.Dial(ctx, vm.QMP)
+		if err == nil {
+			return vm, q.Close()
+		}
+		if ctx.Err() != nil || !alive(vm.cmd) {
+			said, _ := os.ReadFile(at("qemu.log"))
+			vm.Kill()
+			return nil, fmt.Errorf("%s does not start: %w: %s", program, err, said)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func alive(c *exec.Cmd) bool {
+	state, err := os.ReadFile("/proc/" + strconv.Itoa(c.Process.Pid) + "/stat")
+	return err == nil && !bytes.Contains(state, []byte(") Z "))
+}
+
+// Kill ends it at once, and waits for that.
+func (vm *VM) Kill() {
+	if vm.cmd == nil {
+		if p, err := os.FindProcess(vm.PID); err == nil {
+			_ = p.Kill() // it may have ended
+		}
+		return
+	}
+	_ = vm.cmd.Process.Kill()
+	_ = vm.cmd.Wait() // "signal: killed"
+}
+
+// Save keeps what is needed to find it again.
+func (vm *VM) Save(dir string) error {
+	b, err := json.MarshalIndent(vm, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "vm.json"), b, 0o600)
+}
+
+// Load reads what Save wrote.
+func Load(dir string) (*VM, error) {
+	b, err := os.ReadFile(filepath.Join(dir, "vm.json"))
+	if err != nil {
+		return nil, err
+	}
+	vm := &VM{}
+	return vm, json.Unmarshal(b, vm)
+}
+
+func (c Config) arguments(vm *VM) ([]string, error) {
+	if c.Memory == "" {
+		c.Memory = "512M"
+	}
+	cmdline := "console=ttyS0 quiet panic=-1 reboot=t random.trust_cpu=on crust.magic=" + vm.Magic
+	args := []string{
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-smp", "2", "-m", c.Memory, "-name", "crust-sandbox",
+		"-kernel", c.Kernel, "-initrd", c.Initrd,
+		"-chardev", "file,id=console,path=" + vm.Console, "-serial", "chardev:console",
+		"-chardev", "socket,id=guest,path=" + vm.Channel + ",server=on,wait=off",
+		"-qmp", "unix:" + vm.QMP + ",server=on,wait=off",
+	}
+	// Emulated five-level page tables have cost guests their lives.
+	cpu := "max,la57=off"
+	if c.Accel == "kvm" {
+		cpu = "host"
+	}
+	args = append(args, "-cpu", cpu)
+	switch c.Machine {
+	case "", "q35":
+		args = append(args, "-M", "q35,accel="+c.Accel, "-device", "virtio-serial-pci", "-device", "virtio-scsi-pci,id=crust-scsi")
+	case "microvm":
+		args = append(args, "-M", "microvm,accel="+c.Accel+",pit=on,pic=on,rtc=on", "-global", "virtio-mmio.force-legacy=false",
+			"-device", "virtio-serial-device", "-device", "virtio-scsi-device,id=crust-scsi")
+		if c.Accel == "tcg" {
+			// Without a paravirtual clock the guest calibrates, fails now and then, and
+			// has no timer.
+			cmdline += " tsc_early_khz=2000000"
+		}
+	default:
+		return nil, fmt.Errorf("machine %q: q35 or microvm", c.Machine)
+	}
+	args = append(args, "-device", "virtserialport,chardev=guest,name=crust.guest", "-append", strings.TrimSpace(cmdline+" "+c.Append))
+	return append(args, c.Extra...), nil
+}
+
+// Accelerator tells whether KVM boots this kernel here, or emulation has to do:
+// a /dev/kvm that can be opened may still hang a guest for ever.
+func Accelerator(ctx context.Context, kernel string) string {
+	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil {
+		return "tcg"
+	}
+	f.Close()
+	// The kernel's first line comes within a fraction of a second, or never.
+	ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-M", "q35,accel=kvm", "-cpu", "host", "-m", "256M",
+		"-kernel", kernel, "-append", "console=ttyS0 earlyprintk=ttyS0 panic=-1", "-serial", "stdio")
+	out, err := cmd.StdoutPipe()
+	if err != nil || cmd.Start() != nil {
+		return "tcg"
+	}
+	said := make([]byte, 1)
+	_, err = out.Read(said)
+	cancel()
+	if werr := cmd.Wait(); werr != nil && errors.Is(werr, exec.ErrNotFound) {
+		return "tcg"
+	}
+	if err != nil {
+		return "tcg"
+	}
+	return "kvm"
+}

@@ -1,0 +1,321 @@
+// Package vport makes connections, one after the other, of one virtio-serial
+// port.
+//
+// Such a port is one stream of bytes that outlives whoever has its host end
+// open. When that end is closed and opened again quickly, the guest may see no
+// end of file in between, or see it after the newcomer's first bytes; and what
+// the guest wrote last is delivered to the newcomer. So each connection begins
+// with a marker that both ends wait for:
+//
+//	host to guest   magic (16 bytes), nonce (16 bytes)
+//	guest to host   the same
+//
+// The guest looks for the magic in all that comes; seeing it ends the connection
+// that was. The host throws away what comes before its own nonce. The magic is
+// drawn for each boot, so that nothing that is sent by chance looks like it.
+package vport
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// MagicLength and NonceLength are those of a marker, in bytes.
+const (
+	MagicLength = 16
+	NonceLength = 16
+)
+
+// DefaultMagic is for guests that were told no other.
+var DefaultMagic = []byte("\x00\xffcrust-guest\xfe\xfd\x00")
+
+// maxStale bounds what a guest may send before it echoes a marker.
+const maxStale = 64 << 20
+
+// Dial connects to the socket that QEMU serves for the port, and waits for the
+// guest's echo until ctx ends.
+func Dial(ctx context.Context, socket string, magic []byte) (_ net.Conn, err error) {
+	if len(magic) == 0 {
+		magic = DefaultMagic
+	}
+	if len(magic) != MagicLength {
+		return nil, fmt.Errorf("a magic of %d bytes; it has %d", len(magic), MagicLength)
+	}
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	// QEMU serves one client: an abandoned one would keep all others out.
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer func() {
+		if !stop() && err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			c.Close()
+		}
+	}()
+	marker := make([]byte, MagicLength+NonceLength)
+	copy(marker, magic)
+	if _, err := rand.Read(marker[MagicLength:]); err != nil {
+		return nil, err
+	}
+	if _, err := c.Write(marker); err != nil {
+		return nil, err
+	}
+	// Byte by byte at its end: what follows the echo is the connection's.
+	var window []byte
+	one := make([]byte, 1)
+	for n := 0; ; n++ {
+		if _, err := c.Read(one); err != nil {
+			return nil, fmt.Errorf("the guest does not answer (%d stale bytes came): %w", n, errors.Join(ctx.Err(), err))
+		}
+		window = append(window, one[0])
+		if len(window) > len(marker) {
+			window = window[1:]
+		}
+		if bytes.Equal(window, marker) {
+			return c, nil
+		}
+		if n > maxStale {
+			return nil, fmt.Errorf("the guest sent %d bytes and no echo", n)
+		}
+	}
+}
+
+// Listener is the guest's end.
+type Listener struct {
+	port  *os.File
+	magic []byte
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+	// write orders what an old connection still writes before the echo that
+	// begins the next: the kernel delivers it to whoever opens the port then.
+	write sync.Mutex
+}
+
+// Listen takes an open port.
+func Listen(port *os.File, magic []byte) *Listener {
+	if len(magic) != MagicLength {
+		magic = DefaultMagic
+	}
+	l := &Listener{port: port, magic: magic, conns: make(chan net.Conn), done: make(chan struct{})}
+	go l.read()
+	return l
+}
+
+// Accept gives the next connection.
+func (l *Listener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close ends the listener.
+func (l *Listener) Close() error { l.once.Do(func() { close(l.done) }); return nil }
+
+// Addr is the port's name.
+func (l *Listener) Addr() net.Addr { return addr(l.port.Name()) }
+
+type addr string
+
+func (addr) Network() string  { return "virtio-serial" }
+func (a addr) String() string { return string(a) }
+
+// eofGrace is how long an end of file must last to be one: it may come late,
+// after the next client's first bytes.
+const eofGrace = 500 * time.Millisecond
+
+func (l *Listener) read() {
+	var s splitter
+	s.magic = l.magic
+	s.begin = func(marker []byte) {
+		l.write.Lock()
+		_, err := l.port.Write(marker)
+		l.write.Unlock()
+		if err != nil {
+			return
+		}
+		c := &conn{l: l, in: newQueue()}
+		s.data = c.in.write
+		s.end = func() { c.in.close(io.EOF); c.closed() }
+		select {
+		case l.conns <- c:
+		case <-l.done:
+		}
+	}
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := l.port.Read(buf)
+		select {
+		case <-l.done:
+			s.finish()
+			return
+		default:
+		}
+		if n > 0 {
+			s.take(buf[:n])
+			continue
+		}
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, linux.EAGAIN) {
+			s.finish()
+			time.Sleep(100 * time.Millisecond)
+			continue
+		}
+		for since := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+			readable, hangup, perr := linux.PollFile(l.port, 0)
+			if perr != nil || readable || !hangup {
+				break
+			}
+			if time.Since(since) > eofGrace {
+				s.finish()
+			}
+		}
+	}
+}
+
+// splitter finds the markers in a stream and gives what lies between them to
+// the connection that is.
+type splitter struct {
+	magic []byte
+	begin func(marker []byte) // a connection begins; it sets data and end
+	data  func([]byte)
+	end   func()
+	carry []byte // what may be the beginning of a marker
+}
+
+func (s *splitter) finish() {
+	if s.end != nil {
+		s.end()
+		s.end, s.data = nil, nil
+	}
+	s.carry = nil
+}
+
+func (s *splitter) give(b []byte) {
+	if s.data != nil && len(b) > 0 {
+		s.data(b)
+	}
+}
+
+func (s *splitter) take(b []byte) {
+	data := append(s.carry, b...)
+	s.carry = nil
+	for len(data) > 0 {
+		i := bytes.Index(data, s.magic)
+		if i < 0 {
+			keep := overlap(data, s.magic)
+			s.give(data[:len(data)-keep])
+			s.carry = bytes.Clone(data[len(data)-keep:])
+			return
+		}
+		s.give(data[:i])
+		if len(data) < i+MagicLength+NonceLength {
+			s.carry = bytes.Clone(data[i:])
+			return
+		}
+		marker := bytes.Clone(data[i : i+MagicLength+NonceLength])
+		s.finish()
+		s.begin(marker)
+		data = data[i+MagicLength+NonceLength:]
+	}
+}
+
+// overlap is how many bytes at the end of data are a beginning of magic.
+func overlap(data, magic []byte) int {
+	for k := min(len(magic)-1, len(data)); k > 0; k-- {
+		if bytes.Equal(data[len(data)-k:], magic[:k]) {
+			return k
+		}
+	}
+	return 0
+}
+
+type conn struct {
+	l    *Listener
+	in   *queue
+	mu   sync.Mutex
+	over bool
+}
+
+func (c *conn) closed() { c.mu.Lock(); c.over = true; c.mu.Unlock() }
+
+func (c *conn) Read(p []byte) (int, error) { return c.in.read(p) }
+
+func (c *conn) Write(p []byte) (int, error) {
+	c.l.write.Lock()
+	defer c.l.write.Unlock()
+	c.mu.Lock()
+	over := c.over
+	c.mu.Unlock()
+	if over {
+		return 0, net.ErrClosed
+	}
+	return c.l.port.Write(p)
+}
+
+func (c *conn) Close() error                     { c.closed(); c.in.close(net.ErrClosed); return nil }
+func (c *conn) LocalAddr() net.Addr              { return c.l.Addr() }
+func (c *conn) RemoteAddr() net.Addr             { return addr("host") }
+func (c *conn) SetDeadline(time.Time) error      { return nil }
+func (c *conn) SetReadDeadline(time.Time) error  { return nil }
+func (c *conn) SetWriteDeadline(time.Time) error { return nil }
+
+// queue is a pipe without a limit: the reader of the port must never wait for
+// the user of a connection that is dead.
+type queue struct {
+	mu   sync.Mutex
+	more *sync.Cond
+	buf  bytes.Buffer
+	err  error
+}
+
+func newQueue() *queue {
+	q := &queue{}
+	q.more = sync.NewCond(&q.mu)
+	return q
+}
+
+func (q *queue) write(b []byte) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.err == nil {
+		q.buf.Write(b)
+		q.more.Broadcast()
+	}
+}
+
+func (q *queue) read(b []byte) (int, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for q.buf.Len() == 0 && q.err == nil {
+		q.more.Wait()
+	}
+	if q.buf.Len() == 0 {
+		return 0, q.err
+	}
+	return q.buf.Read(b)
+}
+
+func (q *queue) close(err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.err == nil {
+		q.err = err
+	}
+	q.more.Broadcast()
+}

@@ -1,0 +1,120 @@
+package vport
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// FuzzSplitter: whatever comes in whatever pieces, what connections are given is
+// what lay between the markers.
+func FuzzSplitter(f *testing.F) {
+	marker := append(bytes.Clone(DefaultMagic), make([]byte, NonceLength)...)
+	f.Add([]byte("stale"), []byte("one"), []byte("two"), uint8(3))
+	f.Add(DefaultMagic[:7], DefaultMagic[:15], []byte{0}, uint8(1))
+	f.Fuzz(func(t *testing.T, stale, one, two []byte, step uint8) {
+		if bytes.Contains(append(bytes.Clone(stale), append(bytes.Clone(one), two...)...), DefaultMagic[:4]) {
+			return // by construction what lies between holds no marker
+		}
+		stream := bytes.Join([][]byte{stale, marker, one, marker, two}, nil)
+		var got [][]byte
+		s := splitter{magic: DefaultMagic}
+		s.begin = func(m []byte) {
+			if !bytes.Equal(m, marker) {
+				t.Fatal("another marker")
+			}
+			got = append(got, nil)
+			s.data = func(b []byte) { got[len(got)-1] = append(got[len(got)-1], b...) }
+			s.end = func() {}
+		}
+		for len(stream) > 0 {
+			n := min(int(step)+1, len(stream))
+			s.take(stream[:n])
+			stream = stream[n:]
+		}
+		if len(got) != 2 || !bytes.Equal(got[0], one) || !bytes.Equal(append(got[1], s.carry...), two) {
+			t.Fatalf("%q and %q of %q and %q", got, s.carry, one, two)
+		}
+	})
+}
+
+// guest answers on a socket as a guest would, or lies.
+func guest(t *testing.T, answer func(c net.Conn, marker []byte)) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "vp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path := filepath.Join(dir, "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			marker := make([]byte, MagicLength+NonceLength)
+			if _, err := io.ReadFull(c, marker); err == nil {
+				answer(c, marker)
+			}
+		}
+	}()
+	return path
+}
+
+func TestDialDropsWhatIsStale(t *testing.T) {
+	path := guest(t, func(c net.Conn, marker []byte) {
+		old := bytes.Clone(marker)
+		old[MagicLength]++ // of an earlier client
+		for _, b := range [][]byte{[]byte("stale"), old, marker[:20], marker, []byte("fresh")} {
+			_, _ = c.Write(b)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	c, err := Dial(ctx, path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	b := make([]byte, 5)
+	if _, err := io.ReadFull(c, b); err != nil || string(b) != "fresh" {
+		t.Fatalf("%q %v", b, err)
+	}
+}
+
+func TestDialGivesUpOnAGuestThatLies(t *testing.T) {
+	for name, answer := range map[string]func(net.Conn, []byte){
+		"never answers":   func(net.Conn, []byte) {},
+		"the wrong nonce": func(c net.Conn, m []byte) { m[MagicLength]++; _, _ = c.Write(m) },
+		"noise without end": func(c net.Conn, _ []byte) {
+			b := make([]byte, 1<<16)
+			_, _ = rand.Read(b)
+			for {
+				if _, err := c.Write(b); err != nil {
+					return
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			if c, err := Dial(ctx, guest(t, answer), nil); err == nil {
+				c.Close()
+				t.Fatal("connected")
+			}
+		})
+	}
+}

@@ -1,0 +1,221 @@
+package crust
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-csi/crust-csi/internal/microvm"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+)
+
+// guestDir holds what `make guest` built.
+func guestDir(t testing.TB) string {
+	t.Helper()
+	dir, err := filepath.Abs("../../.cache/guest")
+	ok(t, err)
+	if _, err := os.Stat(dir + "/initramfs"); err != nil {
+		t.Fatal("no guest: run `make guest`")
+	}
+	return dir
+}
+
+// machine is a sandbox of the qemu backend.
+type machine struct {
+	t  testing.TB
+	s  *server
+	id string
+	vm *microvm.VM
+}
+
+// boot starts a microVM and registers it.
+func (s *server) boot(p *pod, kind, more string) *machine {
+	s.t.Helper()
+	dir, err := os.MkdirTemp("", "vm")
+	ok(s.t, err)
+	s.t.Cleanup(func() { ok(s.t, os.RemoveAll(dir)) })
+	g := guestDir(s.t)
+	vm, err := microvm.Start(ctxOf(s.t), microvm.Config{
+		Dir: dir, Kernel: g + "/vmlinuz", Initrd: g + "/initramfs", Machine: kind, Accel: accel(s.t), Append: more, DieWithParent: true,
+	})
+	ok(s.t, err)
+	m := &machine{t: s.t, s: s, id: p.name, vm: vm}
+	s.t.Cleanup(func() {
+		if s.t.Failed() {
+			if b, err := os.ReadFile(vm.Console); err == nil {
+				s.t.Logf("the guest's console:\n%s", b[max(0, len(b)-4000):])
+			}
+		}
+		m.kill()
+	})
+	m.register()
+	return m
+}
+
+var chosen string
+
+func accel(t testing.TB) string {
+	if chosen == "" {
+		chosen = microvm.Accelerator(context.Background(), guestDir(t)+"/vmlinuz")
+	}
+	return chosen
+}
+
+func (m *machine) register() {
+	m.t.Helper()
+	magic, err := hex.DecodeString(m.vm.Magic)
+	ok(m.t, err)
+	_, err = m.s.client.RegisterSandbox(ctxOf(m.t), &crustv1alpha1.RegisterSandboxRequest{
+		SandboxId: m.id, Pid: int64(m.vm.PID),
+		Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: m.vm.QMP, ChannelSocket: m.vm.Channel, ChannelMagic: magic}},
+	})
+	ok(m.t, err)
+}
+
+func (m *machine) kill() { m.vm.Kill() }
+
+func (m *machine) path(target string) string {
+	list, err := m.s.client.ListSandboxes(ctxOf(m.t), &crustv1alpha1.ListSandboxesRequest{})
+	ok(m.t, err)
+	for _, sb := range list.GetSandboxes() {
+		for _, v := range sb.GetVolumes() {
+			if sb.GetSandboxId() == m.id && v.GetHostTargetPath() == target {
+				return v.GetSandboxPath()
+			}
+		}
+	}
+	m.t.Fatalf("sandbox %s has nothing of %s", m.id, target)
+	return ""
+}
+
+func (m *machine) exec(command string) (string, error) {
+	r, err := m.s.client.ExecInSandbox(ctxOf(m.t), &crustv1alpha1.ExecInSandboxRequest{SandboxId: m.id, Argv: []string{"/bin/sh", "-c", command}})
+	if err == nil && r.GetExitCode() != 0 {
+		err = fmt.Errorf("exit status %d", r.GetExitCode())
+	}
+	return string(r.GetOutput()), err
+}
+
+// acquaint has the server meet a guest, so that it knows what guests can.
+func (s *server) acquaint() {
+	s.t.Helper()
+	p := &pod{name: "acquaintance"}
+	m := s.boot(p, "q35", "")
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		fs, err := s.client.RuntimeGetSupportedFileSystems(ctxOf(s.t), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
+		ok(s.t, err)
+		if len(fs.GetFileSystems()) > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatal("the guest does not tell its file systems")
+		}
+	}
+	s.deregister(p)
+	m.kill()
+}
+
+func TestC12_C14_C16_C17_C18_Story1InAMicroVM(t *testing.T) {
+	s := newServer(t, "qemu", "")
+	// Nothing is promised before a guest said what it can.
+	fs, err := s.client.RuntimeGetSupportedFileSystems(ctxOf(t), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
+	ok(t, err)
+	if len(fs.GetFileSystems()) != 0 {
+		t.Errorf("%v, of no guest", fs.GetFileSystems())
+	}
+	s.acquaint()
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) {
+			s.t = t
+			defer func() { s.t = t }()
+			story1(t, s, func(p *pod) sandboxed { return s.boot(p, "q35", "") }, fs)
+		})
+	}
+	t.Run("on a microvm machine", func(t *testing.T) {
+		s.t = t
+		story1(t, s, func(p *pod) sandboxed { p.name += "-micro"; return s.boot(p, "microvm", "") }, "ext4")
+	})
+	s.t = t
+}
+
+func TestC18_C19_AQEMUThatDies(t *testing.T) {
+	s := newServer(t, "qemu", "")
+	s.acquaint()
+	v := s.volume("a", "ext4")
+	p := s.pod("pod", v)
+	ok(t, s.nodePublish(p))
+	m := s.boot(p, "q35", "")
+	ok(t, s.runtimePublish(p))
+	// The kernel lets nobody else have the device, whatever crustd knows.
+	s.kill()
+	if out, err := os.OpenFile(p.info.Source, os.O_RDWR|os.O_EXCL, 0); err == nil {
+		out.Close()
+		t.Error("the device is not claimed")
+	}
+	s.start()
+	sh(t, m, "echo kept > %s/f; sync", m.path(p.target))
+	events, err := s.client.Watch(ctxOf(t), &crustv1alpha1.WatchRequest{})
+	ok(t, err)
+	_, err = events.Header()
+	ok(t, err)
+	m.kill()
+	for {
+		e, err := events.Recv()
+		ok(t, err)
+		if e.GetEvent() == crustv1alpha1.WatchResponse_SANDBOX_GONE {
+			break
+		}
+	}
+	// Elsewhere afterwards: here, in another guest.
+	q := s.pod("second", v)
+	s.nodeUnpublish(p)
+	ok(t, s.nodePublish(q))
+	m2 := s.boot(q, "q35", "")
+	ok(t, s.runtimePublish(q))
+	if out := sh(t, m2, "cat %s/f", m2.path(q.target)); out != "kept" {
+		t.Errorf("the second guest reads %q", out)
+	}
+	s.deregister(q)
+	s.nodeUnpublish(q)
+	s.delete(v)
+}
+
+func TestAFileSystemThatTheGuestCannotMount(t *testing.T) {
+	s := newServer(t, "qemu", "")
+	s.acquaint()
+	v := s.volume("a", "ext4")
+	p := s.pod("pod", v)
+	ok(t, s.nodePublish(p))
+	m := s.boot(p, "q35", "")
+	// Its group descriptors are noise: the superblock is well, the mount fails.
+	run(t, "dd", "if=/dev/urandom", "of="+p.info.Source, "bs=4096", "seek=1", "count=4", "conv=fsync", "status=none")
+	err := s.runtimePublish(p)
+	refused(t, err, codes.FailedPrecondition, "in the guest", "ext4", "damaged")
+	if out := sh(t, m, "cat /proc/mounts"); strings.Contains(out, "/run/crust/volumes/") {
+		t.Errorf("left mounted: %s", out)
+	}
+	// An option that the guest's kernel does not take comes back with its words.
+	w := s.volume("b", "ext4", "stripe=x")
+	q := s.pod("pod2", w)
+	ok(t, s.nodePublish(q))
+	q.name = p.name
+	refused(t, s.runtimePublish(q), codes.InvalidArgument, "stripe", "kernel says")
+	// And the guest is as good as ever.
+	x := s.volume("c", "xfs")
+	r := s.pod("pod3", x)
+	ok(t, s.nodePublish(r))
+	r.name = p.name
+	ok(t, s.runtimePublish(r))
+	s.deregister(p)
+	for _, pd := range []*pod{p, q, r} {
+		s.nodeUnpublish(pd)
+		s.delete(pd.v)
+	}
+}
