@@ -20,6 +20,7 @@ need mkfs.btrfs btrfs-progs
 need mkfs.vfat dosfstools
 need losetup mount
 need unshare util-linux
+need sfdisk fdisk
 need mount.nfs nfs-common
 need strace strace
 need crun crun

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sort"
 	"strings"
@@ -45,6 +46,7 @@ func run(first bool) error {
 		if err := boot(); err != nil {
 			return err
 		}
+		return supervise()
 	}
 	magic, err := parseMagic(*magicText)
 	if err != nil {
@@ -72,6 +74,23 @@ func run(first bool) error {
 		}))
 	guestv1.RegisterGuestServer(g, s)
 	return g.Serve(l)
+}
+
+// supervise is what PID 1 does: it keeps an agent running. The agent may die, of
+// a lack of memory for one, without the machine.
+func supervise() error {
+	for {
+		agent := exec.Command("/proc/self/exe", os.Args[1:]...)
+		agent.Stdout, agent.Stderr = os.Stdout, os.Stderr
+		if err := agent.Start(); err != nil {
+			return err
+		}
+		if err := linux.Reap(agent.Process.Pid); err != nil {
+			return err
+		}
+		fmt.Println("crust-guest: the agent has ended; it is started again")
+		time.Sleep(50 * time.Millisecond)
+	}
 }
 
 func parseMagic(text string) ([]byte, error) {

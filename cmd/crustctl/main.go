@@ -22,8 +22,8 @@ import (
 )
 
 type globals struct {
-	endpoint, kubeletDir, output string
-	timeout                      time.Duration
+	endpoint, kubeletDir, output, crust string
+	timeout                             time.Duration
 }
 
 func main() {
@@ -62,7 +62,7 @@ func root() *cobra.Command {
 	f.StringVar(&g.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the driver's --kubelet-dir")
 	f.StringVarP(&g.output, "output", "o", "table", "table or json")
 	f.DurationVar(&g.timeout, "timeout", 2*time.Minute, "for each command")
-	c.AddCommand(doctorCommand(g), volumeCommand(g))
+	c.AddCommand(doctorCommand(g), volumeCommand(g), sandboxCommand(g))
 	return c
 }
 

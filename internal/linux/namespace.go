@@ -199,3 +199,15 @@ func NewSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: tru
 func PowerOff() error {
 	return call("reboot", func() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) })
 }
+
+// Reap waits for children, all that there are, wait4(2), until one of them ends:
+// the work of PID 1.
+func Reap(until int) error {
+	for {
+		var pid int
+		err := call("wait4", func() (e error) { pid, e = unix.Wait4(-1, nil, 0, nil); return e })
+		if err != nil || pid == until {
+			return err
+		}
+	}
+}

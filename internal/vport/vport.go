@@ -73,24 +73,37 @@ func Dial(ctx context.Context, socket string, magic []byte) (_ net.Conn, err err
 	if _, err := c.Write(marker); err != nil {
 		return nil, err
 	}
-	// Byte by byte at its end: what follows the echo is the connection's.
 	var window []byte
-	one := make([]byte, 1)
-	for n := 0; ; n++ {
-		if _, err := c.Read(one); err != nil {
-			return nil, fmt.Errorf("the guest does not answer (%d stale bytes came): %w", n, errors.Join(ctx.Err(), err))
+	buf := make([]byte, 32<<10)
+	for stale := 0; stale <= maxStale; {
+		n, err := c.Read(buf)
+		if err != nil {
+			return nil, fmt.Errorf("the guest does not answer (%d stale bytes came): %w", stale, errors.Join(ctx.Err(), err))
 		}
-		window = append(window, one[0])
-		if len(window) > len(marker) {
-			window = window[1:]
+		window = append(window, buf[:n]...)
+		if i := bytes.Index(window, marker); i >= 0 {
+			// What follows the echo is the connection's.
+			return &begun{Conn: c, rest: bytes.Clone(window[i+len(marker):])}, nil
 		}
-		if bytes.Equal(window, marker) {
-			return c, nil
-		}
-		if n > maxStale {
-			return nil, fmt.Errorf("the guest sent %d bytes and no echo", n)
-		}
+		stale += n
+		window = bytes.Clone(window[max(0, len(window)-len(marker)+1):])
 	}
+	return nil, fmt.Errorf("the guest sent more than %d bytes and no echo", maxStale)
+}
+
+// begun is a connection of which the first bytes have been read.
+type begun struct {
+	net.Conn
+	rest []byte
+}
+
+func (b *begun) Read(p []byte) (int, error) {
+	if len(b.rest) > 0 {
+		n := copy(p, b.rest)
+		b.rest = b.rest[n:]
+		return n, nil
+	}
+	return b.Conn.Read(p)
 }
 
 // Listener is the guest's end.
@@ -111,8 +124,20 @@ func Listen(port *os.File, magic []byte) *Listener {
 		magic = DefaultMagic
 	}
 	l := &Listener{port: port, magic: magic, conns: make(chan net.Conn), done: make(chan struct{})}
+	go l.reset()
 	go l.read()
 	return l
+}
+
+// reset breaks the connection of an agent that this one follows: the host does
+// not see that its peer was killed. It waits for an answer in HTTP/2, so noise
+// that is no frame, and longer than the rest of any, ends it; a host that
+// connects anew drops it before its echo.
+func (l *Listener) reset() {
+	const frame = 16 << 10
+	l.write.Lock()
+	defer l.write.Unlock()
+	_, _ = l.port.Write(bytes.Repeat([]byte{0xff}, 2*frame)) // where nobody is connected, it waits
 }
 
 // Accept gives the next connection.

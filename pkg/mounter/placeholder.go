@@ -95,7 +95,6 @@ func (d *Detached) AttachOver(t *Target) error {
 	if err := linux.MoveMount(d.mount, s.file); err != nil {
 		return fmt.Errorf("%s at %s: %w", d.what, t.Path, err)
 	}
-	failpoint.Hit("attach.over")
 	return nil
 }
 

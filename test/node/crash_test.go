@@ -16,12 +16,13 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
+	"github.com/crust-csi/crust-csi/pkg/crust"
 )
 
 // failpoints are all that the code has.
 func failpoints(t testing.TB) []string {
 	t.Helper()
-	out := run(t, "grep", "-rhoE", `failpoint\.Hit\("[a-z.]+"\)`, "../../internal", "../../pkg", "--include=*.go")
+	out := run(t, "grep", "-rhoE", `failpoint\.Hit\("[a-z.]+"\)`, "../../internal", "../../pkg", "--include=*.go", "--exclude-dir=crust") // crustd has its own
 	var names []string
 	for _, m := range regexp.MustCompile(`"([a-z.]+)"`).FindAllStringSubmatch(out, -1) {
 		names = append(names, m[1])
@@ -72,7 +73,30 @@ func life(ctx context.Context, n *testnode.Node, fs string) error {
 	if _, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: size + 128<<20}}); err != nil {
 		return err
 	}
-	return nil
+	if fs == "" {
+		return nil
+	}
+	// One that is left to a runtime.
+	deferred := csiclient.Volume{FSType: fs, Context: deferrable}
+	if made, err = c.Create(ctx, "d", size, deferred, nil, nil); err != nil {
+		return err
+	}
+	deferred.ID = made.GetVolumeId()
+	if err := c.Stage(ctx, deferred); err != nil {
+		return err
+	}
+	target := n.Target("d")
+	if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
+		return err
+	}
+	req := &csi.NodePublishVolumeRequest{
+		VolumeId: deferred.ID, StagingTargetPath: c.StagingPath(deferred.ID), TargetPath: target, VolumeCapability: deferred.Capability(), VolumeContext: deferred.Context,
+	}
+	if err := crust.SetSupportedFilesystems(req, []string{fs}); err != nil {
+		return err
+	}
+	_, err = c.NodePublishVolume(ctx, req)
+	return err
 }
 
 // death undoes life; it can be repeated too.
@@ -84,10 +108,7 @@ func death(ctx context.Context, n *testnode.Node) error {
 	}
 	for _, e := range vols.GetEntries() {
 		id := e.GetVolume().GetVolumeId()
-		targets := []string{"a", "b"}
-		if e.GetVolume().GetContentSource() != nil {
-			targets = []string{"c"}
-		}
+		targets := map[string][]string{"v": {"a", "b"}, "c": {"c"}, "d": {"d"}}[e.GetVolume().GetVolumeContext()["csi.crust.dev/name"]]
 		for _, pod := range targets {
 			if err := c.Unpublish(ctx, id, n.Target(pod)); err != nil {
 				return err

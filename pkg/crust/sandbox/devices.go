@@ -23,7 +23,7 @@ func (d Devices) Find(path string) (mounter.Device, error) {
 	refuse := func(why string) (mounter.Device, error) {
 		return mounter.Device{}, fault.New(fault.Invalid, "device %q %s; --allow-device permits %s", path, why, strings.Join(d.Allow, ", "))
 	}
-	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsAny(path, "\x00\n") {
 		return refuse("is no clean absolute path")
 	}
 	literal, matched := false, false

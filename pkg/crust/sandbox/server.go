@@ -42,6 +42,8 @@ func (s *Server) RuntimeGetCapabilities(context.Context, *crustv1alpha1.RuntimeG
 
 // RuntimeGetSupportedFileSystems asks the backend's kernel.
 func (s *Server) RuntimeGetSupportedFileSystems(ctx context.Context, _ *crustv1alpha1.RuntimeGetSupportedFileSystemsRequest) (*crustv1alpha1.RuntimeGetSupportedFileSystemsResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
+	defer cancel()
 	list, err := s.Backend.FileSystems(ctx)
 	return &crustv1alpha1.RuntimeGetSupportedFileSystemsResponse{FileSystems: list}, err
 }

@@ -118,6 +118,9 @@ func due(top linux.Dir, gid uint32, policy Policy) (walk, clean bool, self linux
 // goes on where files still differ. Where inodes is not nil and they say that
 // nothing has to be changed, names are not looked at.
 func Apply(ctx context.Context, root *os.File, gid uint32, policy Policy, inodes Inodes, p *Progress) (Result, error) {
+	if ctx.Err() != nil {
+		return Result{}, context.Cause(ctx)
+	}
 	top, err := linux.OpenRootDir(root)
 	if err != nil {
 		return Result{}, err

@@ -192,7 +192,9 @@ func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, err
 		}
 		defer m.Close()
 		failpoint.Hit("namespace.opened")
-		return m.AttachOver(t)
+		err = m.AttachOver(t)
+		failpoint.Hit("namespace.attached")
+		return err
 	})
 	return sandbox.Place{Device: v.Device.Path, Path: v.Target}, err
 }
@@ -215,10 +217,19 @@ func (s *box) Unpublish(_ context.Context, v sandbox.Volume) error {
 		}
 		return fault.New(fault.State, "more than %d mounts of the volume lie on %s", layers, v.Target)
 	})
-	if fault.Is(err, fault.NotFound) {
-		return nil // the target's directory is gone, and so is what was mounted there
+	if !fault.Is(err, fault.NotFound) && !fault.Is(err, fault.Invalid) {
+		return err
 	}
-	return err
+	// The target cannot be reached, so nothing was mounted there, or not any more;
+	// the device knows.
+	busy, berr := mounter.Busy(v.Device.Path)
+	switch {
+	case errors.Is(berr, fs.ErrNotExist):
+		return nil
+	case berr != nil || busy:
+		return errors.Join(err, berr)
+	}
+	return nil
 }
 
 // mounted runs f on the mounted volume.

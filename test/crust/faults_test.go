@@ -1,0 +1,367 @@
+package crust
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-csi/crust-csi/internal/testnode"
+	"github.com/crust-csi/crust-csi/pkg/crust"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+)
+
+// TestCrustdKilledAtEveryStep kills the server at every failpoint in turn: the
+// call that died, repeated, succeeds, and nothing is left in the end.
+func TestCrustdKilledAtEveryStep(t *testing.T) {
+	out := run(t, "grep", "-rhoE", `failpoint\.Hit\("[a-z.]+"\)`, "../../pkg/crust", "--include=*.go")
+	var points []string
+	for _, m := range regexp.MustCompile(`"([a-z.]+)"`).FindAllStringSubmatch(out, -1) {
+		points = append(points, m[1])
+	}
+	slices.Sort(points)
+	s := newServer(t, "namespace", "failpoint")
+	for _, point := range slices.Compact(points) {
+		t.Run(point, func(t *testing.T) {
+			s.t = t
+			v := s.volume(point, "ext4")
+			p := s.pod("pod-"+point, v)
+			ok(t, s.nodePublish(p))
+			holder := exec.Command("sleep", "3600")
+			ok(t, holder.Start())
+			defer func() { _ = holder.Process.Kill(); _ = holder.Wait() }()
+			s.stop()
+			s.env = []string{"CRUST_FAILPOINT=" + point}
+			s.start()
+			hit := false
+			for _, step := range []func(context.Context) error{
+				func(ctx context.Context) error {
+					_, err := s.client.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{
+						SandboxId: p.name, Pid: int64(holder.Process.Pid), Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
+					})
+					return err
+				},
+				func(ctx context.Context) error { _, err := s.client.RuntimePublishVolume(ctx, p.request()); return err },
+				func(ctx context.Context) error {
+					_, err := s.client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: p.name, Source: p.target + "/lost+found"})
+					return err
+				},
+				func(ctx context.Context) error {
+					_, err := s.client.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+					return err
+				},
+				func(ctx context.Context) error { _, err := s.client.RuntimePublishVolume(ctx, p.request()); return err },
+				func(ctx context.Context) error {
+					_, err := s.client.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: p.name})
+					return err
+				},
+			} {
+				err := step(ctxOf(t))
+				if err == nil {
+					continue
+				}
+				if werr := s.cmd.Wait(); werr == nil || werr.Error() != "signal: killed" {
+					t.Fatalf("the call failed (%v), but crustd was not killed: %v", err, werr)
+				}
+				hit = true
+				s.client.Close()
+				s.cmd, s.env = nil, nil
+				s.start()
+				if err := step(ctxOf(t)); err != nil {
+					t.Fatalf("the repeated call fails: %v", err)
+				}
+			}
+			if !hit {
+				t.Errorf("no call came past %s", point)
+			}
+			s.stop()
+			s.env = nil
+			s.start()
+			s.nodeUnpublish(p)
+			s.delete(v) // refused while anything is left
+		})
+	}
+	s.t = t
+}
+
+// C20: who may connect, and what it may name.
+func TestC20_PeersAndDevices(t *testing.T) {
+	s := newServer(t, "namespace", "", "--allow-device", "/dev/loop*")
+	if st, err := os.Stat(s.socket()); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("socket %v %v", st.Mode(), err)
+	}
+	// Another user: the file's mode, and where that is opened up, its credentials.
+	ok(t, os.Chmod(s.socket(), 0o666))
+	for dir := s.node.Dir; len(dir) >= len(os.TempDir()); dir = filepath.Dir(dir) {
+		ok(t, os.Chmod(dir, 0o755))
+	}
+	nobody := exec.Command(testnode.BuildCommand(t, "crustctl", ""), "--crust", "unix://"+s.socket(), "sandbox", "list")
+	bin := filepath.Join(s.node.Dir, "crustctl")
+	run(t, "cp", nobody.Path, bin)
+	nobody.Path, nobody.Args[0] = bin, bin
+	nobody.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if out, err := nobody.CombinedOutput(); err == nil {
+		t.Errorf("another user was let in: %s", out)
+	}
+	for deadline := time.Now().Add(5 * time.Second); !strings.Contains(s.log.String(), "user 65534"); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Error("the log says nothing of the refused peer")
+			break
+		}
+	}
+	// And a server that is not root's is not talked to.
+	if c, err := crust.Dial("unix://"+s.socket(), 65534); err == nil {
+		_, err = c.ListSandboxes(ctxOf(t), &crustv1alpha1.ListSandboxesRequest{})
+		if err == nil || !strings.Contains(err.Error(), "allowed are [65534]") {
+			t.Errorf("a server of root for a client that wants another: %v", err)
+		}
+		c.Close()
+	}
+
+	v := s.volume("a", "ext4")
+	p := s.pod("pod", v)
+	ok(t, s.nodePublish(p))
+	s.namespace(p)
+	source := p.info.Source
+	disk := filepath.Join(t.TempDir(), "disk")
+	ok(t, os.WriteFile(disk, nil, 0o600))
+	ok(t, os.Truncate(disk, 64<<20))
+	run(t, "sh", "-c", "printf 'label: gpt\\n,,\\n' | sfdisk -q "+disk)
+	parted := strings.TrimSpace(run(t, "losetup", "-P", "-f", "--show", disk))
+	t.Cleanup(func() { run(t, "losetup", "-d", parted) })
+	var st syscall.Stat_t
+	ok(t, syscall.Stat(source, &st))
+	alias := filepath.Join(t.TempDir(), "alias")
+	ok(t, syscall.Mknod(alias, syscall.S_IFBLK|0o600, int(st.Rdev)))
+	link := filepath.Join(t.TempDir(), "link")
+	ok(t, os.Symlink(source, link))
+	looksAllowed := "/dev/loop-crust-test"
+	ok(t, os.Symlink("/dev/vda", looksAllowed))
+	t.Cleanup(func() { ok(t, os.Remove(looksAllowed)) })
+	for _, device := range []string{
+		"/dev/vda", link, alias, looksAllowed, parted + "p1", fmt.Sprintf("/dev/block/%d:%d", st.Rdev>>8, st.Rdev&0xff), "/dev/../dev/loop0", "/dev//loop0", "loop0", disk, "/dev/null",
+		"/proc/self/fd/0", "/dev/loop0\x00",
+	} {
+		p.info.Source = device
+		err := s.runtimePublish(p)
+		if c := status.Code(err); c != codes.InvalidArgument && c != codes.FailedPrecondition {
+			t.Errorf("%q: %v", device, err)
+		}
+	}
+	p.info.Source = source
+	target := p.target
+	for _, path := range []string{"/etc", "/", "relative", s.node.KubeletDir(), s.node.KubeletDir() + "/../etc", target + "/", filepath.Join(t.TempDir(), "x")} {
+		p.target = path
+		refused(t, s.runtimePublish(p), codes.InvalidArgument)
+	}
+	// By a link inside.
+	ok(t, os.Symlink(t.TempDir(), filepath.Join(s.node.KubeletDir(), "out")))
+	p.target = s.node.KubeletDir() + "/out/mount"
+	refused(t, s.runtimePublish(p), codes.InvalidArgument, "symbolic link")
+	p.target = target
+	ok(t, s.runtimePublish(p))
+	s.deregister(p)
+	s.nodeUnpublish(p)
+	s.delete(v)
+}
+
+// Ten thousand requests of nonsense: every one is refused or answered, and the
+// server is as good as before.
+func TestTenThousandRequestsOfNonsense(t *testing.T) {
+	s := newServer(t, "namespace", "")
+	r := rand.New(rand.NewPCG(1, 2))
+	text := func() string {
+		pieces := []string{"", "a", "..", "/", "/dev/loop0", s.node.KubeletDir() + "/pods/x", "\x00", strings.Repeat("x", 5000), "ext4", "ro", "context=", "\xff\xfe", "-1", "sandbox"}
+		out := ""
+		for range r.IntN(3) {
+			out += pieces[r.IntN(len(pieces))]
+		}
+		return strings.ToValidUTF8(out, "?")
+	}
+	ctx := ctxOf(t)
+	for range 10000 {
+		var err error
+		switch r.IntN(8) {
+		case 0:
+			gid := r.Uint32()
+			_, err = s.client.RuntimePublishVolume(ctx, &crustv1alpha1.RuntimePublishVolumeRequest{
+				SandboxId: text(), HostVolumeId: text(), HostTargetPath: text(), FileSystem: text(), MountOptions: []string{text(), text()}, FsgroupGid: &gid, FsgroupPolicy: text(),
+			})
+		case 1:
+			_, err = s.client.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: text(), HostVolumeId: text()})
+		case 2:
+			_, err = s.client.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: text(), HostVolumeId: text(), RequiredBytes: r.Int64() - r.Int64()})
+		case 3:
+			_, err = s.client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: text(), Source: text()})
+		case 4:
+			_, err = s.client.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{SandboxId: text(), Pid: r.Int64(), Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
+				Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: text(), ChannelSocket: text(), ChannelMagic: []byte(text())}}})
+		case 5:
+			_, err = s.client.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: text(), HostVolumeId: text()})
+		case 6:
+			_, err = s.client.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{SandboxId: text(), Pid: -r.Int64N(1 << 40), Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{
+				Namespace: &crustv1alpha1.NamespaceSandbox{UserNamespace: "/nowhere" + text()}}})
+		case 7:
+			_, err = s.client.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: text(), Argv: []string{text()}})
+		}
+		if c := status.Code(err); c == codes.Internal || c == codes.Unavailable || c == codes.Unknown || c == codes.DeadlineExceeded {
+			t.Fatalf("%v", err)
+		}
+	}
+	if strings.Contains(s.log.String(), "panic") {
+		t.Error("it panicked")
+	}
+	list, err := s.client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
+	ok(t, err)
+	if n := len(list.GetSandboxes()); n != 0 {
+		t.Errorf("%d sandboxes were made", n)
+	}
+}
+
+// A machine that is stopped answers nothing: its callers get an answer in time,
+// other sandboxes go on, and when it runs again so does it.
+func TestAGuestThatNeverAnswers(t *testing.T) {
+	s := newServer(t, "qemu", "", "--timeout", "5s")
+	s.acquaint()
+	v := s.volume("a", "ext4")
+	p := s.pod("pod", v)
+	ok(t, s.nodePublish(p))
+	m := s.boot(p, "q35", "")
+	for deadline := time.Now().Add(time.Minute); s.runtimePublish(p) != nil; time.Sleep(100 * time.Millisecond) { // it boots
+		if time.Now().After(deadline) {
+			t.Fatal("the guest does not come up")
+		}
+	}
+	ok(t, syscall.Kill(m.vm.PID, syscall.SIGSTOP))
+	begin := time.Now()
+	_, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+	refused(t, err, codes.DeadlineExceeded)
+	if took := time.Since(begin); took > 20*time.Second {
+		t.Errorf("answered after %s", took)
+	}
+	// Its lock is free again: the next call gets as far as the guest.
+	_, err = s.client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+	if c := status.Code(err); c != codes.DeadlineExceeded {
+		t.Errorf("unpublish: %v", err)
+	}
+	ok(t, syscall.Kill(m.vm.PID, syscall.SIGCONT))
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		if _, err = s.client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source}); err == nil || time.Now().After(deadline) {
+			break
+		}
+	}
+	ok(t, err)
+	s.deregister(p)
+	s.nodeUnpublish(p)
+	s.delete(v)
+}
+
+// A process that calls itself a guest, and a QEMU, and lies.
+func TestAGuestThatLies(t *testing.T) {
+	s := newServer(t, "qemu", "", "--timeout", "3s")
+	dir, err := os.MkdirTemp("", "lie")
+	ok(t, err)
+	t.Cleanup(func() { ok(t, os.RemoveAll(dir)) })
+	serve := func(name string, f func(net.Conn)) string {
+		path := filepath.Join(dir, name)
+		l, err := net.Listen("unix", path)
+		ok(t, err)
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() { defer c.Close(); f(c) }()
+			}
+		}()
+		return path
+	}
+	noise := func(c net.Conn) {
+		b := make([]byte, 1<<16)
+		for i := range b {
+			b[i] = byte(rand.Uint32())
+		}
+		for {
+			if _, err := c.Write(b); err != nil {
+				return
+			}
+		}
+	}
+	// QEMU's end is honest as far as the greeting goes.
+	qmp := func(c net.Conn) {
+		fmt.Fprintln(c, `{"QMP": {"version": {}, "capabilities": []}}`)
+		buf := make([]byte, 4096)
+		if _, err := c.Read(buf); err != nil {
+			return
+		}
+		fmt.Fprintln(c, `{"return": {}, "id": 1}`)
+		for {
+			if _, err := c.Read(buf); err != nil {
+				return
+			}
+			fmt.Fprintln(c, `{"return": [{"name": "`+strings.Repeat("x", 100)+`"}], "id": 7}`) // of no command
+		}
+	}
+	echo := func(after func(net.Conn)) func(net.Conn) {
+		return func(c net.Conn) {
+			marker := make([]byte, 32)
+			if n, err := c.Read(marker); err == nil && n == 32 {
+				_, _ = c.Write(marker)
+				after(c)
+			}
+		}
+	}
+	for name, lie := range map[string]func(net.Conn){
+		"noise instead of an echo": noise,
+		"the wrong nonce": func(c net.Conn) {
+			b := make([]byte, 32)
+			_, _ = c.Read(b)
+			b[20]++
+			_, _ = c.Write(b)
+			time.Sleep(time.Second)
+		},
+		"noise after the echo": echo(noise),
+		"an oversized frame":   echo(func(c net.Conn) { _, _ = c.Write([]byte("\xff\xff\xff\x04\x00\x00\x00\x00\x00")); noise(c) }),
+		"frames out of order": echo(func(c net.Conn) {
+			_, _ = c.Write([]byte("\x00\x00\x05\x00\x01\x00\x00\x00\x63hello"))
+			time.Sleep(time.Second)
+		}),
+		"nothing at all": func(c net.Conn) { time.Sleep(10 * time.Second) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			id := fmt.Sprint("liar-", len(name))
+			_, err := s.client.RegisterSandbox(ctxOf(t), &crustv1alpha1.RegisterSandboxRequest{SandboxId: id, Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
+				Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: serve("q"+id, qmp), ChannelSocket: serve("c"+id, lie)}}})
+			ok(t, err)
+			begin := time.Now()
+			_, err = s.client.ExecInSandbox(ctxOf(t), &crustv1alpha1.ExecInSandboxRequest{SandboxId: id, Argv: []string{"true"}})
+			if err == nil || time.Since(begin) > 15*time.Second {
+				t.Errorf("%v after %s", err, time.Since(begin))
+			}
+			fs, err := s.client.RuntimeGetSupportedFileSystems(ctxOf(t), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
+			ok(t, err)
+			if len(fs.GetFileSystems()) > 0 {
+				t.Errorf("believed: %v", fs.GetFileSystems())
+			}
+			_, err = s.client.DeregisterSandbox(ctxOf(t), &crustv1alpha1.DeregisterSandboxRequest{SandboxId: id})
+			ok(t, err)
+		})
+	}
+	if strings.Contains(s.log.String(), "panic") {
+		t.Error("it panicked")
+	}
+}
