@@ -22,7 +22,7 @@ setup:
 demo: setup build
 	scripts/demo.sh
 
-test: setup
+test: setup guest
 	$(GO) build ./...
 	$(GO) vet -tags vm ./...
 	$(GO) test -p 1 -count=1 $(TESTFLAGS) ./...
@@ -61,6 +61,34 @@ bench-vm: setup
 demo-selinux: setup build
 	test/vm/prepare.sh
 	.cache/vm/vm run -kernel 6.12 .cache/vm/vm exec /bin/bash $(CURDIR)/scripts/demo-selinux.sh
+
+# What the tests and demos of CRUST boot: Debian's kernel and crust-guest.
+.PHONY: guest
+guest: setup
+	scripts/guest.sh
+
+# A volume that a microVM mounts, and this machine never does.
+.PHONY: demo-crust
+demo-crust: setup build guest
+	scripts/demo-crust.sh
+
+# The generated code of the protocols, after a change of a .proto file.
+.PHONY: generate protocols
+BUF := .cache/bin/buf
+$(BUF): tools/buf/go.mod
+	mkdir -p .cache/bin
+	for t in github.com/bufbuild/buf/cmd/buf google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc; do \
+		$(GO) build -C tools/buf -o $(CURDIR)/.cache/bin/ $$t || exit 1; done
+
+generate: $(BUF)
+	$(BUF) generate
+
+# That the protocols are well, still what they were, and that the code is theirs.
+protocols: $(BUF)
+	$(BUF) lint
+	$(BUF) breaking --against pkg/crust/v1alpha1/baseline.binpb --path pkg/crust/v1alpha1
+	$(BUF) generate
+	git diff --exit-code --stat -- '*.pb.go'
 
 clean:
 	rm -rf bin .cache

@@ -60,3 +60,25 @@ func (g *globals) undefer(cmd *cobra.Command, id, target string) error {
 		return g.done(cmd, "unpublished and unstaged", id, target)
 	})
 }
+
+// expandDeferred enlarges the device of a deferred volume, and tells for whom the
+// runtime is to grow the file system.
+func (g *globals) expandDeferred(cmd *cobra.Command, id, target string, n int64) (source string, err error) {
+	err = g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+		r := &csi.CapacityRange{RequiredBytes: n}
+		if _, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: r}); err != nil {
+			return err
+		}
+		req := &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: target, StagingTargetPath: c.StagingPath(id), CapacityRange: r}
+		if err := crust.SetSupportsExpand(req, true); err != nil {
+			return err
+		}
+		resp, err := c.NodeExpandVolume(ctx, req)
+		if err != nil {
+			return err
+		}
+		source, err = crust.ExpandSource(resp)
+		return err
+	})
+	return source, err
+}

@@ -20,7 +20,7 @@ import (
 func sandboxCommand(g *globals) *cobra.Command {
 	c := &cobra.Command{Use: "sandbox", Short: "Start, look at and end sandboxes of a CRUST server (crustd)"}
 	c.PersistentFlags().StringVar(&g.crust, "crust", "unix:///run/crust/crust.sock", "CRUST socket")
-	c.AddCommand(sandboxRun(g), sandboxList(g), sandboxExec(g), sandboxRemove(g), sandboxPublish(g), sandboxUnpublish(g))
+	c.AddCommand(sandboxRun(g), sandboxList(g), sandboxExec(g), sandboxRemove(g), sandboxPublish(g), sandboxUnpublish(g), sandboxExpand(g))
 	return c
 }
 
@@ -132,7 +132,7 @@ func sandboxList(g *globals) *cobra.Command {
 }
 
 func sandboxExec(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "exec ID PROGRAM [ARG...]", Short: "Run a program in a microVM", Args: cobra.MinimumNArgs(2), DisableFlagParsing: false, RunE: func(cmd *cobra.Command, args []string) error {
+	c := &cobra.Command{Use: "exec ID PROGRAM [ARG...]", Short: "Run a program in a microVM", Args: cobra.MinimumNArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
 		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
 			r, err := c.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: args[0], Argv: args[1:]})
 			if err != nil {
@@ -147,6 +147,8 @@ func sandboxExec(g *globals) *cobra.Command {
 			return nil
 		})
 	}}
+	c.Flags().SetInterspersed(false) // the program's own flags are its own
+	return c
 }
 
 func sandboxRemove(g *globals) *cobra.Command {
@@ -233,6 +235,26 @@ func sandboxUnpublish(g *globals) *cobra.Command {
 				}
 			}
 			return g.undefer(cmd, args[1], args[2])
+		})
+	}}
+}
+
+func sandboxExpand(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "expand ID VOLUME TARGET SIZE", Short: "Grow a volume's device and its file system in a sandbox, while it is used", Args: cobra.ExactArgs(4), RunE: func(cmd *cobra.Command, args []string) error {
+		n, err := parseSize(args[3])
+		if err != nil {
+			return err
+		}
+		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
+			source, err := g.expandDeferred(cmd, args[1], args[2], n)
+			if err != nil {
+				return err
+			}
+			r, err := c.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: args[0], HostVolumeId: source, RequiredBytes: n})
+			if err != nil {
+				return err
+			}
+			return g.done(cmd, "grown to "+size(r.GetCapacityBytes()), args[1], source)
 		})
 	}}
 }

@@ -95,7 +95,7 @@ func (c *Client) read(d *json.Decoder, limited *io.LimitedReader) {
 		limited.N = maxMessage
 		var m message
 		if err := d.Decode(&m); err != nil {
-			c.conn.Close()
+			_ = c.conn.Close() // it has ended
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			for _, w := range c.wait {
