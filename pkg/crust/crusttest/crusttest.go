@@ -1,0 +1,173 @@
+// Package crusttest is a CRUST server in memory, for tests of orchestrators: it
+// mounts nothing, remembers what it was asked, and fails as a test says.
+package crusttest
+
+import (
+	"context"
+	"net"
+	"slices"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-csi/crust-csi/pkg/crust"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+)
+
+// Server is a runtime whose sandboxes are entries of a map. Its fields may be
+// set before it is used.
+type Server struct {
+	crustv1alpha1.UnimplementedRuntimeAssistedStorageManagementServer
+
+	// Capabilities and FileSystems are its answers.
+	Capabilities []crust.Capability
+	FileSystems  []string
+	// Fail is asked before each call, with the call's name and request; an error
+	// is the answer. It may wait, too.
+	Fail func(ctx context.Context, call string, request proto.Message) error
+
+	mu       sync.Mutex
+	calls    []string
+	volumes  map[[2]string]*crustv1alpha1.RuntimePublishVolumeRequest
+	capacity map[string]int64
+}
+
+// New makes a server that can everything with ext4, xfs and btrfs.
+func New() *Server {
+	return &Server{
+		Capabilities: []crust.Capability{
+			crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS, crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
+			crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL_ON_MOUNT,
+			crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE,
+		},
+		FileSystems: []string{"ext4", "xfs", "btrfs"},
+		volumes:     map[[2]string]*crustv1alpha1.RuntimePublishVolumeRequest{}, capacity: map[string]int64{},
+	}
+}
+
+// Client serves the server in memory until stop is called, and gives a client.
+func (s *Server) Client() (client crustv1alpha1.RuntimeAssistedStorageManagementClient, stop func(), err error) {
+	const buffer = 64 << 10
+	l := bufconn.Listen(buffer)
+	g := grpc.NewServer(crust.Limits()...)
+	crustv1alpha1.RegisterRuntimeAssistedStorageManagementServer(g, s)
+	go func() { _ = g.Serve(l) }() // until it is stopped
+	conn, err := grpc.NewClient("passthrough:///crusttest", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
+	if err != nil {
+		g.Stop()
+		return nil, nil, err
+	}
+	return crustv1alpha1.NewRuntimeAssistedStorageManagementClient(conn), func() { conn.Close(); g.Stop() }, nil
+}
+
+// Calls are the names of the calls that came, in order, those that failed too.
+func (s *Server) Calls() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.calls)
+}
+
+// Published gives what was published in a sandbox, by volume; nil for nothing.
+func (s *Server) Published(sandbox, volume string) *crustv1alpha1.RuntimePublishVolumeRequest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.volumes[[2]string{sandbox, volume}]
+}
+
+func (s *Server) begin(ctx context.Context, call string, r proto.Message) error {
+	s.mu.Lock()
+	s.calls = append(s.calls, call)
+	s.mu.Unlock()
+	if s.Fail != nil {
+		return s.Fail(ctx, call, r)
+	}
+	return nil
+}
+
+// RuntimeGetCapabilities answers with Capabilities.
+func (s *Server) RuntimeGetCapabilities(ctx context.Context, r *crustv1alpha1.RuntimeGetCapabilitiesRequest) (*crustv1alpha1.RuntimeGetCapabilitiesResponse, error) {
+	if err := s.begin(ctx, "RuntimeGetCapabilities", r); err != nil {
+		return nil, err
+	}
+	resp := &crustv1alpha1.RuntimeGetCapabilitiesResponse{}
+	for _, c := range s.Capabilities {
+		resp.Capabilities = append(resp.Capabilities, &crustv1alpha1.RuntimeCapability{
+			Type: &crustv1alpha1.RuntimeCapability_Rpc{Rpc: &crustv1alpha1.RuntimeCapability_RPC{Type: c}},
+		})
+	}
+	return resp, nil
+}
+
+// RuntimeGetSupportedFileSystems answers with FileSystems.
+func (s *Server) RuntimeGetSupportedFileSystems(ctx context.Context, r *crustv1alpha1.RuntimeGetSupportedFileSystemsRequest) (*crustv1alpha1.RuntimeGetSupportedFileSystemsResponse, error) {
+	if err := s.begin(ctx, "RuntimeGetSupportedFileSystems", r); err != nil {
+		return nil, err
+	}
+	return &crustv1alpha1.RuntimeGetSupportedFileSystemsResponse{FileSystems: s.FileSystems}, nil
+}
+
+// RuntimePublishVolume remembers the volume; one device is in one sandbox only.
+func (s *Server) RuntimePublishVolume(ctx context.Context, r *crustv1alpha1.RuntimePublishVolumeRequest) (*crustv1alpha1.RuntimePublishVolumeResponse, error) {
+	if err := s.begin(ctx, "RuntimePublishVolume", r); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := [2]string{r.GetSandboxId(), r.GetHostVolumeId()}
+	for k, have := range s.volumes {
+		switch {
+		case k == key && !proto.Equal(have, r):
+			return nil, status.Errorf(codes.AlreadyExists, "volume %s is published in sandbox %s in another way", key[1], key[0])
+		case k[1] == key[1] && k != key:
+			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is published in sandbox %s", k[1], k[0])
+		}
+	}
+	s.volumes[key] = proto.CloneOf(r)
+	return &crustv1alpha1.RuntimePublishVolumeResponse{}, nil
+}
+
+func (s *Server) find(sandbox, volume string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.volumes[[2]string{sandbox, volume}]; !ok {
+		return status.Errorf(codes.NotFound, "volume %s is not published in sandbox %s", volume, sandbox)
+	}
+	return nil
+}
+
+// RuntimeGetVolumeStats answers with a volume that is half full.
+func (s *Server) RuntimeGetVolumeStats(ctx context.Context, r *crustv1alpha1.RuntimeGetVolumeStatsRequest) (*crustv1alpha1.RuntimeGetVolumeStatsResponse, error) {
+	if err := s.begin(ctx, "RuntimeGetVolumeStats", r); err != nil {
+		return nil, err
+	}
+	if err := s.find(r.GetSandboxId(), r.GetHostVolumeId()); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	total := max(s.capacity[r.GetHostVolumeId()], 1<<30)
+	s.mu.Unlock()
+	return &crustv1alpha1.RuntimeGetVolumeStatsResponse{
+		Usage:           []*crustv1alpha1.VolumeUsage{{Unit: crustv1alpha1.VolumeUsage_BYTES, Total: total, Used: total / 2, Available: total - total/2}},
+		VolumeCondition: &crustv1alpha1.VolumeCondition{},
+	}, nil
+}
+
+// RuntimeExpandVolume remembers the size.
+func (s *Server) RuntimeExpandVolume(ctx context.Context, r *crustv1alpha1.RuntimeExpandVolumeRequest) (*crustv1alpha1.RuntimeExpandVolumeResponse, error) {
+	if err := s.begin(ctx, "RuntimeExpandVolume", r); err != nil {
+		return nil, err
+	}
+	if err := s.find(r.GetSandboxId(), r.GetHostVolumeId()); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.capacity[r.GetHostVolumeId()] = r.GetRequiredBytes()
+	return &crustv1alpha1.RuntimeExpandVolumeResponse{CapacityBytes: r.GetRequiredBytes()}, nil
+}
