@@ -21,6 +21,8 @@ need mkfs.vfat dosfstools
 need losetup mount
 need unshare util-linux
 need sfdisk fdisk
+need checkpolicy checkpolicy
+need cpio cpio
 need mount.nfs nfs-common
 need strace strace
 need crun crun

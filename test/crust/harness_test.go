@@ -84,6 +84,7 @@ type server struct {
 	client  *crust.Client
 	backend string
 	tags    string
+	initrd  string // of its guests, instead of the one that was built
 	env     []string
 	args    []string
 	cmd     *exec.Cmd

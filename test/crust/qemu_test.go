@@ -42,8 +42,12 @@ func (s *server) boot(p *pod, kind, more string) *machine {
 	ok(s.t, err)
 	s.t.Cleanup(func() { ok(s.t, os.RemoveAll(dir)) })
 	g := guestDir(s.t)
+	initrd := g + "/initramfs"
+	if s.initrd != "" {
+		initrd = s.initrd
+	}
 	vm, err := microvm.Start(ctxOf(s.t), microvm.Config{
-		Dir: dir, Kernel: g + "/vmlinuz", Initrd: g + "/initramfs", Machine: kind, Accel: accel(s.t), Append: more, DieWithParent: true,
+		Dir: dir, Kernel: g + "/vmlinuz", Initrd: initrd, Machine: kind, Accel: accel(s.t), Append: more, DieWithParent: true,
 	})
 	ok(s.t, err)
 	m := &machine{t: s.t, s: s, id: p.name, vm: vm}
@@ -338,4 +342,121 @@ func TestADeviceThatIsGone(t *testing.T) {
 	s.deregister(p)
 	s.nodeUnpublish(p)
 	s.delete(v)
+}
+
+// C15 where the sandbox has a kernel of its own: the path that the guest answers
+// shows the directory, and one that leads out is refused.
+func TestC15_SubPathsInAGuest(t *testing.T) {
+	s := newServer(t, "qemu", "")
+	s.acquaint()
+	v := s.volume("a", "ext4")
+	p := s.pod("pod", v)
+	ok(t, s.nodePublish(p))
+	m := s.boot(p, "q35", "")
+	ok(t, s.runtimePublish(p))
+	sh(t, m, "cd %s && mkdir -p sub/dir && echo deep > sub/dir/f && ln -s sub/dir inside && ln -s / outside && ln -s ../../../.. up", m.path(p.target))
+	resolve := func(source string) (*crustv1alpha1.ResolveMountResponse, error) {
+		return s.client.ResolveMount(ctxOf(t), &crustv1alpha1.ResolveMountRequest{SandboxId: p.name, Source: source})
+	}
+	for _, sub := range []string{"", "/sub/dir", "/inside", "/inside"} {
+		r, err := resolve(p.target + sub)
+		ok(t, err)
+		file := "f"
+		if sub == "" {
+			file = "sub/dir/f"
+		}
+		if out := sh(t, m, "cat %s/%s", r.GetPath(), file); out != "deep" || r.GetForeign() {
+			t.Errorf("%q: %s %q", sub, r, out)
+		}
+	}
+	for _, sub := range []string{"/outside", "/outside/etc", "/up"} {
+		_, err := resolve(p.target + sub)
+		refused(t, err, codes.InvalidArgument, "leads out of the volume")
+	}
+	_, err := resolve(p.target + "/none")
+	refused(t, err, codes.FailedPrecondition, "does not exist")
+	// Cleaned as a path, this is another place of the host.
+	for _, other := range []string{p.target + "/../other", p.target + "-not", "/etc"} {
+		r, err := resolve(other)
+		ok(t, err)
+		if !r.GetForeign() {
+			t.Errorf("%s: %s", other, r)
+		}
+	}
+	s.deregister(p)
+	s.nodeUnpublish(p)
+	s.delete(v)
+}
+
+func TestR05_ReadOnlyInAGuest(t *testing.T) {
+	s := newServer(t, "qemu", "")
+	s.acquaint()
+	v := s.volume("a", "xfs")
+	p := s.pod("pod", v)
+	p.ro = true
+	ok(t, s.nodePublish(p))
+	m := s.boot(p, "q35", "")
+	before := run(t, "sha256sum", p.info.Source)
+	ok(t, s.runtimePublish(p))
+	if out, err := m.exec("touch " + m.path(p.target) + "/f"); err == nil || !strings.Contains(out, "Read-only file system") {
+		t.Errorf("%v %s", err, out)
+	}
+	// Nor through the disk: it is read-only itself.
+	if out, err := m.exec("dd if=/dev/zero of=/dev/sda bs=4096 count=1"); err == nil {
+		t.Errorf("the disk was written: %s", out)
+	}
+	s.deregister(p)
+	if after := run(t, "sha256sum", p.info.Source); after != before {
+		t.Error("the volume changed")
+	}
+	s.nodeUnpublish(p)
+	s.delete(v)
+}
+
+func TestS10_ALabelReachesTheGuest(t *testing.T) {
+	s := newServer(t, "qemu", "")
+	// The guest's initramfs, with a policy behind it: the kernel unpacks both.
+	dir := t.TempDir()
+	ok(t, os.MkdirAll(dir+"/tree/etc/selinux", 0o755))
+	run(t, "checkpolicy", "-M", "-U", "allow", "-c", "33", "-o", dir+"/tree/etc/selinux/policy", "testdata/policy.conf")
+	run(t, "sh", "-c", fmt.Sprintf("cd %s/tree && find . | cpio --quiet -o -H newc > ../more && cat %s/initramfs ../more > ../initramfs", dir, guestDir(t)))
+	s.initrd = dir + "/initramfs"
+	const selinux = "security=selinux selinux=1 enforcing=0"
+	first := &pod{name: "first"}
+	m := s.boot(first, "q35", selinux)
+	label := "system_u:object_r:svirt_image_t:s0:c1,c2"
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		p := &pod{}
+		s.decide(p)
+		if has(p, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL_ON_MOUNT) && len(p.asks.Filesystems) > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the guest does not say that it has SELinux")
+		}
+	}
+	for _, fs := range filesystems {
+		v := s.volume(fs, fs, "context="+label)
+		p := s.pod("pod-"+fs, v)
+		p.asks.Label, p.asks.LabelOnMount = true, true
+		ok(t, s.nodePublish(p))
+		if !p.deferred || p.info.Options["context"] != label {
+			t.Fatalf("%v %+v", p.deferred, p.info)
+		}
+		p.name = first.name
+		ok(t, s.runtimePublish(p))
+		at := m.path(p.target)
+		sh(t, m, "echo x > %s/f", at)
+		if out := sh(t, m, "grep %s /proc/mounts", at); !strings.Contains(out, `context="`+label+`"`) && !strings.Contains(out, "context="+label) {
+			t.Errorf("%s in the guest: %s", fs, out)
+		}
+		_, err := s.client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+		ok(t, err)
+		// A label that the guest's policy does not have comes back as such.
+		p.info.Options["context"] = "system_u:object_r:no_such_t:s0"
+		refused(t, s.runtimePublish(p), codes.InvalidArgument, "label")
+		s.nodeUnpublish(p)
+		s.delete(v)
+	}
+	s.deregister(first)
 }
