@@ -95,8 +95,10 @@ clean:
 
 # Ratios against k8s.io/mount-utils and an empty call; see docs/performance.md.
 .PHONY: bench
-bench: setup build
+bench: setup build guest
+	command -v fio >/dev/null || apt-get install -y -qq --no-install-recommends fio >/dev/null
 	$(GO) build -o bin/ ./test/bench
 	taskset -c 0,1 unshare -m --propagation private bin/bench
 	cd test/bench/kubelet && $(GO) build -o ../../../bin/kubelet-ownership .
 	unshare -m --propagation private bin/bench -files $(FILES)
+	unshare -m --propagation private bin/bench -guest .cache/guest

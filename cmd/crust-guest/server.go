@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
@@ -46,16 +47,49 @@ func (s *server) target(serial string) (*mounter.Target, error) {
 	return s.root.Target(filepath.Join(s.root.Path(), serial))
 }
 
+// seen keeps the serials of disks that were looked at: a machine may have many,
+// and waits for one of them.
+var seen struct {
+	sync.Mutex
+	serials map[disk]string
+}
+
+// disk is a disk as long as it is there: another of its name has another inode
+// in sysfs.
+type disk struct {
+	name string
+	ino  uint64
+}
+
 // disks gives the serial of every SCSI disk, by its kernel name.
 func disks() map[string]string {
-	found := map[string]string{}
-	pages, _ := filepath.Glob("/sys/block/*/device/vpd_pg80") // the pattern is valid
-	for _, p := range pages {
-		const header = 4
-		if b, err := os.ReadFile(p); err == nil && len(b) > header {
-			found[strings.Split(p, "/")[3]] = string(bytes.Trim(b[header:], "\x00 "))
+	blocks, _ := os.ReadDir("/sys/block") // sysfs has it
+	found := make(map[string]string, len(blocks))
+	kept := make(map[disk]string, len(blocks))
+	seen.Lock()
+	defer seen.Unlock()
+	for _, b := range blocks {
+		if !strings.HasPrefix(b.Name(), "sd") {
+			continue
 		}
+		dir := "/sys/block/" + b.Name()
+		st, err := linux.StatxPath(dir)
+		if err != nil {
+			continue // it was unplugged just now
+		}
+		d := disk{b.Name(), st.Ino}
+		serial, ok := seen.serials[d]
+		if !ok {
+			const header = 4
+			page, err := os.ReadFile(dir + "/device/vpd_pg80")
+			if err != nil || len(page) <= header {
+				continue // it is not ready yet
+			}
+			serial = string(bytes.Trim(page[header:], "\x00 "))
+		}
+		found[b.Name()], kept[d] = serial, serial
 	}
+	seen.serials = kept
 	return found
 }
 

@@ -32,6 +32,7 @@ var (
 	binary = flag.String("csi-node", "bin/csi-node", "the driver")
 	rounds = flag.Int("n", 60, "rounds of each measurement")
 	many   = flag.Int("mounts", 10000, "unrelated mounts in the second half")
+	guest  = flag.String("guest", "", "measure volumes in a microVM instead, with the guest that is in this directory")
 	files  = flag.Int("files", 0, "measure giving this many files to a group instead; wants bin/kubelet-ownership")
 	ctx    = context.Background()
 )
@@ -77,6 +78,11 @@ func main() {
 	if *files > 0 {
 		fmt.Println("| what | against | measured | ratio | target |\n|---|---|---|---|---|")
 		b.ownership(*files)
+		return
+	}
+	if *guest != "" {
+		fmt.Println("| what | against | measured | ratio | target |\n|---|---|---|---|---|")
+		b.crust(*guest)
 		return
 	}
 	fmt.Printf("idle resident memory: %d MiB (target below 40)\n\n", b.resident())

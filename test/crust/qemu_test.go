@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/microvm"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
@@ -459,4 +460,27 @@ func TestS10_ALabelReachesTheGuest(t *testing.T) {
 		s.delete(v)
 	}
 	s.deregister(first)
+}
+
+// A thousand calls over one port, of which none is lost.
+func TestAThousandCallsToAGuest(t *testing.T) {
+	s := newServer(t, "qemu", "", "--timeout", "15s")
+	s.acquaint()
+	v := s.volume("a", "ext4")
+	p := s.pod("pod", v)
+	ok(t, s.nodePublish(p))
+	s.boot(p, "q35", "")
+	ok(t, s.runtimePublish(p))
+	for i := range 500 {
+		_, err := s.client.ExecInSandbox(ctxOf(t), &crustv1alpha1.ExecInSandboxRequest{SandboxId: p.name})
+		if status.Code(err) != codes.InvalidArgument {
+			t.Fatalf("call %d: %v", i, err)
+		}
+		if _, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source}); err != nil {
+			t.Fatalf("call %d: %v", i, err)
+		}
+	}
+	s.deregister(p)
+	s.nodeUnpublish(p)
+	s.delete(v)
 }

@@ -14,12 +14,16 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/qmp"
@@ -197,6 +201,8 @@ func dial(spec sandbox.Spec) (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("guest"),
 		// A guest is not trusted with more than this.
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(most), grpc.WaitForReady(true)), grpc.WithMaxHeaderListSize(16<<10),
+		// A channel that is stuck is made anew, rather than waited for.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, MaxDelay: time.Second}, MinConnectTimeout: 5 * time.Second}),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return vport.Dial(ctx, spec.Channel, spec.Magic)
@@ -234,6 +240,13 @@ func (s *box) said(err error) error {
 	if err == nil {
 		return nil
 	}
+	if status.Code(err) == codes.Unavailable {
+		// The channel ended; if the machine did, QMP says so in a moment.
+		select {
+		case <-s.q.Gone():
+		case <-time.After(time.Second):
+		}
+	}
 	if s.ended() {
 		return fault.New(fault.State, "the microVM has ended; its console says why: %w", err)
 	}
@@ -257,39 +270,41 @@ func (s *box) within(ctx context.Context, f func(context.Context) error) error {
 	return s.said(f(ctx))
 }
 
-// attached tells whether the disk, and its node, are there.
-func (s *box) attached(ctx context.Context, serial string) (disk, node bool, err error) {
+// attached tells whether the disk is there.
+func (s *box) attached(ctx context.Context, serial string) (bool, error) {
 	var list []struct {
 		Name string `json:"name"`
 	}
 	if err := s.q.Run(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &list); err != nil {
-		return false, false, err
+		return false, err
 	}
 	for _, d := range list {
-		disk = disk || d.Name == serial
+		if d.Name == serial {
+			return true, nil
+		}
 	}
-	var nodes []struct {
-		Name string `json:"node-name"`
-	}
-	if err := s.q.Run(ctx, "query-named-block-nodes", map[string]any{"flat": true}, &nodes); err != nil {
-		return false, false, err
-	}
-	for _, n := range nodes {
-		node = node || n.Name == serial
-	}
-	return disk, node, nil
+	return false, nil
+}
+
+// refusedWith tells a refusal of QEMU's by its words; it has no codes for them.
+func refusedWith(err error, words string) bool {
+	var q *qmp.Error
+	return errors.As(err, &q) && strings.Contains(q.Desc, words)
 }
 
 func (s *box) attach(ctx context.Context, v sandbox.Volume) error {
 	serial := v.Serial()
-	disk, node, err := s.attached(ctx, serial)
+	disk, err := s.attached(ctx, serial)
 	if err != nil || disk {
 		return err
 	}
-	if !node {
-		if err := s.addNode(ctx, v); err != nil {
-			return err
-		}
+	// A node may have been left by a call that was cut short. It may also be of a
+	// device that had this name before.
+	if err := s.removeNode(ctx, serial); err != nil {
+		return err
+	}
+	if err := s.addNode(ctx, v); err != nil {
+		return err
 	}
 	return s.q.Run(ctx, "device_add", map[string]any{"driver": "scsi-hd", "id": serial, "drive": serial, "bus": Bus, "serial": serial}, nil)
 }
@@ -318,9 +333,6 @@ func (s *box) addNode(ctx context.Context, v sandbox.Volume) error {
 	if !st.IsBlock() || st.RdevMajor != v.Device.Major || st.RdevMinor != v.Device.Minor {
 		return fault.New(fault.State, "%s is no longer the block device %d:%d", v.Device.Path, v.Device.Major, v.Device.Minor)
 	}
-	if err := s.removeFiles(ctx, v.Serial()); err != nil {
-		return err
-	}
 	var set struct {
 		ID int `json:"fdset-id"`
 	}
@@ -331,6 +343,14 @@ func (s *box) addNode(ctx context.Context, v sandbox.Volume) error {
 		"driver": "host_device", "node-name": v.Serial(), "filename": fmt.Sprintf("/dev/fdset/%d", set.ID),
 		"read-only": v.ReadOnly || v.Device.ReadOnly, "discard": "unmap", "cache": map[string]any{"direct": true},
 	}, nil)
+}
+
+// removeNode takes what QEMU has of a volume beside its disk.
+func (s *box) removeNode(ctx context.Context, serial string) error {
+	if err := s.q.Run(ctx, "blockdev-del", map[string]any{"node-name": serial}, nil); err != nil && !refusedWith(err, "Failed to find node") {
+		return err
+	}
+	return s.removeFiles(ctx, serial)
 }
 
 // removeFiles takes the descriptors of a volume from QEMU.
@@ -359,7 +379,7 @@ func (s *box) removeFiles(ctx context.Context, serial string) error {
 }
 
 func (s *box) detach(ctx context.Context, serial string) error {
-	disk, node, err := s.attached(ctx, serial)
+	disk, err := s.attached(ctx, serial)
 	if err != nil {
 		return err
 	}
@@ -373,12 +393,7 @@ func (s *box) detach(ctx context.Context, serial string) error {
 			return err
 		}
 	}
-	if node {
-		if err := s.q.Run(ctx, "blockdev-del", map[string]any{"node-name": serial}, nil); err != nil {
-			return err
-		}
-	}
-	return s.removeFiles(ctx, serial)
+	return s.removeNode(ctx, serial)
 }
 
 // deleted waits until the guest has let go of a disk.
@@ -393,7 +408,7 @@ func (s *box) deleted(ctx context.Context, events <-chan qmp.Event, serial strin
 				return nil
 			}
 		case <-again.C: // an event may have been lost
-			if disk, _, err := s.attached(ctx, serial); err != nil || !disk {
+			if disk, err := s.attached(ctx, serial); err != nil || !disk {
 				return err
 			}
 		case <-s.q.Gone():
@@ -430,7 +445,7 @@ func (s *box) Unpublish(ctx context.Context, v sandbox.Volume) error {
 		return nil // and all its disks with it
 	}
 	err := s.within(ctx, func(ctx context.Context) error {
-		disk, _, err := s.attached(ctx, v.Serial())
+		disk, err := s.attached(ctx, v.Serial())
 		if err != nil {
 			return err
 		}
