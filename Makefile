@@ -86,7 +86,7 @@ generate: $(BUF)
 # That the protocols are well, still what they were, and that the code is theirs.
 protocols: $(BUF)
 	$(BUF) lint
-	$(BUF) breaking --against pkg/crust/v1alpha1/baseline.binpb --path pkg/crust/v1alpha1
+	$(BUF) breaking --against pkg/crust/v1alpha1/baseline.binpb
 	$(BUF) generate
 	git diff --exit-code --stat -- '*.pb.go'
 
