@@ -2,14 +2,18 @@ package crust
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -23,36 +27,67 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// TestCrustdKilledAtEveryStep kills the server at every failpoint in turn: the
-// call that died, repeated, succeeds, and nothing is left in the end.
-func TestCrustdKilledAtEveryStep(t *testing.T) {
-	out := run(t, "grep", "-rhoE", `failpoint\.Hit\("[a-z.]+"\)`, "../../pkg/crust", "--include=*.go")
+// failpoints are those of the server below a directory.
+func failpoints(t *testing.T, dir string) []string {
+	t.Helper()
+	out := run(t, "grep", "-rhoE", `failpoint\.Hit\("[a-z.]+"\)`, dir, "--include=*.go")
 	var points []string
 	for _, m := range regexp.MustCompile(`"([a-z.]+)"`).FindAllStringSubmatch(out, -1) {
 		points = append(points, m[1])
 	}
 	slices.Sort(points)
+	return slices.Compact(points)
+}
+
+// TestCrustdKilledAtEveryStep kills the server at every failpoint in turn: the
+// call that died, repeated, succeeds, and nothing is left in the end.
+func TestCrustdKilledAtEveryStep(t *testing.T) {
 	s := newServer(t, "namespace", "failpoint")
-	for _, point := range slices.Compact(points) {
+	killedAtEveryStep(t, s, failpoints(t, "../../pkg/crust"), func(p *pod) *crustv1alpha1.RegisterSandboxRequest {
+		holder := exec.Command("sleep", "3600")
+		ok(t, holder.Start())
+		s.t.Cleanup(func() { _ = holder.Process.Kill(); _ = holder.Wait() })
+		return &crustv1alpha1.RegisterSandboxRequest{
+			SandboxId: p.name, Pid: int64(holder.Process.Pid), Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
+		}
+	})
+}
+
+// The same with a microVM, which goes on while its server dies.
+func TestCrustdKilledAtEveryStepOfAMicroVM(t *testing.T) {
+	s := newServer(t, "qemu", "failpoint")
+	s.acquaint()
+	var points []string
+	for _, p := range failpoints(t, "../../pkg/crust/sandbox") {
+		if !strings.HasPrefix(p, "namespace.") {
+			points = append(points, p)
+		}
+	}
+	vm := &pod{name: "vm"}
+	m := s.boot(vm, "q35", "")
+	s.deregister(vm)
+	magic, err := hex.DecodeString(m.vm.Magic)
+	ok(t, err)
+	killedAtEveryStep(t, s, points, func(p *pod) *crustv1alpha1.RegisterSandboxRequest {
+		return &crustv1alpha1.RegisterSandboxRequest{SandboxId: p.name, Pid: int64(m.vm.PID), Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
+			Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: m.vm.QMP, ChannelSocket: m.vm.Channel, ChannelMagic: magic}}}
+	})
+}
+
+func killedAtEveryStep(t *testing.T, s *server, points []string, register func(*pod) *crustv1alpha1.RegisterSandboxRequest) {
+	for _, point := range points {
 		t.Run(point, func(t *testing.T) {
 			s.t = t
 			v := s.volume(point, "ext4")
 			p := s.pod("pod-"+point, v)
 			ok(t, s.nodePublish(p))
-			holder := exec.Command("sleep", "3600")
-			ok(t, holder.Start())
-			defer func() { _ = holder.Process.Kill(); _ = holder.Wait() }()
+			registration := register(p)
 			s.stop()
 			s.env = []string{"CRUST_FAILPOINT=" + point}
 			s.start()
 			hit := false
 			for _, step := range []func(context.Context) error{
-				func(ctx context.Context) error {
-					_, err := s.client.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{
-						SandboxId: p.name, Pid: int64(holder.Process.Pid), Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
-					})
-					return err
-				},
+				func(ctx context.Context) error { _, err := s.client.RegisterSandbox(ctx, registration); return err },
 				func(ctx context.Context) error { _, err := s.client.RuntimePublishVolume(ctx, p.request()); return err },
 				func(ctx context.Context) error {
 					_, err := s.client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: p.name, Source: p.target + "/lost+found"})
@@ -270,7 +305,11 @@ func TestAGuestThatNeverAnswers(t *testing.T) {
 
 // A process that calls itself a guest, and a QEMU, and lies.
 func TestAGuestThatLies(t *testing.T) {
-	s := newServer(t, "qemu", "", "--timeout", "3s")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ok(t, err)
+	address := l.Addr().String()
+	ok(t, l.Close())
+	s := newServer(t, "qemu", "", "--timeout", "3s", "--metrics-address", address)
 	dir, err := os.MkdirTemp("", "lie")
 	ok(t, err)
 	t.Cleanup(func() { ok(t, os.RemoveAll(dir)) })
@@ -325,6 +364,7 @@ func TestAGuestThatLies(t *testing.T) {
 			}
 		}
 	}
+	before := goroutines(t, address)
 	for name, lie := range map[string]func(net.Conn){
 		"noise instead of an echo": noise,
 		"the wrong nonce": func(c net.Conn) {
@@ -361,7 +401,36 @@ func TestAGuestThatLies(t *testing.T) {
 			ok(t, err)
 		})
 	}
+	// Nothing of them is left running.
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		now := goroutines(t, address)
+		if now <= before {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("%d goroutines, %d before", now, before)
+			break
+		}
+	}
 	if strings.Contains(s.log.String(), "panic") {
 		t.Error("it panicked")
 	}
+}
+
+// goroutines are those of a process that serves metrics.
+func goroutines(t *testing.T, address string) int {
+	t.Helper()
+	r, err := http.Get("http://" + address + "/metrics")
+	ok(t, err)
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	ok(t, err)
+	m := regexp.MustCompile(`(?m)^go_goroutines (\d+)$`).FindStringSubmatch(string(b))
+	if m == nil {
+		t.Fatal("no go_goroutines")
+	}
+	n, err := strconv.Atoi(m[1])
+	ok(t, err)
+	http.DefaultClient.CloseIdleConnections()
+	return n
 }
