@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -268,4 +269,51 @@ func TestADeferralOfANewerVersionIsNotTouched(t *testing.T) {
 	write(t, names[0], old)
 	n.Start()
 	down(t, n, v.ID, n.Target("a"))
+}
+
+// Runtimes look for targets in the host's mount namespace, which is not that of a
+// driver in a container.
+func TestC24_ThePlaceholderIsInTheHostsNamespace(t *testing.T) {
+	host := exec.Command("unshare", "-m", "--propagation", "private", "sleep", "3600")
+	ok(t, host.Start())
+	t.Cleanup(func() { _ = host.Process.Kill(); _ = host.Wait() })
+	ns := fmt.Sprintf("/proc/%d/ns/mnt", host.Process.Pid)
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	ok(t, err)
+	for there := own; there == own; { // unshare is under way
+		there, err = os.Readlink(ns)
+		ok(t, err)
+	}
+	n := testnode.New(t, "", "--host-mount-namespace", ns)
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	target := n.Target("a")
+	_, deferred, err := publishTo(t, n, v, target, false, "ext4")
+	ok(t, err)
+	if !deferred {
+		t.Fatal("not deferred")
+	}
+	if out := run(t, "nsenter", "--mount="+ns, "findmnt", "-no", "SOURCE,PROPAGATION", target); !strings.Contains(out, "crust-deferred") || !strings.Contains(out, "unbindable") {
+		t.Errorf("on the host: %s", out)
+	}
+	elsewhere := t.TempDir()
+	if out, err := exec.Command("nsenter", "--mount="+ns, "mount", "--bind", target, elsewhere).CombinedOutput(); err == nil {
+		t.Errorf("it was bound there: %s", out)
+	}
+	n.Restart()
+	_, _, err = publishTo(t, n, v, target, false, "ext4")
+	ok(t, err)
+	down(t, n, v.ID, target)
+	if out, err := exec.Command("nsenter", "--mount="+ns, "findmnt", "-no", "SOURCE", target).CombinedOutput(); err == nil {
+		t.Errorf("left on the host: %s", out)
+	}
+	// A namespace that cannot be entered is an error at the start, with words.
+	n.Kill()
+	n.Args = []string{"--host-mount-namespace", "/dev/null"}
+	n.Launch()
+	if err := n.Wait(); err == nil || !strings.Contains(n.Log(), "--host-mount-namespace") {
+		t.Errorf("started: %v %s", err, n.Log())
+	}
+	n.Args = nil
+	n.Start()
 }
