@@ -53,7 +53,7 @@ for file in $(files virtio_pci virtio_mmio virtio_console virtio_scsi sd_mod); d
 	n=$((n + 1))
 done
 # File systems are loaded when they are mounted.
-for file in $(files ext4 xfs btrfs vfat virtiofs crc32c_generic); do
+for file in $(files ext4 xfs btrfs vfat virtiofs crc32c_generic vsock_loopback vmw_vsock_virtio_transport); do
 	to=$T/lib/modules/$release/${file#*"/lib/modules/$release/"}
 	mkdir -p "$(dirname "$to")"
 	cp "$file" "$to"

@@ -16,17 +16,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mdlayher/vsock"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/crust-csi/crust-csi/internal/channel"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/internal/vport"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 )
-
-// portName is that of the virtio-serial port.
-const portName = "crust.guest"
 
 func main() {
 	first := os.Getpid() == 1
@@ -42,7 +42,13 @@ func main() {
 func run(first bool) error {
 	dir := flag.String("dir", "/run/crust", "directory below which volumes are mounted")
 	magicText := flag.String("magic", "", "32 hexadecimal digits by which a connection begins (default: crust.magic= of the kernel's command line)")
+	address := flag.String("listen", "", "vsock:PORT instead of the virtio-serial port "+channel.PortName)
+	peer := flag.Uint("vsock-peer", uint(vsock.Host), "context id of the host, from which alone vsock connections are taken")
+	ask := flag.String("ask", "", "ask the agent at vsock:CID:PORT what it can, and exit")
 	flag.Parse()
+	if *ask != "" {
+		return info(*ask)
+	}
 	if first {
 		if err := boot(); err != nil {
 			return err
@@ -57,7 +63,7 @@ func run(first bool) error {
 	if err != nil {
 		return err
 	}
-	l, err := listen(magic)
+	l, err := channel.Listen(*address, magic, uint32(*peer))
 	if err != nil {
 		return err
 	}
@@ -75,6 +81,25 @@ func run(first bool) error {
 		}))
 	guestv1.RegisterGuestServer(g, s)
 	return g.Serve(l)
+}
+
+// info prints what another agent can.
+func info(address string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	conn, err := grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return channel.Dial(ctx, address, nil) }))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	r, err := guestv1.NewGuestClient(conn).Info(ctx, &guestv1.InfoRequest{})
+	if err != nil {
+		return err
+	}
+	fmt.Printf("Linux %s: %s\n", r.GetKernel(), strings.Join(r.GetFileSystems(), ", "))
+	os.Exit(0)
+	return nil
 }
 
 // supervise is what PID 1 does: it keeps an agent running. The agent may die, of
@@ -114,27 +139,6 @@ func parseMagic(text string) ([]byte, error) {
 		return nil, fmt.Errorf("magic %q: it has 32 hexadecimal digits", text)
 	}
 	return magic, nil
-}
-
-// listen is the one place that knows how the host reaches this guest.
-func listen(magic []byte) (net.Listener, error) {
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		names, err := filepath.Glob("/sys/class/virtio-ports/*/name")
-		if err != nil {
-			return nil, err
-		}
-		for _, n := range names {
-			if b, err := os.ReadFile(n); err != nil || strings.TrimSpace(string(b)) != portName {
-				continue
-			}
-			port, err := os.OpenFile("/dev/"+filepath.Base(filepath.Dir(n)), os.O_RDWR, 0)
-			if err != nil {
-				return nil, err
-			}
-			return vport.Listen(port, magic), nil
-		}
-	}
-	return nil, fmt.Errorf("this machine has no virtio-serial port %s", portName)
 }
 
 // boot makes of an initramfs what the rest needs.

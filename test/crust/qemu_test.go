@@ -484,3 +484,21 @@ func TestAThousandCallsToAGuest(t *testing.T) {
 	s.nodeUnpublish(p)
 	s.delete(v)
 }
+
+// As a service beside whatever else a guest runs, and over vsock: the kernel's
+// loopback stands for the hypervisor, which this machine does not have for it.
+func TestTheAgentAsAServiceOverVsock(t *testing.T) {
+	s := newServer(t, "qemu", "")
+	p := &pod{name: "vm"}
+	m := s.boot(p, "q35", "")
+	sh(t, m, "modprobe vsock_loopback")
+	sh(t, m, "(/init -dir /tmp/service -listen vsock:1024 -vsock-peer 1 > /tmp/service.log 2>&1 &) ; (/init -dir /tmp/other -listen vsock:1025 > /tmp/other.log 2>&1 &)")
+	if out := sh(t, m, "sleep 1; /init -ask vsock:1:1024"); !strings.Contains(out, "ext4") {
+		t.Errorf("%s\n%s", out, sh(t, m, "cat /tmp/service.log"))
+	}
+	// Only the host is let in, unless it is said otherwise.
+	if out, err := m.exec("timeout 3 /init -ask vsock:1:1025"); err == nil {
+		t.Errorf("a process of the guest was let in: %s", out)
+	}
+	s.deregister(p)
+}

@@ -230,9 +230,10 @@ func (x *NamespaceSandbox) GetUserNamespace() string {
 // QemuSandbox is a running QEMU with a virtio-scsi controller called
 // "crust-scsi" and a virtio-serial port that crust-guest serves.
 type QemuSandbox struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	QmpSocket     string                 `protobuf:"bytes,1,opt,name=qmp_socket,json=qmpSocket,proto3" json:"qmp_socket,omitempty"`
-	ChannelSocket string                 `protobuf:"bytes,2,opt,name=channel_socket,json=channelSocket,proto3" json:"channel_socket,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	QmpSocket string                 `protobuf:"bytes,1,opt,name=qmp_socket,json=qmpSocket,proto3" json:"qmp_socket,omitempty"`
+	// The socket that QEMU serves for the port, or vsock:CID:PORT.
+	ChannelSocket string `protobuf:"bytes,2,opt,name=channel_socket,json=channelSocket,proto3" json:"channel_socket,omitempty"`
 	// What the guest was told to expect at the beginning of a connection, 16
 	// bytes; empty for the default.
 	ChannelMagic  []byte `protobuf:"bytes,3,opt,name=channel_magic,json=channelMagic,proto3" json:"channel_magic,omitempty"`

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-csi/crust-csi/internal/channel"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/qmp"
 	"github.com/crust-csi/crust-csi/internal/record"
@@ -134,8 +135,11 @@ func (b *Backend) ask(ctx context.Context, s *box) (guestFacts, error) {
 
 // Open connects to a QEMU, and to the guest when that has booted.
 func (b *Backend) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	if !filepath.IsAbs(spec.QMP) || !filepath.IsAbs(spec.Channel) {
-		return nil, fault.New(fault.Invalid, "qmp_socket %q and channel_socket %q: give absolute paths", spec.QMP, spec.Channel)
+	if !filepath.IsAbs(spec.QMP) {
+		return nil, fault.New(fault.Invalid, "qmp_socket %q: give an absolute path", spec.QMP)
+	}
+	if err := channel.Check(spec.Channel); err != nil {
+		return nil, fault.New(fault.Invalid, "%w", err)
 	}
 	if n := len(spec.Magic); n != 0 && n != vport.MagicLength {
 		return nil, fault.New(fault.Invalid, "channel_magic has %d bytes, not %d", n, vport.MagicLength)
@@ -194,7 +198,6 @@ func (b *Backend) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox,
 	return s, nil
 }
 
-// dial is the one place that knows how a guest is reached.
 func dial(spec sandbox.Spec) (*grpc.ClientConn, error) {
 	const most = 512 << 10
 	return grpc.NewClient("passthrough:///guest",
@@ -205,7 +208,7 @@ func dial(spec sandbox.Spec) (*grpc.ClientConn, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, MaxDelay: time.Second}, MinConnectTimeout: 5 * time.Second}),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return vport.Dial(ctx, spec.Channel, spec.Magic)
+			return channel.Dial(ctx, spec.Channel, spec.Magic)
 		}))
 }
 

@@ -1,0 +1,127 @@
+// Package channel is how a host reaches the agent in its guest: a virtio-serial
+// port, or vsock where there is one.
+package channel
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mdlayher/vsock"
+
+	"github.com/crust-csi/crust-csi/internal/vport"
+)
+
+// PortName is that of the guest's virtio-serial port.
+const PortName = "crust.guest"
+
+// Check tells whether an address is one that Dial knows: the absolute path of
+// the socket that QEMU serves for the port, or vsock:CID:PORT.
+func Check(address string) error {
+	if _, _, ok := parse(address); ok || filepath.IsAbs(address) {
+		return nil
+	}
+	return fmt.Errorf("channel %q: give the absolute path of a socket, or vsock:CID:PORT", address)
+}
+
+func parse(address string) (cid, port uint32, ok bool) {
+	rest, ok := strings.CutPrefix(address, "vsock:")
+	first, second, two := strings.Cut(rest, ":")
+	c, cerr := strconv.ParseUint(first, 10, 32)
+	p, perr := strconv.ParseUint(second, 10, 32)
+	return uint32(c), uint32(p), ok && two && cerr == nil && perr == nil
+}
+
+// Dial connects to a guest's agent. magic is that of a virtio-serial port's
+// connections; vsock needs none.
+func Dial(ctx context.Context, address string, magic []byte) (net.Conn, error) {
+	cid, port, ok := parse(address)
+	if !ok {
+		return vport.Dial(ctx, address, magic)
+	}
+	type result struct {
+		conn *vsock.Conn
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		c, err := vsock.Dial(cid, port, nil)
+		done <- result{c, err}
+	}()
+	select {
+	case r := <-done:
+		if r.err != nil {
+			return nil, r.err
+		}
+		return r.conn, nil
+	case <-ctx.Done():
+		go func() { // it ends by itself, after two seconds as a rule
+			if r := <-done; r.err == nil {
+				_ = r.conn.Close() // nobody wants it any more
+			}
+		}()
+		return nil, ctx.Err()
+	}
+}
+
+// Listen is the guest's end: vsock:PORT, or, for an empty address, the
+// virtio-serial port. Over vsock only the peer with that context id is let in:
+// other processes of the guest could connect, too.
+func Listen(address string, magic []byte, peer uint32) (net.Listener, error) {
+	if address == "" {
+		return listenPort(magic)
+	}
+	text, ok := strings.CutPrefix(address, "vsock:")
+	port, err := strconv.ParseUint(text, 10, 32)
+	if !ok || err != nil {
+		return nil, fmt.Errorf("listen %q: vsock:PORT, or nothing", address)
+	}
+	l, err := vsock.Listen(uint32(port), nil)
+	if err != nil {
+		return nil, err
+	}
+	return &guarded{l, peer}, nil
+}
+
+type guarded struct {
+	net.Listener
+	peer uint32
+}
+
+func (g *guarded) Accept() (net.Conn, error) {
+	for {
+		c, err := g.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if a, ok := c.RemoteAddr().(*vsock.Addr); ok && a.ContextID == g.peer {
+			return c, nil
+		}
+		c.Close()
+	}
+}
+
+func listenPort(magic []byte) (net.Listener, error) {
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		names, err := filepath.Glob("/sys/class/virtio-ports/*/name")
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range names {
+			if b, err := os.ReadFile(n); err != nil || strings.TrimSpace(string(b)) != PortName {
+				continue
+			}
+			port, err := os.OpenFile("/dev/"+filepath.Base(filepath.Dir(n)), os.O_RDWR, 0)
+			if err != nil {
+				return nil, err
+			}
+			return vport.Listen(port, magic), nil
+		}
+	}
+	return nil, fmt.Errorf("this machine has no virtio-serial port %s", PortName)
+}
