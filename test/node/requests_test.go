@@ -56,8 +56,6 @@ func TestBadCreate(t *testing.T) {
 		"mount group":       {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].GetMount().VolumeMountGroup = "staff" }, codes.InvalidArgument, "staff"},
 		"unknown parameter": {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisionning": "thick"} }, codes.InvalidArgument, "provisionning"},
 		"unknown value":     {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisioning": "thicc"} }, codes.InvalidArgument, "thicc"},
-			r.Parameters = map[string]string{"allowRuntimeAssistedMount": "true"}
-		}, codes.InvalidArgument, "allowRuntimeAssistedMount"},
 		"unknown pool":       {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"pool": "nowhere"} }, codes.InvalidArgument, "nowhere"},
 		"mutable parameters": {func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"iops": "1"} }, codes.InvalidArgument, "iops"},
 		"negative size":      {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: -1} }, codes.InvalidArgument, "negative"},
