@@ -68,9 +68,22 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	command, bundle := parse(os.Args[1:])
-	if command == "create" || command == "run" {
+	command, bundle, err := parse(os.Args[1:])
+	if err != nil {
+		return err
+	}
+	switch command {
+	case "create", "run":
 		if err := c.prepare(bundle); err != nil {
+			return err
+		}
+	case "restore":
+		// It makes a container too, from a memory of mounts that nobody resolved.
+		s, err := readSpec(filepath.Join(bundle, "config.json"))
+		if err != nil {
+			return err
+		}
+		if err := s.closed(); err != nil {
 			return err
 		}
 	}
@@ -80,23 +93,41 @@ func run() error {
 // withValue are the global options of runc and crun that take the next word.
 var withValue = []string{"--root", "--log", "--log-format", "--log-level", "--criu", "--rootless", "--cgroup-manager"}
 
-// parse finds the command and the bundle among a runtime's arguments.
-func parse(args []string) (command, bundle string) {
+// commands are those of runc and crun.
+var commands = []string{
+	"checkpoint", "create", "delete", "events", "exec", "features", "help", "kill", "list", "mounts", "pause", "ps", "restore", "resume", "run", "spec", "start", "state", "update", "init", "version",
+}
+
+// parse finds the command and the bundle among a runtime's arguments. Options may
+// have one dash or two, and their value behind "=" or in the next word. Where the
+// command cannot be told for sure, that is an error: a container that is made
+// must not pass by.
+func parse(args []string) (command, bundle string, err error) {
 	bundle = "."
 	for i := 0; i < len(args); i++ {
-		switch a := args[i]; {
-		case command == "" && slices.Contains(withValue, a):
-			i++
+		a := args[i]
+		name, value, has := strings.Cut(a, "=")
+		if strings.HasPrefix(name, "-") {
+			name = "--" + strings.TrimLeft(name, "-")
+		}
+		switch {
+		case command == "" && slices.Contains(withValue, name):
+			if !has {
+				i++
+			}
 		case command == "" && !strings.HasPrefix(a, "-"):
-			command = a
-		case command != "" && (a == "--bundle" || a == "-b") && i+1 < len(args):
-			i++
-			bundle = args[i]
-		case command != "" && strings.HasPrefix(a, "--bundle="):
-			bundle = strings.TrimPrefix(a, "--bundle=")
+			if command = a; !slices.Contains(commands, command) {
+				return "", "", fmt.Errorf("%q is no command of runc or crun that is known here (of %q)", a, args)
+			}
+		case command != "" && (name == "--bundle" || name == "--b"):
+			if !has && i+1 < len(args) {
+				i++
+				value = args[i]
+			}
+			bundle = value
 		}
 	}
-	return command, bundle
+	return command, bundle, nil
 }
 
 // sandboxOf are the annotations by which containerd and CRI-O tell a container's
@@ -207,8 +238,15 @@ func (s *spec) binds(f func(source string) (string, error)) (changed bool, err e
 		source, _ := m["source"].(string)
 		kind, _ := m["type"].(string)
 		options, _ := m["options"].([]any)
-		if kind != "bind" && !slices.Contains(options, any("bind")) && !slices.Contains(options, any("rbind")) || !filepath.IsAbs(source) {
+		if kind != "bind" && !slices.Contains(options, any("bind")) && !slices.Contains(options, any("rbind")) || source == "" {
 			continue
+		}
+		if !filepath.IsAbs(source) {
+			// As the runtimes read it.
+			var err error
+			if source, err = filepath.Abs(filepath.Join(filepath.Dir(s.path), source)); err != nil {
+				return false, err
+			}
 		}
 		next, err := f(source)
 		if err != nil {
@@ -238,6 +276,16 @@ func (s *spec) closed() error {
 // enter has the mounts lead to the sandbox's volumes, and moves this thread,
 // which will be the runtime, into its mount namespace.
 func (s *spec) enter(ctx context.Context, client *crust.Client, id, namespace string) error {
+	// Opened before anything is resolved: the path is of an open file of the
+	// server's, whose number may be another sandbox's later.
+	ns, err := linux.Open(namespace, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	if now, err := find(ctx, client, id); err != nil || now != namespace {
+		return errors.Join(fmt.Errorf("sandbox %s was deregistered just now", id), err)
+	}
 	changed, err := s.binds(func(source string) (string, error) {
 		r, err := client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: id, Source: source})
 		switch {
@@ -264,15 +312,16 @@ func (s *spec) enter(ctx context.Context, client *crust.Client, id, namespace st
 	if err != nil {
 		return err
 	}
-	ns, err := linux.Open(namespace, os.O_RDONLY)
-	if err != nil {
-		return err
-	}
 	runtime.LockOSThread() // until execve
 	if err := linux.EnterMountNamespace(ns); err != nil {
 		return fmt.Errorf("mount namespace of sandbox %s: %w", id, err)
 	}
-	return os.Chdir(cwd)
+	if err := os.Chdir(cwd); err != nil {
+		return err
+	}
+	// Once more, as the runtime will see it: a volume may have been taken away
+	// meanwhile.
+	return s.closed()
 }
 
 func (s *spec) write() error {

@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -210,4 +212,21 @@ func Reap(until int) error {
 			return err
 		}
 	}
+}
+
+// ProcessStart tells when a process began, in clock ticks since the machine did
+// (field 22 of /proc/PID/stat, proc(5)); empty where there is none. Together with
+// the number it names a process.
+func ProcessStart(pid int) string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return ""
+	}
+	// The second field may hold anything, in parentheses.
+	rest := string(b[bytes.LastIndexByte(b, ')')+1:])
+	const field = 22 - 3
+	if f := strings.Fields(rest); len(f) > field {
+		return f[field]
+	}
+	return ""
 }

@@ -162,6 +162,16 @@ func (c *Client) run(ctx context.Context, command string, args, out any, f *os.F
 	}
 	b = append(b, '\n')
 	c.write.Lock()
+	// A QEMU that does not read must not hold up those that wait for the lock.
+	const patience = 10 * time.Second
+	deadline := time.Now().Add(patience)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	if err := c.conn.SetWriteDeadline(deadline); err != nil {
+		c.write.Unlock()
+		return err
+	}
 	if f != nil {
 		err = linux.SendFile(c.conn, b, f)
 	} else {
@@ -169,7 +179,8 @@ func (c *Client) run(ctx context.Context, command string, args, out any, f *os.F
 	}
 	c.write.Unlock()
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrGone, err)
+		// What was written of it cannot be taken back.
+		return errors.Join(fmt.Errorf("%w: %w", ErrGone, err), c.conn.Close())
 	}
 	select {
 	case r, ok := <-w:

@@ -218,6 +218,9 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 		var resp *csi.NodeExpandVolumeResponse
 		err := d.ops.short("NodeExpandVolume", func() error {
 			var err error
+			if r, ok = d.deferrals.get(id); !ok {
+				return fault.New(fault.Busy, "volume %s was unpublished just now; try again", id)
+			}
 			resp, err = d.deferredExpand(ctx, r, req)
 			return err
 		}, id)
@@ -228,6 +231,9 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	}
 	var size int64
 	err = d.ops.long(ctx, "NodeExpandVolume", func(ctx context.Context, _ *volume.Progress) error {
+		if err := d.notDeferred(id); err != nil {
+			return err
+		}
 		var err error
 		size, err = d.expand(ctx, src, id, path, r)
 		return err

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/linux"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -71,19 +72,33 @@ func New(ctx context.Context, c Config) (*Manager, error) {
 		if r.Volumes == nil {
 			r.Volumes = map[string]volumeRecord{}
 		}
-		octx, cancel := context.WithTimeout(ctx, c.Timeout)
-		sb, err := c.Backend.Open(octx, r.Spec)
-		cancel()
-		if err != nil {
-			c.Log.Warn("a sandbox of an earlier process cannot be reached; it is taken for gone", "sandbox_id", r.Spec.ID, "error", err)
-			if err := m.store.remove(r.Spec.ID); err != nil {
+		sb, err := m.reopen(ctx, r)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if errors.Is(err, ErrGone) {
+			c.Log.Info("a sandbox of an earlier process has ended", "sandbox_id", r.Spec.ID, "error", err)
+			if err := errors.Join(c.Backend.Forget(r.Spec), m.store.remove(r.Spec.ID)); err != nil {
 				return nil, err
 			}
 			continue
 		}
+		if err != nil {
+			c.Log.Error("a sandbox of an earlier process cannot be reached; it keeps what it has", "sandbox_id", r.Spec.ID, "error", err)
+			sb = unreachable{err}
+		}
 		m.take(sb, r)
 	}
 	return m, nil
+}
+
+func (m *Manager) reopen(ctx context.Context, r sandboxRecord) (Sandbox, error) {
+	if r.Spec.PID != 0 && linux.ProcessStart(r.Spec.PID) != r.Started {
+		return nil, fmt.Errorf("process %d: %w", r.Spec.PID, ErrGone)
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	return m.Backend.Open(ctx, r.Spec)
 }
 
 // Stop lets go of all sandboxes, which go on with their volumes.
@@ -115,8 +130,18 @@ func (m *Manager) take(sb Sandbox, r sandboxRecord) {
 			return
 		}
 		m.Log.Info("a sandbox has ended", "sandbox_id", r.Spec.ID)
-		if err := m.deregister(context.Background(), r.Spec.ID, "it ended"); err != nil {
-			m.Log.Error("what a sandbox that ended has left", "sandbox_id", r.Spec.ID, "error", err)
+		const longest = 30 * time.Second
+		for wait := 50 * time.Millisecond; ; wait = min(2*wait, longest) {
+			err := m.deregister(context.Background(), r.Spec.ID, "it ended")
+			if err == nil {
+				return
+			}
+			m.Log.Warn("what a sandbox that ended has left cannot be cleaned up yet", "sandbox_id", r.Spec.ID, "error", err)
+			select {
+			case <-time.After(wait):
+			case <-b.left:
+				return
+			}
 		}
 	})
 }
@@ -170,6 +195,10 @@ func (m *Manager) volume(id, source string) (*box, Volume, volumeRecord, error) 
 // keep changes a volume's record, on disk first.
 func (m *Manager) keep(b *box, source string, r *volumeRecord) error {
 	m.mu.Lock()
+	if m.boxes[b.record.Spec.ID] != b {
+		m.mu.Unlock()
+		return fault.New(fault.State, "sandbox %s was deregistered, or this server is stopping", b.record.Spec.ID)
+	}
 	next := b.record
 	next.Volumes = maps.Clone(b.record.Volumes)
 	m.mu.Unlock()
@@ -209,6 +238,11 @@ func (m *Manager) Register(ctx context.Context, spec Spec) error {
 		return nil
 	}
 	r := sandboxRecord{Spec: spec, BootID: m.boot, Volumes: map[string]volumeRecord{}}
+	if spec.PID != 0 {
+		if r.Started = linux.ProcessStart(spec.PID); r.Started == "" {
+			return fault.New(fault.State, "process %d of the sandbox does not exist", spec.PID)
+		}
+	}
 	if err := m.store.put(r); err != nil {
 		return err
 	}
@@ -217,7 +251,7 @@ func (m *Manager) Register(ctx context.Context, spec Spec) error {
 	defer cancel()
 	sb, err := m.Backend.Open(ctx, spec)
 	if err != nil {
-		return errors.Join(fmt.Errorf("sandbox %s: %w", spec.ID, err), m.store.remove(spec.ID))
+		return errors.Join(fmt.Errorf("sandbox %s: %w", spec.ID, err), m.Backend.Forget(spec), m.store.remove(spec.ID))
 	}
 	m.take(sb, r)
 	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_SANDBOX_REGISTERED, SandboxId: spec.ID})
@@ -239,7 +273,7 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 	b, ok := m.boxes[id]
 	if ok {
 		for key, what := range m.busy {
-			if strings.HasPrefix(key, "volume of "+id+" ") && !closed(b.sandbox.Gone()) {
+			if strings.HasPrefix(key, "volume of "+id+" ") {
 				m.mu.Unlock()
 				return fault.New(fault.Busy, "sandbox %s: %s is running; try again", id, what)
 			}
@@ -251,7 +285,10 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 		return nil
 	}
 	var errs []error
-	for source, r := range b.record.Volumes {
+	m.mu.Lock()
+	volumes := maps.Clone(b.record.Volumes)
+	m.mu.Unlock()
+	for source, r := range volumes {
 		v, err := r.volume()
 		if err == nil {
 			vctx, cancel := context.WithTimeout(ctx, m.Timeout)
@@ -262,7 +299,7 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 			errs = append(errs, fmt.Errorf("volume %s: %w", source, err))
 			continue
 		}
-		if err := m.keep(b, source, nil); err != nil {
+		if err := m.write(b, source, nil); err != nil {
 			errs = append(errs, err)
 		}
 		failpoint.Hit("deregister.unpublished")
@@ -291,15 +328,6 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 	m.mu.Unlock()
 	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_SANDBOX_GONE, SandboxId: id, Message: why})
 	return nil
-}
-
-func closed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
 }
 
 // claim refuses a device that another sandbox has: one device is never mounted
@@ -343,6 +371,9 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 		return err
 	}
 	defer end()
+	if _, err := m.find(id); err != nil {
+		return err // it was deregistered since
+	}
 	if err := m.claim(id, v); err != nil {
 		return err
 	}
@@ -512,6 +543,14 @@ func (m *Manager) Resolve(ctx context.Context, id, source string) (path string, 
 	}
 	v, err := found.volume()
 	if err != nil {
+		return "", false, err
+	}
+	end, err := m.begin("ResolveMount", key(id, found.Device.Path))
+	if err != nil {
+		return "", false, err
+	}
+	defer end()
+	if _, _, _, err := m.volume(id, found.Device.Path); err != nil {
 		return "", false, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.Timeout)

@@ -7,9 +7,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
@@ -59,10 +61,39 @@ type Backend interface {
 	// FileSystems are what its sandboxes' kernel can mount, asked of it.
 	FileSystems(ctx context.Context) ([]string, error)
 	// Open takes up a sandbox, new or of an earlier process.
+	// The error has ErrGone in its chain only where it is proven that the sandbox
+	// has ended.
 	Open(ctx context.Context, spec Spec) (Sandbox, error)
+	// Forget removes what a sandbox that has ended left here.
+	Forget(spec Spec) error
 	// Close is for the end of this process; sandboxes that are left go on.
 	Close() error
 }
+
+// ErrGone is a sandbox that has ended.
+var ErrGone = errors.New("the sandbox has ended")
+
+// unreachable stands for a sandbox of an earlier process that cannot be reached
+// and is not known to have ended: it may have its volumes still, so it keeps
+// them from others.
+type unreachable struct{ err error }
+
+func (u unreachable) failed() error {
+	return fault.New(fault.State, "the sandbox could not be reached when this server started (%w): end it, or make it reachable, and start the server again", u.err)
+}
+func (u unreachable) Publish(context.Context, Volume) (Place, error) { return Place{}, u.failed() }
+func (u unreachable) Unpublish(context.Context, Volume) error        { return u.failed() }
+func (u unreachable) Stats(context.Context, Volume) (mounter.Usage, string, error) {
+	return mounter.Usage{}, "", u.failed()
+}
+func (u unreachable) Expand(context.Context, Volume, int64) (mounter.Usage, error) {
+	return mounter.Usage{}, u.failed()
+}
+func (u unreachable) Resolve(context.Context, Volume, string) (string, error) { return "", u.failed() }
+func (u unreachable) Gone() <-chan struct{}                                   { return nil }
+func (u unreachable) MountNamespace() string                                  { return "" }
+func (u unreachable) Close() error                                            { return u.failed() }
+func (u unreachable) Detach()                                                 {}
 
 // Sandbox is where volumes are mounted. Of one volume no two methods run at
 // once. Every method can be repeated.

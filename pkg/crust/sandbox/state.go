@@ -16,6 +16,7 @@ import (
 type sandboxRecord struct {
 	Spec    Spec                    `json:"spec"`
 	BootID  string                  `json:"bootID"`
+	Started string                  `json:"started,omitempty"` // when the process began: its number may be given again
 	Volumes map[string]volumeRecord `json:"volumes,omitempty"` // by their device's path
 }
 

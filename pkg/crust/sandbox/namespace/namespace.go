@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
@@ -58,6 +59,11 @@ func (b *Backend) Close() error {
 	return linux.Unmount(pins)
 }
 
+// Forget unpins the namespace of a sandbox that has ended.
+func (b *Backend) Forget(spec sandbox.Spec) error {
+	return (&box{b: b, spec: spec, pin: filepath.Join(b.dir, "ns", engine.Name(spec.ID))}).unpin()
+}
+
 // Kind is "namespace".
 func (b *Backend) Kind() string { return "namespace" }
 
@@ -87,16 +93,22 @@ func (b *Backend) Open(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, e
 	if spec.PID != 0 {
 		var err error
 		if pidfd, err = linux.ProcessEnd(spec.PID); err != nil {
-			return nil, errors.Join(fault.New(fault.State, "process %d of the sandbox is gone: %w", spec.PID, err), s.unpin())
+			return nil, fault.New(fault.State, "process %d of the sandbox: %w: %w", spec.PID, sandbox.ErrGone, err)
 		}
 	}
 	if spec.UserNamespace != "" {
 		var err error
 		if s.userns, err = linux.Open(spec.UserNamespace, os.O_RDONLY); err != nil {
+			if pidfd != nil {
+				pidfd.Close()
+			}
 			return nil, fault.New(fault.State, "the sandbox's user namespace: %w", err)
 		}
 	}
 	if err := s.open(); err != nil {
+		if pidfd != nil {
+			pidfd.Close()
+		}
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -200,6 +212,9 @@ func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, err
 }
 
 func (s *box) Unpublish(_ context.Context, v sandbox.Volume) error {
+	if err := s.unbind(v); err != nil {
+		return err
+	}
 	err := s.inside(v.Target, func(t *mounter.Target) error {
 		const layers = 4
 		for range layers {
@@ -217,19 +232,72 @@ func (s *box) Unpublish(_ context.Context, v sandbox.Volume) error {
 		}
 		return fault.New(fault.State, "more than %d mounts of the volume lie on %s", layers, v.Target)
 	})
-	if !fault.Is(err, fault.NotFound) && !fault.Is(err, fault.Invalid) {
+	if err != nil && !fault.Is(err, fault.NotFound) && !fault.Is(err, fault.Invalid) {
 		return err
 	}
-	// The target cannot be reached, so nothing was mounted there, or not any more;
-	// the device knows.
+	if v.ReadOnly && err == nil {
+		return nil // another sandbox may read it too
+	}
+	// Containers have copies of the mount. And where the target cannot be reached,
+	// nothing was mounted there, or not any more: the device knows.
 	busy, berr := mounter.Busy(v.Device.Path)
 	switch {
 	case errors.Is(berr, fs.ErrNotExist):
 		return nil
-	case berr != nil || busy:
+	case berr != nil:
 		return errors.Join(err, berr)
+	case busy:
+		return errors.Join(err, fault.New(fault.State, "%s is still in use: a container of the sandbox has it, or somebody else%s", v.Device.Path, heldBy(v.Device)))
 	}
 	return nil
+}
+
+func heldBy(d mounter.Device) string {
+	if who := mounter.Holders(d); len(who) > 0 {
+		return "; " + strings.Join(who, "; ")
+	}
+	return ""
+}
+
+// binds is where sub-paths of a volume are shown inside the namespace.
+func (s *box) binds(v sandbox.Volume) string {
+	return filepath.Join(s.b.dir, "binds", engine.Name(s.spec.ID), engine.Name(v.Target))
+}
+
+// unbind takes them away.
+func (s *box) unbind(v sandbox.Volume) error {
+	dir := s.binds(v)
+	places, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = s.ns.Do(func() error {
+		var errs []error
+		for _, p := range places {
+			if err := linux.Unmount(filepath.Join(dir, p.Name())); err != nil && !errors.Is(err, linux.EINVAL) {
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
+	})
+	if err != nil {
+		return err
+	}
+	return removePlaces(dir)
+}
+
+// removePlaces removes the places of binds, which are empty outside the
+// namespace, and their directory.
+func removePlaces(dir string) error {
+	places, err := os.ReadDir(dir)
+	errs := []error{ignoreNotExist(err)}
+	for _, p := range places {
+		errs = append(errs, os.Remove(filepath.Join(dir, p.Name())))
+	}
+	return errors.Join(append(errs, ignoreNotExist(os.Remove(dir)))...)
 }
 
 // mounted runs f on the mounted volume.
@@ -284,7 +352,7 @@ func (s *box) Resolve(_ context.Context, v sandbox.Volume, sub string) (path str
 			return err
 		}
 		defer f.Close()
-		path, err = mounter.BindAt(f, filepath.Join(s.b.dir, "binds", engine.Name(s.spec.ID)), engine.Name(v.Target+"/"+sub))
+		path, err = mounter.BindAt(f, s.binds(v), engine.Name(sub))
 		return err
 	})
 	return path, err
@@ -320,10 +388,10 @@ func (s *box) unpin() error {
 	errs := []error{ignoreNotExist(os.Remove(s.pin))}
 	// The places of the binds, which were mounted inside the namespace only.
 	dir := filepath.Join(s.b.dir, "binds", engine.Name(s.spec.ID))
-	places, err := os.ReadDir(dir)
+	volumes, err := os.ReadDir(dir)
 	errs = append(errs, ignoreNotExist(err))
-	for _, p := range places {
-		errs = append(errs, os.Remove(filepath.Join(dir, p.Name())))
+	for _, v := range volumes {
+		errs = append(errs, removePlaces(filepath.Join(dir, v.Name())))
 	}
 	return errors.Join(append(errs, ignoreNotExist(os.Remove(dir)))...)
 }

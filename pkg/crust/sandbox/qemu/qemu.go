@@ -51,7 +51,7 @@ type Backend struct {
 	known guestFacts
 }
 
-// guestFacts is what the last guest said of its kernel; kept, so that it is known
+// guestFacts is what the first guest said of its kernel; kept, so that it is known
 // before the first sandbox of a new process is there.
 type guestFacts struct {
 	Kernel      string   `json:"kernel"`
@@ -77,6 +77,9 @@ func (b *Backend) facts() string { return filepath.Join(b.dir, "guest"+record.Ex
 
 // Kind is "qemu".
 func (b *Backend) Kind() string { return "qemu" }
+
+// Forget does nothing: what was plugged into a QEMU has ended with it.
+func (b *Backend) Forget(sandbox.Spec) error { return nil }
 
 // Close does nothing: QEMUs go on.
 func (b *Backend) Close() error { return nil }
@@ -126,7 +129,10 @@ func (b *Backend) ask(ctx context.Context, s *box) (guestFacts, error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.known.Kernel == f.Kernel && slices.Equal(b.known.FileSystems, f.FileSystems) && b.known.SELinux == f.SELinux {
+	// What is known of this node's guests is never changed by one of them: a pod's
+	// could have all later volumes mounted by the host by saying that it can
+	// nothing. A guest that differs fails when it is asked to mount.
+	if b.known.Kernel != "" || len(f.FileSystems) == 0 {
 		return f, nil
 	}
 	b.known = f
@@ -145,6 +151,9 @@ func (b *Backend) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox,
 		return nil, fault.New(fault.Invalid, "channel_magic has %d bytes, not %d", n, vport.MagicLength)
 	}
 	q, err := qmp.Dial(ctx, spec.QMP)
+	if errors.Is(err, linux.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
+		return nil, fault.New(fault.State, "%s: %w: %w", spec.QMP, sandbox.ErrGone, err)
+	}
 	if err != nil {
 		return nil, fault.New(fault.State, "QEMU does not answer at %s: %w", spec.QMP, err)
 	}
@@ -156,28 +165,34 @@ func (b *Backend) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox,
 	var pidfd *os.File
 	if spec.PID != 0 {
 		if pidfd, err = linux.ProcessEnd(spec.PID); err != nil {
-			return nil, errors.Join(fault.New(fault.State, "process %d of the sandbox is gone: %w", spec.PID, err), q.Close(), conn.Close())
+			return nil, errors.Join(fault.New(fault.State, "process %d of the sandbox: %w: %w", spec.PID, sandbox.ErrGone, err), q.Close(), conn.Close())
 		}
 	}
 	b.mu.Lock()
 	b.boxes[s] = true
 	b.mu.Unlock()
-	s.watch.Go(func() {
-		select {
-		case <-q.Gone():
-			close(s.gone)
-		case <-s.left:
-		}
-	})
 	if pidfd != nil {
+		// A QMP connection that breaks is no proof: the process is.
 		wctx, cancel := context.WithCancel(context.Background())
 		s.watch.Go(func() {
 			defer pidfd.Close()
 			if linux.WaitEnd(wctx, pidfd) {
-				q.Close() // ends in q.Gone
+				close(s.gone)
 			}
 		})
 		s.watch.Go(func() { <-s.left; cancel() })
+	} else {
+		s.watch.Go(func() {
+			select {
+			case <-q.Gone():
+				select {
+				case <-s.left: // closed by us
+				default:
+					close(s.gone)
+				}
+			case <-s.left:
+			}
+		})
 	}
 	s.watch.Go(func() {
 		actx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -230,8 +245,6 @@ func (s *box) ended() bool {
 	select {
 	case <-s.gone:
 		return true
-	case <-s.q.Gone():
-		return true
 	default:
 		return false
 	}
@@ -243,17 +256,33 @@ func (s *box) said(err error) error {
 	if err == nil {
 		return nil
 	}
-	if status.Code(err) == codes.Unavailable {
-		// The channel ended; if the machine did, QMP says so in a moment.
+	broken := status.Code(err) == codes.Unavailable
+	select {
+	case <-s.q.Gone():
+		broken = true
+	default:
+	}
+	if broken {
+		// A connection ended; if the machine did, that is seen in a moment.
 		select {
-		case <-s.q.Gone():
+		case <-s.gone:
+		case <-s.left:
 		case <-time.After(time.Second):
 		}
 	}
 	if s.ended() {
-		return fault.New(fault.State, "the microVM has ended; its console says why: %w", err)
+		return fault.New(fault.State, "the microVM has ended; its console says why: %s", clip(err.Error()))
 	}
-	return fmt.Errorf("in the guest: %w", err)
+	// The guest chooses its words, and of codes only those that mean no more than
+	// a refusal.
+	switch st, ok := status.FromError(err); {
+	case !ok || st.Code() == codes.DeadlineExceeded || st.Code() == codes.Canceled || st.Code() == codes.Unavailable:
+		return fmt.Errorf("in the guest: %w", err)
+	case st.Code() == codes.InvalidArgument:
+		return fault.New(fault.Invalid, "in the guest: %s", clip(st.Message()))
+	default:
+		return fault.New(fault.State, "in the guest: %s", clip(st.Message()))
+	}
 }
 
 // within runs f until the sandbox ends: a guest whose machine is gone answers
@@ -265,6 +294,8 @@ func (s *box) within(ctx context.Context, f func(context.Context) error) error {
 	defer close(stop)
 	go func() {
 		select {
+		case <-s.gone:
+			cancel()
 		case <-s.q.Gone():
 			cancel()
 		case <-stop:
@@ -319,7 +350,8 @@ func (s *box) attach(ctx context.Context, v sandbox.Volume) error {
 func (s *box) addNode(ctx context.Context, v sandbox.Volume) error {
 	mode := os.O_RDWR | linux.OExcl
 	if v.ReadOnly || v.Device.ReadOnly {
-		mode = os.O_RDONLY
+		// Exclusively too: a reader of what somebody else writes reads nonsense.
+		mode = os.O_RDONLY | linux.OExcl
 	}
 	f, err := linux.Open(v.Device.Path, mode)
 	if errors.Is(err, linux.EBUSY) {
@@ -439,7 +471,7 @@ func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, err
 
 // clip bounds a guest's text that is kept and shown.
 func clip(s string) string {
-	const most = 256
+	const most = 1500
 	return fmt.Sprintf("%.*s", most, s)
 }
 
