@@ -201,6 +201,20 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 	return nil
 }
 
+// leftByRuntime refuses to mount here what a sandbox may not have let go of yet:
+// a volume of a class that allows deferral, that is in use though this node has
+// published it nowhere.
+func (d *Driver) leftByRuntime(p *publication) error {
+	if !p.attrs.AllowRuntimeAssistedMount || p.use.block || p.attachment.Share != nil || len(d.publishedAt(p.src, p.id)) > 0 {
+		return nil
+	}
+	busy, err := mounter.Busy(p.attachment.Device.Path)
+	if err == nil && busy {
+		err = fault.New(fault.State, "volume %s: %s is still in use, by a sandbox that it was deferred to or by somebody else%s; the volume is mounted when that has ended", p.id, p.attachment.Device.Path, volume.HeldBy(p.attachment.Device))
+	}
+	return err
+}
+
 func (r deferral) answer(resp *csi.NodePublishVolumeResponse) error {
 	return crust.SetMountInfo(resp, crust.MountInfo{Source: r.Source, Type: r.Type, Options: r.Options})
 }

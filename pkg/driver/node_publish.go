@@ -140,6 +140,9 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 			return fault.New(fault.State, "volume %s has access mode SINGLE_NODE_SINGLE_WRITER (ReadWriteOncePod) and is published at %s already", p.id, others[0])
 		}
 	}
+	if err := d.leftByRuntime(p); err != nil {
+		return err
+	}
 	m, err := d.detached(ctx, p, quick)
 	if errors.Is(err, errNeedsTime) {
 		return err

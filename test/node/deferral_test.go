@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -173,6 +174,27 @@ func TestC04_MountedHereUnlessEverythingSaysOtherwise(t *testing.T) {
 			down(t, n, v.ID, target)
 		})
 	}
+}
+
+// A sandbox that has not let go yet holds the device, as QEMU does.
+func TestC19_NotMountedHereWhileASandboxHasTheDevice(t *testing.T) {
+	n := testnode.New(t, "")
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	info, _, err := publishTo(t, n, v, n.Target("a"), false, "ext4")
+	ok(t, err)
+	held, err := os.OpenFile(info.Source, os.O_RDWR|syscall.O_EXCL, 0)
+	ok(t, err)
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
+	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false), codes.FailedPrecondition, "still in use")
+	_, _, err = publishTo(t, n, v, n.Target("b"), false, "ext4")
+	refused(t, err, codes.FailedPrecondition, "in use")
+	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, "in use")
+	ok(t, held.Close())
+	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false))
+	// Beside what is published here, more is.
+	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("c"), true))
+	down(t, n, v.ID, n.Target("b"), n.Target("c"))
 }
 
 func TestC05_C06_C07_StatsAndGrowthOfADeferredVolume(t *testing.T) {
