@@ -1,8 +1,10 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -26,9 +28,22 @@ func sum(t testing.TB, path string) (out [sha256.Size]byte) {
 	f, err := os.Open(path)
 	ok(t, err)
 	defer f.Close()
+	// In pieces, and without those that hold nothing: an image does not fit into
+	// a guest's memory, and hashing it all takes an emulated processor a minute.
 	h := sha256.New()
-	_, err = io.Copy(h, f) // an image does not fit into a guest's memory
-	ok(t, err)
+	piece, nothing := make([]byte, 64<<10), make([]byte, 64<<10)
+	for at := 0; ; at += len(piece) {
+		n, err := io.ReadFull(f, piece)
+		if !bytes.Equal(piece[:n], nothing[:n]) {
+			fmt.Fprint(h, at, " ")
+			h.Write(piece[:n])
+		}
+		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			fmt.Fprint(h, at+n)
+			break
+		}
+		ok(t, err)
+	}
 	h.Sum(out[:0])
 	return out
 }
