@@ -1,0 +1,230 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+func key(id, source string) string { return "volume of " + id + " " + source }
+
+// Publish mounts a volume in a sandbox.
+func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
+	b, err := m.find(id)
+	if err != nil {
+		return err
+	}
+	if err := checkOptions(v.Options); err != nil {
+		return err
+	}
+	below, err := filepath.Rel(m.KubeletDir, v.Target)
+	if err != nil || !filepath.IsAbs(v.Target) || !filepath.IsLocal(below) || below == "." || filepath.Clean(v.Target) != v.Target {
+		return fault.New(fault.Invalid, "host_target_path %q is no clean path below %s (--kubelet-dir)", v.Target, m.KubeletDir)
+	}
+	source := v.Device.Path
+	// By number too: a device may have two names.
+	end, err := m.begin("RuntimePublishVolume", key(id, source), fmt.Sprintf("device %d:%d", v.Device.Major, v.Device.Minor))
+	if err != nil {
+		return err
+	}
+	defer end()
+	if _, err := m.find(id); err != nil {
+		return err // it was deregistered since
+	}
+	if err := m.claim(id, v); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	filesystems, err := m.Backend.FileSystems(ctx)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(filesystems, v.Type) {
+		return fault.New(fault.Invalid, "file_system %q cannot be mounted in a sandbox; its kernel has %s", v.Type, strings.Join(filesystems, ", "))
+	}
+	want := volumeRecord{
+		State: publishing, Device: v.Device, Target: v.Target, Type: v.Type, Options: v.Options.List(), ReadOnly: v.ReadOnly, Group: v.Group, Policy: v.Policy,
+	}
+	m.mu.Lock()
+	have, known := b.record.Volumes[source]
+	m.mu.Unlock()
+	if known {
+		same := want
+		same.State, same.Place = have.State, have.Place
+		if !reflect.DeepEqual(have, same) {
+			return fault.New(fault.Exists, "volume %s is published in sandbox %s in another way (%s at %s, options %v); unpublish it first", source, id, have.Type, have.Target, have.Options)
+		}
+	} else if err := m.write(b, source, &want); err != nil {
+		return err
+	}
+	failpoint.Hit("publish.recorded")
+	place, err := b.sandbox.Publish(ctx, v)
+	if err != nil {
+		err = fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
+		if known && have.State == published {
+			return err // it was mounted before, and nobody took it away
+		}
+		// With time of its own: the caller's may be up.
+		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.Timeout)
+		defer cancel()
+		if uerr := b.sandbox.Unpublish(uctx, v); uerr != nil {
+			return errors.Join(err, fmt.Errorf("and what was begun could not be undone: %w", uerr))
+		}
+		return errors.Join(err, m.write(b, source, nil))
+	}
+	failpoint.Hit("publish.mounted")
+	want.State, want.Place = published, place
+	if err := m.write(b, source, &want); err != nil {
+		return err
+	}
+	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_VOLUME_PUBLISHED, SandboxId: id, HostVolumeId: source})
+	return nil
+}
+
+// write is keep, one at a time for each sandbox.
+func (m *Manager) write(b *box, source string, r *volumeRecord) error {
+	for {
+		end, err := m.begin("a record is written", "record of "+b.record.Spec.ID)
+		if err == nil {
+			defer end()
+			return m.keep(b, source, r)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// Unpublish takes a volume away from a sandbox.
+func (m *Manager) Unpublish(ctx context.Context, id, source string) error {
+	b, err := m.find(id)
+	if fault.Is(err, fault.NotFound) {
+		return nil
+	}
+	end, err := m.begin("UnpublishVolume", key(id, source))
+	if err != nil {
+		return err
+	}
+	defer end()
+	m.mu.Lock()
+	r, ok := b.record.Volumes[source]
+	m.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	v, err := r.volume()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	if err := b.sandbox.Unpublish(ctx, v); err != nil {
+		return fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
+	}
+	failpoint.Hit("unpublish.detached")
+	if err := m.write(b, source, nil); err != nil {
+		return err
+	}
+	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_VOLUME_UNPUBLISHED, SandboxId: id, HostVolumeId: source})
+	return nil
+}
+
+// Stats asks for how full a volume is.
+func (m *Manager) Stats(ctx context.Context, id, source string) (mounter.Usage, string, error) {
+	b, v, _, err := m.volume(id, source)
+	if err != nil {
+		return mounter.Usage{}, "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	u, ailment, err := b.sandbox.Stats(ctx, v)
+	if err != nil {
+		err = fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
+	}
+	return u, ailment, err
+}
+
+// Expand grows a volume's file system.
+func (m *Manager) Expand(ctx context.Context, id, source string, required int64) (int64, error) {
+	if required < 0 {
+		return 0, fault.New(fault.Invalid, "required_bytes %d is negative", required)
+	}
+	b, v, r, err := m.volume(id, source)
+	if err != nil {
+		return 0, err
+	}
+	end, err := m.begin("RuntimeExpandVolume", key(id, source))
+	if err != nil {
+		return 0, err
+	}
+	defer end()
+	if r.ReadOnly {
+		return 0, fault.New(fault.State, "volume %s is published read-only in sandbox %s, so it does not grow", source, id)
+	}
+	size, err := mounter.DeviceSize(v.Device)
+	if err != nil {
+		return 0, err
+	}
+	if size < required {
+		return 0, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; NodeExpandVolume of the CSI driver comes first", source, size, required)
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	if _, err := b.sandbox.Expand(ctx, v, size); err != nil {
+		return 0, fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
+	}
+	return size, nil
+}
+
+// Resolve tells what a container is to be given for a mount source. foreign: it
+// is not of any volume of the sandbox.
+func (m *Manager) Resolve(ctx context.Context, id, source string) (path string, foreign bool, err error) {
+	b, err := m.find(id)
+	if err != nil {
+		return "", false, err
+	}
+	clean := filepath.Clean(source)
+	m.mu.Lock()
+	var found volumeRecord
+	sub := ""
+	for _, r := range b.record.Volumes {
+		if rest, ok := strings.CutPrefix(clean, r.Target); ok && (rest == "" || rest[0] == '/') {
+			found, sub = r, strings.TrimPrefix(rest, "/")
+		}
+	}
+	m.mu.Unlock()
+	if found.Target == "" {
+		return "", true, nil
+	}
+	if found.State != published {
+		return "", false, fault.New(fault.State, "volume %s is not mounted in sandbox %s yet", found.Device.Path, id)
+	}
+	v, err := found.volume()
+	if err != nil {
+		return "", false, err
+	}
+	end, err := m.begin("ResolveMount", key(id, found.Device.Path))
+	if err != nil {
+		return "", false, err
+	}
+	defer end()
+	if _, _, _, err := m.volume(id, found.Device.Path); err != nil {
+		return "", false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	path, err = b.sandbox.Resolve(ctx, v, sub)
+	if err != nil {
+		return "", false, fmt.Errorf("mount source %s in sandbox %s: %w", source, id, err)
+	}
+	return path, false, nil
+}

@@ -1,0 +1,133 @@
+package crust
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+)
+
+// An agent that is killed, and a guest without memory, are not the end of it.
+func TestAnAgentThatIsKilled(t *testing.T) {
+	s := newServer(t, "qemu", "")
+	s.acquaint()
+	v := s.volume("a", "ext4")
+	p := s.pod("pod", v)
+	ok(t, s.nodePublish(p))
+	m := s.boot(p, "q35", "")
+	ok(t, s.runtimePublish(p))
+	at := m.path(p.target)
+	sh(t, m, "echo kept > %s/f", at)
+	agent := func() string {
+		return sh(t, m, `for p in /proc/[0-9]*; do [ "$(readlink $p/exe)" = /init ] && [ $p != /proc/1 ] && echo ${p#/proc/}; done; true`)
+	}
+	for range 3 {
+		pid := agent()
+		_, _ = m.exec("kill -9 " + pid) // its own answer is lost
+		if out := sh(t, m, "cat %s/f", at); out != "kept" {
+			t.Errorf("after the agent's end: %q", out)
+		}
+		if now := agent(); now == pid {
+			t.Errorf("the agent %s was not killed", pid)
+		}
+		ok(t, s.runtimePublish(p)) // it finds the volume mounted
+	}
+	// And crustd: the sandbox is found again, and its volume in it.
+	s.restart()
+	ok(t, s.runtimePublish(p))
+	st, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+	ok(t, err)
+	if st.GetUsage()[0].GetTotal() == 0 {
+		t.Error("no stats")
+	}
+	// Something eats all memory: whatever the kernel kills, the volume stays, and
+	// can be taken away.
+	_, _ = m.exec("mkdir -p /tmp/eat && mount -t tmpfs -o size=2G none /tmp/eat && dd if=/dev/zero of=/tmp/eat/f bs=1M 2>/dev/null; rm -f /tmp/eat/f")
+	if out, err := m.exec("rm -f /tmp/eat/f; cat " + at + "/f"); err != nil || strings.TrimSpace(out) != "kept" {
+		if !m.gone() {
+			t.Errorf("after it ran out of memory: %v %s", err, out)
+		}
+	}
+	s.deregister(p)
+	s.nodeUnpublish(p)
+	s.delete(v)
+}
+
+func (m *machine) gone() bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", m.vm.PID))
+	return err != nil || strings.Contains(string(b), ") Z ")
+}
+
+// A file system that takes the guest's kernel with it: the host lives, the error
+// says what happened, and the volume can be published elsewhere.
+func TestAFileSystemThatEndsTheGuest(t *testing.T) {
+	s := newServer(t, "qemu", "")
+	s.acquaint()
+	v := s.volume("a", "ext4", "errors=panic")
+	// A directory whose block is noise: the mount is well, looking is not.
+	v.Context = nil
+	ok(t, s.node.Client.Publish(ctxOf(t), v, s.node.Target("host"), false))
+	ok(t, os.Mkdir(s.node.Target("host")+"/victim", 0o755))
+	ok(t, os.WriteFile(s.node.Target("host")+"/victim/f", []byte("x"), 0o644))
+	ok(t, s.node.Client.Unpublish(ctxOf(t), v.ID, s.node.Target("host")))
+	v.Context = map[string]string{"allowRuntimeAssistedMount": "true"}
+	p := s.pod("pod", v)
+	ok(t, s.nodePublish(p))
+	block := strings.Fields(run(t, "sh", "-c", "debugfs -R 'blocks /victim' "+p.info.Source+" 2>/dev/null"))[0]
+	blockSize := strings.Fields(run(t, "sh", "-c", "dumpe2fs -h "+p.info.Source+" 2>/dev/null | grep '^Block size'"))[2]
+	run(t, "dd", "if=/dev/urandom", "of="+p.info.Source, "bs="+blockSize, "seek="+block, "count=1", "conv=notrunc,fsync", "status=none")
+	m := s.boot(p, "q35", "")
+	ok(t, s.runtimePublish(p))
+	_, err := m.exec("ls -la " + m.path(p.target) + "/victim")
+	if err == nil {
+		t.Fatal("the guest did not notice")
+	}
+	for deadline := time.Now().Add(20 * time.Second); !m.gone(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the guest lives: %v", err)
+		}
+	}
+	m.kill()
+	if !strings.Contains(err.Error(), "the microVM has ended") {
+		t.Errorf("the error: %v", err)
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		list, err := s.client.ListSandboxes(ctxOf(t), &crustv1alpha1.ListSandboxesRequest{})
+		ok(t, err)
+		if len(list.GetSandboxes()) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the sandbox is still listed")
+		}
+	}
+	s.nodeUnpublish(p)
+	// Elsewhere: the node looks first, and a person is asked for, or it is mended.
+	ok(t, s.node.Client.Unstage(ctxOf(t), v.ID))
+	if err := s.node.Client.Stage(ctxOf(t), v); err != nil {
+		refused(t, err, codes.FailedPrecondition, "needs a person")
+	}
+	s.delete(v)
+}
+
+func TestADeviceThatIsGone(t *testing.T) {
+	s := newServer(t, "qemu", "")
+	s.acquaint()
+	v := s.volume("a", "ext4")
+	p := s.pod("pod", v)
+	ok(t, s.nodePublish(p))
+	m := s.boot(p, "q35", "")
+	q := *p
+	q.info.Source = "/dev/loop-that-is-gone"
+	refused(t, s.runtimePublish(&q), codes.FailedPrecondition, "does not exist")
+	ok(t, s.runtimePublish(p))
+	_ = m
+	s.deregister(p)
+	s.nodeUnpublish(p)
+	s.delete(v)
+}
