@@ -6,6 +6,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -120,11 +121,14 @@ func parse(args []string) (command, bundle string, err error) {
 				return "", "", fmt.Errorf("%q is no command of runc or crun that is known here (of %q)", a, args)
 			}
 		case command != "" && (name == "--bundle" || name == "--b"):
-			if !has && i+1 < len(args) {
-				i++
+			if !has {
+				if i++; i >= len(args) {
+					return "", "", fmt.Errorf("%s wants a directory (in %q)", a, args)
+				}
 				value = args[i]
 			}
-			bundle = value
+			// runc and crun take an empty one for the working directory.
+			bundle = cmp.Or(value, ".")
 		}
 	}
 	return command, bundle, nil
