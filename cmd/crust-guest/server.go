@@ -283,9 +283,7 @@ func (s *server) Grow(ctx context.Context, r *guestv1.GrowRequest) (*guestv1.Gro
 		if err != nil {
 			return err
 		}
-		u, err := engine.Grow(st, m.Type, d)
-		resp.TotalBytes = u.TotalBytes
-		return err
+		return engine.Grow(st, m.Type, d)
 	})
 }
 

@@ -60,8 +60,12 @@ func load() (config, error) {
 	if v := os.Getenv("CRUST_ENDPOINT"); v != "" {
 		c.Endpoint = v
 	}
-	c.Runtime, err = exec.LookPath(c.Runtime)
-	return c, err
+	path, err := exec.LookPath(c.Runtime)
+	if err != nil {
+		return c, fmt.Errorf("every command is passed on to %q, which is not there (%w): install it, or set \"runtime\" in %s", c.Runtime, err, configFile)
+	}
+	c.Runtime = path
+	return c, nil
 }
 
 func run() error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -30,14 +31,33 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// Whatever the arguments, no container is made that passes by: where they hold
-// "run" or "create" as a command, it is found or refused.
+// Whatever stands before the command and behind it, "create" and its bundle are
+// found, or the arguments are refused: no container that is made passes by.
 func FuzzParse(f *testing.F) {
-	f.Add("--root /x run -b /b id")
-	f.Fuzz(func(t *testing.T, line string) {
-		command, bundle, err := parse(strings.Fields(line))
-		if err == nil && command != "" && bundle == "" {
-			t.Errorf("%q: no bundle", line)
+	f.Add("--root /x", "--pid-file p", "id")
+	f.Add("--log=l -cgroup-manager cgroupfs", "", "")
+	f.Fuzz(func(t *testing.T, global, before, after string) {
+		words := strings.Fields(global)
+		args := append(append([]string{}, words...), "create", "--bundle", "/the/bundle")
+		args = append(append(args, strings.Fields(before)...), strings.Fields(after)...)
+		command, bundle, err := parse(args)
+		if err != nil {
+			return
+		}
+		other := strings.Contains(before+after, "-b") // another --bundle or -b
+		if slices.ContainsFunc(words, func(w string) bool { return !strings.HasPrefix(w, "-") }) || len(words) > 0 && takesValue(words[len(words)-1]) {
+			// The command is one of the words before, or "create" is a value.
+			if command == "" {
+				t.Errorf("%q: no command", args)
+			}
+			return
+		}
+		if command != "create" || bundle != "/the/bundle" && !other {
+			t.Errorf("%q: %q %q", args, command, bundle)
 		}
 	})
+}
+
+func takesValue(word string) bool {
+	return !strings.Contains(word, "=") && slices.Contains(withValue, "--"+strings.TrimLeft(word, "-"))
 }

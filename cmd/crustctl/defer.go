@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/cobra"
@@ -14,14 +16,38 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
+func capabilities(ctx context.Context, c *crust.Client) ([]crust.Capability, error) {
+	r, err := c.RuntimeGetCapabilities(ctx, &crustv1alpha1.RuntimeGetCapabilitiesRequest{})
+	var list []crust.Capability
+	for _, v := range r.GetCapabilities() {
+		list = append(list, v.GetRpc().GetType())
+	}
+	return list, err
+}
+
 // deferred stages a volume and has the node leave it to the runtime; the runtime
 // that cannot mount it is an error here, for a person asked for a sandbox.
-func (g *globals) deferred(cmd *cobra.Command, runtime *crust.Client, v csiclient.Volume, target string, readOnly bool) (crust.MountInfo, error) {
+func (g *globals) deferred(cmd *cobra.Command, runtime *crust.Client, v csiclient.Volume, target string, readOnly, group bool) (crust.MountInfo, error) {
 	var info crust.MountInfo
 	err := g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
 		fs, err := runtime.RuntimeGetSupportedFileSystems(ctx, &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
 		if err != nil {
 			return err
+		}
+		if len(fs.GetFileSystems()) == 0 {
+			return errors.New("crustd has met no guest yet, so it does not know what guests mount: wait until one has booted (crustctl sandbox run); nothing was changed")
+		}
+		have, err := capabilities(ctx, runtime)
+		if err != nil {
+			return err
+		}
+		node, err := c.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+		if err != nil {
+			return err
+		}
+		defers := slices.ContainsFunc(node.GetCapabilities(), func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == crust.NodeCapability })
+		if d := crust.Decide(crust.PodVolume{Socket: g.crust, Allowed: true, NodeDefers: defers, Capabilities: have, Filesystems: fs.GetFileSystems(), Block: v.Block, Group: group}); !d.Defer {
+			return fmt.Errorf("%s; nothing was changed", d.Why)
 		}
 		if err := c.Stage(ctx, v); err != nil {
 			return err
@@ -42,7 +68,9 @@ func (g *globals) deferred(cmd *cobra.Command, runtime *crust.Client, v csiclien
 		var deferred bool
 		info, deferred, err = crust.MountInfoOf(resp)
 		if err == nil && !deferred {
-			err = fmt.Errorf("the node mounted the volume itself: the runtime mounts %v, and the volume holds something else, or csi-node runs with --runtime-assisted-mounts=false; `crustctl volume unpublish %s %s`", fs.GetFileSystems(), v.ID, target)
+			// Nobody asked for a mount on the host.
+			err = errors.Join(fmt.Errorf("the node mounted the volume itself, for what is on it is none of %v; it was unpublished again", fs.GetFileSystems()),
+				c.Unpublish(ctx, v.ID, target), c.Unstage(ctx, v.ID))
 		}
 		return err
 	})

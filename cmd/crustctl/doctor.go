@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/pkg/crust"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
 )
@@ -25,7 +28,7 @@ type finding struct {
 }
 
 func doctorCommand(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "doctor", Short: "Tell what works on this node, what does not, and what to do", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+	c := &cobra.Command{Use: "doctor", Short: "Tell what works on this node, what does not, and what to do", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 		list := examine(cmd.Context(), g)
 		t := table{head: []string{"WHAT", "WORKS", "WHAT TO DO"}}
 		for _, f := range list {
@@ -41,6 +44,8 @@ func doctorCommand(g *globals) *cobra.Command {
 		}
 		return nil
 	}}
+	c.Flags().StringVar(&g.crust, "crust", "unix:///run/crust/crust.sock", "CRUST socket, where there is one")
+	return c
 }
 
 func examine(ctx context.Context, g *globals) []finding {
@@ -67,7 +72,10 @@ func examine(ctx context.Context, g *globals) []finding {
 		out := finding{What: f.Name, Answer: f.Answer.String()}
 		if f.Answer != mounter.Yes {
 			out.Answer += ": " + f.Why
-			out.Do = fmt.Sprintf("without it, %s (Linux %s has it)", f.Cost, f.Since)
+			out.Do = "without it, " + f.Cost
+			if !strings.HasPrefix(f.Since, "any") {
+				out.Do += fmt.Sprintf(" (Linux %s has it)", f.Since)
+			}
 		}
 		list = append(list, out)
 	}
@@ -84,6 +92,14 @@ func examine(ctx context.Context, g *globals) []finding {
 		err = root.Close()
 	}
 	need("kubelet directory "+g.kubeletDir, err, "create it, or give --kubelet-dir")
+	const crustOnly = "only for volumes that sandboxes mount (docs/sandboxes.md): "
+	_, err = exec.LookPath("qemu-system-x86_64")
+	say("QEMU for microVMs", err, crustOnly+"apt-get install qemu-system-x86")
+	answer, err := g.probeCrust(ctx)
+	say("CRUST server at "+g.crust, err, crustOnly+"start crustd, or give --crust")
+	if err == nil {
+		list[len(list)-1].Answer = answer
+	}
 	free, err := g.probe(ctx)
 	need("driver at "+g.endpoint, err, "start csi-node, or give --endpoint")
 	if err == nil && free != nil {
@@ -95,6 +111,25 @@ func examine(ctx context.Context, g *globals) []finding {
 		list = append(list, room)
 	}
 	return list
+}
+
+// probeCrust asks the CRUST server what its sandboxes mount.
+func (g *globals) probeCrust(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	c, err := crust.Dial(g.crust)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	r, err := c.RuntimeGetSupportedFileSystems(ctx, &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", errCrust, err)
+	}
+	if len(r.GetFileSystems()) == 0 {
+		return "yes, but it has met no guest yet, so volumes are mounted by the node: boot one", nil
+	}
+	return "yes: sandboxes mount " + strings.Join(r.GetFileSystems(), ", "), nil
 }
 
 // probe asks the driver whether it can work, and for the space that its first

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -35,14 +36,22 @@ func main() {
 	}
 }
 
+// explain gives an error's words. The code of a gRPC error is said once, also
+// where others are joined to it.
 func explain(err error) string {
-	if s, ok := status.FromError(err); ok {
-		if s.Code() == codes.Unavailable {
-			return s.Message() + " (is csi-node running? its socket is given with --endpoint)"
-		}
-		return fmt.Sprintf("%s: %s", s.Code(), s.Message())
+	var s interface{ GRPCStatus() *status.Status }
+	if !errors.As(err, &s) {
+		return err.Error()
 	}
-	return err.Error()
+	st := s.GRPCStatus()
+	text := strings.ReplaceAll(err.Error(), fmt.Sprintf("rpc error: code = %s desc = ", st.Code()), "")
+	if st.Code() == codes.Unavailable && !errors.Is(err, errCrust) {
+		return text + " (is csi-node running? its socket is given with --endpoint)"
+	}
+	if st.Code() == codes.Unimplemented && strings.Contains(st.Message(), "unknown service csi.") {
+		return text + ": what answers there is no CSI driver (csi-node's socket is given with --endpoint)"
+	}
+	return fmt.Sprintf("%s: %s", st.Code(), text)
 }
 
 func root() *cobra.Command {

@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/microvm"
 	"github.com/crust-csi/crust-csi/pkg/crust"
@@ -18,9 +21,9 @@ import (
 )
 
 func sandboxCommand(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "sandbox", Short: "Start, look at and end sandboxes of a CRUST server (crustd)"}
+	c := group("sandbox", "Start, look at and end sandboxes of a CRUST server (crustd)")
 	c.PersistentFlags().StringVar(&g.crust, "crust", "unix:///run/crust/crust.sock", "CRUST socket")
-	c.AddCommand(sandboxRun(g), sandboxList(g), sandboxExec(g), sandboxRemove(g), sandboxPublish(g), sandboxUnpublish(g), sandboxExpand(g))
+	c.AddCommand(sandboxRun(g), sandboxList(g), sandboxExec(g), sandboxRemove(g), sandboxPublish(g), sandboxUnpublish(g), sandboxStats(g), sandboxExpand(g))
 	return c
 }
 
@@ -32,8 +35,56 @@ func (g *globals) withCrust(cmd *cobra.Command, f func(ctx context.Context, c *c
 		return err
 	}
 	defer c.Close()
-	return f(ctx, c)
+	err = f(ctx, c)
+	switch text := fmt.Sprint(err); {
+	case status.Code(err) == codes.Unavailable && strings.Contains(text, "permission denied"):
+		return fmt.Errorf("%w: %w: only root, and users of crustd's --allow-uid, may connect", errCrust, err)
+	case status.Code(err) == codes.Unavailable && strings.Contains(text, "dial unix"):
+		return fmt.Errorf("%w: %w (is crustd running? its socket is given with --crust)", errCrust, err)
+	case status.Code(err) == codes.Unimplemented && strings.Contains(text, "unknown service crust."):
+		return fmt.Errorf("%w: %w: what answers at %s is not crustd (csi-node's socket is given with --endpoint)", errCrust, err, g.crust)
+	}
+	return err
 }
+
+// errCrust marks what is said of the CRUST socket, and not of the driver's.
+var errCrust = errors.New("CRUST socket")
+
+// sandboxes lists them; here is the sandbox with that id, nil for none.
+func sandboxes(ctx context.Context, c *crust.Client, id string) (all []*crustv1alpha1.Sandbox, here *crustv1alpha1.Sandbox, err error) {
+	r, err := c.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
+	for _, s := range r.GetSandboxes() {
+		if s.GetSandboxId() == id {
+			here = s
+		}
+	}
+	return r.GetSandboxes(), here, err
+}
+
+// inSandbox finds what a sandbox has at a host target.
+func inSandbox(ctx context.Context, c *crust.Client, id, target string) (*crustv1alpha1.Volume, error) {
+	all, here, err := sandboxes(ctx, c, id)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range all {
+		for _, v := range s.GetVolumes() {
+			if v.GetHostTargetPath() != target {
+				continue
+			}
+			if s != here {
+				return nil, fmt.Errorf("what is published at %s is in sandbox %q, not in %q", target, s.GetSandboxId(), id)
+			}
+			return v, nil
+		}
+	}
+	if here == nil {
+		return nil, fmt.Errorf("no sandbox %q: %w", id, errNothing)
+	}
+	return nil, fmt.Errorf("sandbox %q has nothing at %s: %w", id, target, errNothing)
+}
+
+var errNothing = errors.New("nothing is published there (crustctl sandbox list)")
 
 // runDir is where a microVM that this command started has its sockets.
 func runDir(base, id string) string { return filepath.Join(base, id) }
@@ -55,7 +106,12 @@ func sandboxRun(g *globals) *cobra.Command {
 			}
 			m.Dir = runDir(base, id)
 			if _, err := os.Stat(m.Dir); err == nil {
-				return fmt.Errorf("%s exists: `crustctl sandbox rm %s` first", m.Dir, id)
+				return fmt.Errorf("%s exists: `crustctl sandbox rm %s --run-dir %s` first", m.Dir, id, base)
+			}
+			for _, file := range []string{m.Kernel, m.Initrd} {
+				if _, err := os.Stat(file); err != nil {
+					return fmt.Errorf("%w; `make guest` builds them in .cache/guest: give --kernel and --initramfs (for a mount namespace: --kind namespace)", err)
+				}
 			}
 			begin := time.Now()
 			vm, err := microvm.Start(ctx, m)
@@ -78,7 +134,7 @@ func sandboxRun(g *globals) *cobra.Command {
 			}
 			if err != nil {
 				vm.Kill()
-				return errors.Join(err, removeRun(m.Dir))
+				return errors.Join(fmt.Errorf("%w%s", err, lastWords(vm.Console)), removeRun(m.Dir))
 			}
 			return g.done(cmd, fmt.Sprintf("running (%s, pid %d)", vm.Accel, vm.PID), id, fmt.Sprintf("up after %.1f s, console in %s", time.Since(begin).Seconds(), vm.Console))
 		})
@@ -94,6 +150,17 @@ func sandboxRun(g *globals) *cobra.Command {
 	f.Int64Var(&pid, "pid", 0, "namespace: a process whose end ends the sandbox")
 	f.StringVar(&userns, "user-namespace", "", "namespace: the user namespace whose ids files are shown in, /proc/PID/ns/user")
 	return c
+}
+
+// lastWords is the end of a guest's console, for an error.
+func lastWords(console string) string {
+	b, err := os.ReadFile(console)
+	if err != nil || len(b) == 0 {
+		return ""
+	}
+	const most = 15
+	lines := strings.Split(strings.TrimSpace(strings.ReplaceAll(string(b), "\r", "")), "\n")
+	return "\nthe guest's console ends with:\n  " + strings.Join(lines[max(0, len(lines)-most):], "\n  ")
 }
 
 // removeRun removes what a microVM had in its directory.
@@ -116,14 +183,18 @@ func sandboxList(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			t := table{head: []string{"SANDBOX", "KIND", "PID", "VOLUME", "TYPE", "STATE", "INSIDE", "HOST TARGET"}}
+			t := table{head: []string{"SANDBOX", "KIND", "PID", "DEVICE", "TYPE", "STATE", "INSIDE", "HOST TARGET"}}
 			for _, s := range r.GetSandboxes() {
-				row := []string{s.GetSandboxId(), s.GetKind(), fmt.Sprint(s.GetPid())}
+				pid := "-"
+				if s.GetPid() != 0 {
+					pid = fmt.Sprint(s.GetPid())
+				}
+				row := []string{s.GetSandboxId(), s.GetKind(), pid}
 				if len(s.GetVolumes()) == 0 {
-					t.rows = append(t.rows, append(row, "", "", "", "", ""))
+					t.rows = append(t.rows, append(row, "-", "-", "ready", "-", "-"))
 				}
 				for _, v := range s.GetVolumes() {
-					t.rows = append(t.rows, append(append([]string{}, row...), v.GetHostVolumeId(), v.GetFileSystem(), v.GetState(), v.GetSandboxDevice()+" at "+v.GetSandboxPath(), v.GetHostTargetPath()))
+					t.rows = append(t.rows, append(append([]string{}, row...), v.GetHostVolumeId(), v.GetFileSystem(), v.GetState(), inside(v), v.GetHostTargetPath()))
 				}
 			}
 			return g.print(cmd.OutOrStdout(), t, r.GetSandboxes())
@@ -131,8 +202,18 @@ func sandboxList(g *globals) *cobra.Command {
 	}}
 }
 
+func inside(v *crustv1alpha1.Volume) string {
+	if v.GetSandboxDevice() == "" {
+		return "-"
+	}
+	return v.GetSandboxDevice() + " at " + v.GetSandboxPath()
+}
+
 func sandboxExec(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "exec ID PROGRAM [ARG...]", Short: "Run a program in a microVM", Args: cobra.MinimumNArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+	c := &cobra.Command{Use: "exec ID PROGRAM [ARG...]", Short: "Run a program in a microVM (into a namespace leads nsenter)", Args: cobra.MinimumNArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+		if args[1] == "--" && len(args) > 2 {
+			args = append(args[:1:1], args[2:]...)
+		}
 		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
 			r, err := c.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: args[0], Argv: args[1:]})
 			if err != nil {
@@ -155,11 +236,22 @@ func sandboxRemove(g *globals) *cobra.Command {
 	var base string
 	c := &cobra.Command{Use: "rm ID", Short: "Take a sandbox's volumes away, deregister it, and end its microVM if `sandbox run` started it", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
 		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
+			dir := runDir(base, args[0])
+			_, here, err := sandboxes(ctx, c, args[0])
+			if err != nil {
+				return err
+			}
+			vm, verr := microvm.Load(dir)
+			if here == nil && verr != nil {
+				return fmt.Errorf("no sandbox %q is registered, and nothing is in %s (%w)", args[0], dir, verr)
+			}
 			if _, err := c.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: args[0]}); err != nil {
 				return err
 			}
-			dir := runDir(base, args[0])
-			if vm, err := microvm.Load(dir); err == nil {
+			if verr != nil && here.GetKind() == "qemu" {
+				return fmt.Errorf("sandbox %s is deregistered, but its QEMU (pid %d) was not found in %s: give the --run-dir of `sandbox run`, or end it with `kill %d`", args[0], here.GetPid(), dir, here.GetPid())
+			}
+			if verr == nil {
 				vm.Kill()
 				for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 					if _, err := os.Stat(fmt.Sprintf("/proc/%d", vm.PID)); err != nil {
@@ -178,63 +270,89 @@ func sandboxRemove(g *globals) *cobra.Command {
 }
 
 // sandboxPublish does what an orchestrator does with a volume that may be
-// deferred: asks the runtime, publishes on the node, and then in the sandbox.
+// deferred: decides, publishes on the node, and then in the sandbox.
 func sandboxPublish(g *globals) *cobra.Command {
 	var u useFlags
 	var readOnly bool
-	var group string
-	c := &cobra.Command{Use: "publish ID VOLUME TARGET", Short: "Stage a volume and publish it to a sandbox, as a kubelet of KEP-2857 would", Args: cobra.ExactArgs(3), RunE: func(cmd *cobra.Command, args []string) error {
-		v, err := u.volume(args[1])
-		if err != nil {
-			return err
-		}
-		v.Context = map[string]string{"allowRuntimeAssistedMount": "true"}
-		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
-			info, err := g.deferred(cmd, c, v, args[2], readOnly)
+	var group int64
+	c := &cobra.Command{Use: "publish ID VOLUME TARGET", Short: "Stage a volume and publish it to a sandbox, as a kubelet of KEP-2857 would with a class that has allowRuntimeAssistedMount: \"true\"",
+		Args: cobra.ExactArgs(3), RunE: func(cmd *cobra.Command, args []string) error {
+			v, err := u.volume(args[1])
 			if err != nil {
 				return err
 			}
-			req := &crustv1alpha1.RuntimePublishVolumeRequest{SandboxId: args[0], HostVolumeId: info.Source, HostTargetPath: args[2], FileSystem: info.Type}
-			for k, value := range info.Options {
-				req.MountOptions = append(req.MountOptions, strings.TrimSuffix(k+"="+value, "="))
+			if cmd.Flags().Changed("group") && (group < 0 || group >= 1<<32-1) {
+				return fmt.Errorf("--group %d: a number from 0 to 4294967294", group)
 			}
-			if group != "" {
-				var gid uint32
-				if _, err := fmt.Sscan(group, &gid); err != nil {
-					return fmt.Errorf("--group %q: a number", group)
+			v.Context = map[string]string{"allowRuntimeAssistedMount": "true"}
+			return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
+				if _, here, err := sandboxes(ctx, c, args[0]); err != nil {
+					return err
+				} else if here == nil {
+					return fmt.Errorf("no sandbox %q (crustctl sandbox list); nothing was changed", args[0])
 				}
-				req.FsgroupGid = &gid
-			}
-			if _, err := c.RuntimePublishVolume(ctx, req); err != nil {
-				return err
-			}
-			return g.done(cmd, "published in sandbox "+args[0], args[1], fmt.Sprintf("%s (%s)", info.Source, info.Type))
-		})
-	}}
+				info, err := g.deferred(cmd, c, v, args[2], readOnly, cmd.Flags().Changed("group"))
+				if err != nil {
+					return err
+				}
+				req := &crustv1alpha1.RuntimePublishVolumeRequest{SandboxId: args[0], HostVolumeId: info.Source, HostTargetPath: args[2], FileSystem: info.Type}
+				for k, value := range info.Options {
+					req.MountOptions = append(req.MountOptions, strings.TrimSuffix(k+"="+value, "="))
+				}
+				if cmd.Flags().Changed("group") {
+					gid := uint32(group)
+					req.FsgroupGid = &gid
+				}
+				if _, err := c.RuntimePublishVolume(ctx, req); err != nil {
+					return fmt.Errorf("%w\nthe node keeps volume %s for sandboxes: repeat this, or `crustctl sandbox unpublish %s %s %s`", err, args[1], args[0], args[1], args[2])
+				}
+				return g.done(cmd, "published in sandbox "+args[0], args[1], fmt.Sprintf("%s (%s)", info.Source, info.Type))
+			})
+		}}
 	u.add(c)
 	c.Flags().BoolVar(&readOnly, "read-only", false, "publish read-only")
-	c.Flags().StringVar(&group, "group", "", "the pod's fsGroup, a number")
+	c.Flags().Int64Var(&group, "group", 0, "the pod's fsGroup")
 	return c
 }
 
 func sandboxUnpublish(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "unpublish ID VOLUME TARGET", Short: "Take a volume away from a sandbox and unstage it", Args: cobra.ExactArgs(3), RunE: func(cmd *cobra.Command, args []string) error {
+	return &cobra.Command{Use: "unpublish ID VOLUME TARGET", Short: "Take a volume away from a sandbox and unstage it; the sandbox may have ended", Args: cobra.ExactArgs(3), RunE: func(cmd *cobra.Command, args []string) error {
 		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
-			list, err := c.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
+			v, err := inSandbox(ctx, c, args[0], args[2])
+			if err == nil {
+				_, err = c.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: args[0], HostVolumeId: v.GetHostVolumeId()})
+			}
+			if err != nil && !errors.Is(err, errNothing) {
+				return err
+			}
+			return g.undefer(cmd, args[1], args[2])
+		})
+	}}
+}
+
+func sandboxStats(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "stats ID TARGET", Short: "Tell how full a volume is, as the sandbox sees it", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
+			v, err := inSandbox(ctx, c, args[0], args[1])
 			if err != nil {
 				return err
 			}
-			for _, s := range list.GetSandboxes() {
-				for _, v := range s.GetVolumes() {
-					if s.GetSandboxId() != args[0] || v.GetHostTargetPath() != args[2] {
-						continue
-					}
-					if _, err := c.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: args[0], HostVolumeId: v.GetHostVolumeId()}); err != nil {
-						return err
-					}
-				}
+			r, err := c.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: args[0], HostVolumeId: v.GetHostVolumeId()})
+			if err != nil {
+				return err
 			}
-			return g.undefer(cmd, args[1], args[2])
+			t := table{head: []string{"WHAT", "TOTAL", "USED", "AVAILABLE"}}
+			for _, u := range r.GetUsage() {
+				show := func(n int64) string { return fmt.Sprint(n) }
+				if u.GetUnit() == crustv1alpha1.VolumeUsage_BYTES {
+					show = size
+				}
+				t.rows = append(t.rows, []string{strings.ToLower(u.GetUnit().String()), show(u.GetTotal()), show(u.GetUsed()), show(u.GetAvailable())})
+			}
+			if r.GetVolumeCondition().GetAbnormal() {
+				t.rows = append(t.rows, []string{"not well: " + r.GetVolumeCondition().GetMessage(), "", "", ""})
+			}
+			return g.print(cmd.OutOrStdout(), t, r)
 		})
 	}}
 }
@@ -246,6 +364,17 @@ func sandboxExpand(g *globals) *cobra.Command {
 			return err
 		}
 		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
+			// A device does not shrink again, so first whether it can be used.
+			if _, err := inSandbox(ctx, c, args[0], args[2]); err != nil {
+				return err
+			}
+			have, err := capabilities(ctx, c)
+			if err != nil {
+				return err
+			}
+			if !slices.Contains(have, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE) {
+				return errors.New("the runtime does not grow file systems that are in use (it lacks VOLUME_RESIZE); nothing was changed: unpublish the volume, `crustctl volume expand` it, and it is grown when it is next published")
+			}
 			source, err := g.expandDeferred(cmd, args[1], args[2], n)
 			if err != nil {
 				return err

@@ -16,8 +16,18 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
+// group is a command that only has others: a wrong one is an error, for scripts.
+func group(name, short string) *cobra.Command {
+	return &cobra.Command{Use: name, Short: short, RunE: func(c *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return fmt.Errorf("unknown command %q for %q", args[0], c.CommandPath())
+		}
+		return c.Help()
+	}}
+}
+
 func volumeCommand(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "volume", Short: "Make, publish, look at and delete volumes"}
+	c := group("volume", "Make, publish, look at and delete volumes")
 	c.AddCommand(createCommand(g), listCommand(g), publishCommand(g), unpublishCommand(g), statsCommand(g), showCommand(g),
 		expandCommand(g), snapshotCommand(g), cloneCommand(g), deleteCommand(g))
 	return c

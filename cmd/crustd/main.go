@@ -26,6 +26,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox/namespace"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox/qemu"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
 // stopTimeout is how long calls in flight may take after SIGTERM.
@@ -33,6 +34,8 @@ const stopTimeout = 20 * time.Second
 
 type options struct {
 	endpoint, backend, stateDir, kubeletDir, metricsAddress, logFormat string
+
+	hostNamespace, installDir string
 
 	allow     []string
 	uids      []uint32
@@ -68,6 +71,8 @@ func parse(args []string) (*options, error) {
 		return err
 	})
 	f.DurationVar(&o.timeout, "timeout", 60*time.Second, "the longest that a sandbox may take for an answer")
+	f.StringVar(&o.hostNamespace, "host-mount-namespace", "", "mount namespace to run in; for a container that shares the host's pids: /proc/1/ns/mnt (default: this process's own)")
+	f.StringVar(&o.installDir, "install-dir", "/opt/crust/bin", "with --host-mount-namespace: directory there that this program and crust-oci are copied to")
 	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz (default: off)")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
@@ -85,7 +90,7 @@ func parse(args []string) (*options, error) {
 	case o.logFormat != "text" && o.logFormat != "json":
 		return nil, fmt.Errorf("--log-format %q: text or json", o.logFormat)
 	}
-	for name, dir := range map[string]string{"--state-dir": o.stateDir, "--kubelet-dir": o.kubeletDir} {
+	for name, dir := range map[string]string{"--state-dir": o.stateDir, "--kubelet-dir": o.kubeletDir, "--install-dir": o.installDir} {
 		if !filepath.IsAbs(dir) {
 			return nil, fmt.Errorf("%s %q is no absolute path", name, dir)
 		}
@@ -102,28 +107,43 @@ func run(args []string) error {
 		fmt.Println(version.String())
 		return nil
 	}
+	if o.hostNamespace != "" && os.Getenv(entered) == "" {
+		return enterHost(o)
+	}
 	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
 	metrics := telemetry.New(version.String())
 	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
 		return fmt.Errorf("--state-dir: %w", err)
 	}
+	root, err := mounter.OpenRoot(o.kubeletDir)
+	if err != nil {
+		return fmt.Errorf("--kubelet-dir: %w; give the directory of this node's kubelet, or create it", err)
+	}
+	if err := root.Close(); err != nil {
+		return err
+	}
+	// Before anything is touched: another server may have the sandboxes.
+	lock, err := sandbox.Lock(o.stateDir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
+	defer cancel()
+	l, err := crust.Listen(o.endpoint, func(err error) { log.Warn("peer", "error", err) }, append([]uint32{0}, o.uids...)...)
+	if err != nil {
+		return err
+	}
 	var backend sandbox.Backend
 	switch o.backend {
 	case "namespace":
-		if backend, err = namespace.New(o.stateDir, o.kubeletDir, log); err != nil {
+		if backend, err = namespace.New(o.stateDir, o.kubeletDir); err != nil {
 			return err
 		}
 	case "qemu":
 		if backend, err = qemu.New(filepath.Join(o.stateDir, "qemu"), log); err != nil {
 			return err
 		}
-	}
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
-	defer cancel()
-	// Before anything is touched: another server may have the sandboxes.
-	l, err := crust.Listen(o.endpoint, func(err error) { log.Warn("peer", "error", err) }, append([]uint32{0}, o.uids...)...)
-	if err != nil {
-		return err
 	}
 	m, err := sandbox.New(ctx, sandbox.Config{
 		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend, Devices: sandbox.Devices{Allow: o.allow}, Log: log, Timeout: o.timeout,

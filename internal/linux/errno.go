@@ -17,6 +17,7 @@ const (
 	ECONNREFUSED = unix.ECONNREFUSED
 	EFBIG        = unix.EFBIG
 	EINVAL       = unix.EINVAL
+	ESRCH        = unix.ESRCH
 	EIO          = unix.EIO
 	ELOOP        = unix.ELOOP
 	ENODEV       = unix.ENODEV

@@ -19,8 +19,8 @@ import (
 
 // Peer is who is at the other end of a unix socket.
 type Peer struct {
-	PID      int
-	UID, GID uint32
+	PID int
+	UID uint32
 }
 
 // PeerOf is getsockopt(2) SO_PEERCRED, unix(7).
@@ -31,13 +31,13 @@ func PeerOf(c syscall.RawConn) (Peer, error) {
 	if err := errors.Join(cerr, err); err != nil {
 		return Peer{}, os.NewSyscallError("getsockopt", err)
 	}
-	return Peer{PID: int(cred.Pid), UID: cred.Uid, GID: cred.Gid}, nil
+	return Peer{PID: int(cred.Pid), UID: cred.Uid}, nil
 }
 
 // ListenPrivate makes a unix socket that only this user can connect to (mode
 // 0600), at no moment anybody else: it is made in a closed directory and
-// renamed.
-func ListenPrivate(path string) (l net.Listener, err error) {
+// renamed. With another mode it is everybody whom that lets in.
+func ListenPrivate(path string, mode os.FileMode) (l net.Listener, err error) {
 	dir, err := os.MkdirTemp(filepath.Dir(path), ".socket")
 	if err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func ListenPrivate(path string) (l net.Listener, err error) {
 		return nil, err
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := errors.Join(os.Chmod(hidden, 0o600), os.Rename(hidden, path)); err != nil {
+	if err := errors.Join(os.Chmod(hidden, mode), os.Rename(hidden, path)); err != nil {
 		return nil, errors.Join(err, l.Close(), os.Remove(hidden))
 	}
 	return l, nil
@@ -63,11 +63,7 @@ func InMountNamespace(ns *os.File, f func() error) error {
 	go func() {
 		// Never unlocked: the thread ends with this goroutine.
 		runtime.LockOSThread()
-		err := call("unshare", func() error { return unix.Unshare(unix.CLONE_FS) })
-		if err == nil {
-			err = call("setns", func() error { return unix.Setns(fdOf(ns), unix.CLONE_NEWNS) })
-		}
-		if err != nil {
+		if err := EnterMountNamespace(ns); err != nil {
 			result <- err
 			return
 		}
@@ -84,12 +80,31 @@ func InMountNamespace(ns *os.File, f func() error) error {
 // PinMountNamespace makes a mount namespace that is a slave of this one (what is
 // mounted here appears there, and not the other way round) and binds it to the
 // file pin, which keeps it. pin must lie on a mount that is private.
+//
+// The kernel refuses (EINVAL) to bind a namespace into one that is younger, by
+// their numbers, which it gives out in batches to each processor (seen on Linux
+// 6.18). So where this process is not in the first namespace of the machine, a
+// new one may seem older; another processor's then does not.
 func PinMountNamespace(pin string) error {
+	err := pinMountNamespace(pin, -1)
+	for cpu := 0; errors.Is(err, EINVAL) && cpu < runtime.NumCPU(); cpu++ {
+		err = pinMountNamespace(pin, cpu)
+	}
+	return err
+}
+
+func pinMountNamespace(pin string, cpu int) error {
 	made := make(chan int, 1)
 	failed := make(chan error, 1)
 	pinned := make(chan struct{})
 	go func() {
-		runtime.LockOSThread() // as above
+		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
+		if cpu >= 0 {
+			var set unix.CPUSet
+			set.Set(cpu)
+			// Where it may not run there, it stays where it is.
+			_ = unix.SchedSetaffinity(0, &set)
+		}
 		err := call("unshare", func() error { return unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS) })
 		if err == nil {
 			err = call("mount", func() error { return unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, "") })
@@ -106,9 +121,14 @@ func PinMountNamespace(pin string) error {
 	case err := <-failed:
 		return err
 	case tid := <-made:
-		source := "/proc/self/task/" + strconv.Itoa(tid) + "/ns/mnt"
-		return call("mount", func() error { return unix.Mount(source, pin, "", unix.MS_BIND, "") })
+		return BindFile("/proc/self/task/"+strconv.Itoa(tid)+"/ns/mnt", pin)
 	}
+}
+
+// BindFile is mount(2) with MS_BIND: a namespace, which a path of /proc names,
+// stays for as long as it is bound to a file.
+func BindFile(source, target string) error {
+	return call("mount", func() error { return unix.Mount(source, target, "", unix.MS_BIND, "") })
 }
 
 // PrivateMount makes a directory a mount of its own that propagates nothing,
@@ -148,13 +168,6 @@ func Exec(path string, argv, env []string) error {
 // elsewhere (EINVAL), in this mount namespace; others are not told.
 func MakeUnbindable(f *os.File) error {
 	attr := unix.MountAttr{Propagation: unix.MS_UNBINDABLE}
-	return call("mount_setattr", func() error { return unix.MountSetattr(fdOf(f), "", unix.AT_EMPTY_PATH, &attr) })
-}
-
-// MakePrivate is mount_setattr(2): nothing that happens below the mount that f
-// is on is told to other namespaces.
-func MakePrivate(f *os.File) error {
-	attr := unix.MountAttr{Propagation: unix.MS_PRIVATE}
 	return call("mount_setattr", func() error { return unix.MountSetattr(fdOf(f), "", unix.AT_EMPTY_PATH, &attr) })
 }
 
@@ -215,18 +228,22 @@ func Reap(until int) error {
 }
 
 // ProcessStart tells when a process began, in clock ticks since the machine did
-// (field 22 of /proc/PID/stat, proc(5)); empty where there is none. Together with
-// the number it names a process.
-func ProcessStart(pid int) string {
+// (field 22 of /proc/PID/stat, proc(5)). Together with the number it names a
+// process. ENOENT or ESRCH: there is none.
+func ProcessStart(pid int) (string, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return ""
+		return "", err
 	}
 	// The second field may hold anything, in parentheses.
 	rest := string(b[bytes.LastIndexByte(b, ')')+1:])
 	const field = 22 - 3
-	if f := strings.Fields(rest); len(f) > field {
-		return f[field]
+	f := strings.Fields(rest)
+	if len(f) <= field {
+		return "", fmt.Errorf("/proc/%d/stat has %d fields", pid, len(f))
 	}
-	return ""
+	return f[field], nil
 }
+
+// PIDNamespace names the pid namespace that this process is in.
+func PIDNamespace() (string, error) { return os.Readlink("/proc/self/ns/pid") }

@@ -83,6 +83,17 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 	return c, nil
 }
 
+// PID is the process that serves the socket, 0 where it is of another pid
+// namespace (SO_PEERCRED, unix(7)).
+func (c *Client) PID() (int, error) {
+	raw, err := c.conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	peer, err := linux.PeerOf(raw)
+	return peer.PID, err
+}
+
 // Gone is closed when the connection ends.
 func (c *Client) Gone() <-chan struct{} { return c.gone }
 

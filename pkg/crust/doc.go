@@ -4,7 +4,7 @@
 // sandbox.
 //
 // A runtime implements crustv1alpha1.RuntimeAssistedStorageManagementServer and
-// serves it with [Serve]; an orchestrator calls it through [Dial]; a CSI driver
+// serves it with [Listen]; an orchestrator calls it through [Dial]; a CSI driver
 // reads and writes the alpha fields with [SupportedFilesystems],
 // [SetMountInfo] and the like. Package crusttest has a server in memory whose
 // faults a test can script.

@@ -88,15 +88,25 @@ func checkPeer(c net.Conn, uids []uint32) error {
 	return nil
 }
 
-// Listen makes a socket that only root may open (mode 0600), and that lets in
-// nobody but these users; without any, root. A socket whose server is gone is
+// Listen makes a socket that lets in nobody but these users; without any, root.
+// With root alone, or this process's own user, its mode is 0600; with others the
+// kernel has to let everybody knock, and SO_PEERCRED decides. A socket whose server is gone is
 // taken over; one that answers is not.
 func Listen(endpoint string, refused func(error), uids ...uint32) (net.Listener, error) {
 	path, err := socketPath(endpoint)
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+	if len(uids) == 0 {
+		uids = []uint32{0}
+	}
+	directory, mode := os.FileMode(0o750), os.FileMode(0o600)
+	for _, uid := range uids {
+		if uid != 0 && int(uid) != os.Geteuid() {
+			directory, mode = 0o755, 0o666
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(path), directory); err != nil {
 		return nil, err
 	}
 	if st, err := os.Lstat(path); err == nil {
@@ -111,12 +121,9 @@ func Listen(endpoint string, refused func(error), uids ...uint32) (net.Listener,
 		}
 	}
 	// Nobody else may connect between bind(2) and chmod(2).
-	l, err := linux.ListenPrivate(path)
+	l, err := linux.ListenPrivate(path, mode)
 	if err != nil {
 		return nil, err
-	}
-	if len(uids) == 0 {
-		uids = []uint32{0}
 	}
 	return &guarded{Listener: l, uids: uids, refused: refused}, nil
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -21,7 +22,6 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
-	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 // deferral says that a volume is mounted by a pod's runtime, and not here
@@ -186,7 +186,7 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 				return err
 			}
 			if busy {
-				return fault.New(fault.State, "volume %s: %s is in use, so it cannot be deferred to a pod's runtime%s", p.id, p.attachment.Device.Path, volume.HeldBy(p.attachment.Device))
+				return fault.New(fault.State, "volume %s: %s is in use, so it cannot be deferred to a pod's runtime%s", p.id, p.attachment.Device.Path, mounter.HeldBy(p.attachment.Device))
 			}
 		}
 		if err := d.deferrals.put(want); err != nil {
@@ -210,7 +210,7 @@ func (d *Driver) leftByRuntime(p *publication) error {
 	}
 	busy, err := mounter.Busy(p.attachment.Device.Path)
 	if err == nil && busy {
-		err = fault.New(fault.State, "volume %s: %s is still in use, by a sandbox that it was deferred to or by somebody else%s; the volume is mounted when that has ended", p.id, p.attachment.Device.Path, volume.HeldBy(p.attachment.Device))
+		err = fault.New(fault.State, "volume %s: %s is still in use, by a sandbox that it was deferred to or by somebody else%s; the volume is mounted when that has ended", p.id, p.attachment.Device.Path, mounter.HeldBy(p.attachment.Device))
 	}
 	return err
 }
@@ -220,8 +220,13 @@ func (r deferral) answer(resp *csi.NodePublishVolumeResponse) error {
 }
 
 // undefer takes the placeholder off and forgets the deferral. The volume itself
-// was never mounted here.
+// was never mounted here. While the sandbox has it nothing is touched: a removed
+// target would take the sandbox's mount with it, and the volume would be given to
+// others.
 func (d *Driver) undefer(id string, r deferral) error {
+	if err := d.releasedBySandbox(id, r); err != nil {
+		return err
+	}
 	err := d.hostTarget(r.Target, func(t *mounter.Target) error {
 		s, err := t.Glance()
 		if err != nil {
@@ -250,6 +255,30 @@ func (d *Driver) undefer(id string, r deferral) error {
 	return d.deferrals.remove(id)
 }
 
+func (d *Driver) releasedBySandbox(id string, r deferral) error {
+	src, v, err := d.Volumes.Find(id)
+	if fault.Is(err, fault.NotFound) {
+		return nil
+	}
+	if err != nil || v.Share {
+		return err
+	}
+	a, ok, err := src.Attached(id)
+	if err != nil || !ok {
+		return err
+	}
+	busy, err := mounter.Busy(a.Device.Path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("volume %s: %w", id, err)
+	case busy:
+		return fault.New(fault.State, "volume %s is still mounted by the sandbox of the pod at %s%s; it is unpublished when that has ended, or was told to let go of it (crustctl sandbox list, crustctl sandbox unpublish)", id, r.Target, mounter.HeldBy(a.Device))
+	}
+	return nil
+}
+
 // deferredStats answers NodeGetVolumeStats for a deferred volume (C05, C07).
 func deferredStats(r deferral, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	supported, err := crust.SupportsStats(req)
@@ -257,7 +286,7 @@ func deferredStats(r deferral, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGet
 		return nil, invalid("%s", err)
 	}
 	if !supported {
-		return nil, fault.New(fault.State, "volume %s is mounted by the pod's runtime, which does not tell how full it is; nothing on the node can", r.VolumeID)
+		return nil, fault.New(fault.State, "volume %s is mounted by the pod's runtime, and the caller did not say that this tells how full it is (crustctl sandbox stats asks it)", r.VolumeID)
 	}
 	resp := &csi.NodeGetVolumeStatsResponse{}
 	return resp, crust.SetStatsSource(resp, r.Source)

@@ -280,7 +280,7 @@ func (d *Driver) agreeOnSuperblock(p *publication) error {
 	}
 	if busy {
 		return fault.New(fault.State, "volume %s is mounted with the options %q and cannot be mounted with %q at the same time: all mounts of a volume share them. Unpublish it first, or ask for the same options%s",
-			p.id, p.staged.Superblock, want, volume.HeldBy(p.attachment.Device))
+			p.id, p.staged.Superblock, want, mounter.HeldBy(p.attachment.Device))
 	}
 	p.staged.Superblock = want
 	return d.staged.put(p.staged)

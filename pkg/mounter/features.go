@@ -118,6 +118,9 @@ func ProbeFilesystem(fstype string) Feature {
 	return f.answer(err)
 }
 
+// BlockFilesystems are those of block devices that are worth a word.
+var BlockFilesystems = []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "exfat", "ntfs3"}
+
 // Mountable are the file systems of block devices that this kernel has, or has a
 // module of. Nothing is loaded.
 func Mountable() []string {
@@ -137,7 +140,7 @@ func Mountable() []string {
 		}
 	}
 	var list []string
-	for _, fs := range []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "exfat", "ntfs3"} {
+	for _, fs := range BlockFilesystems {
 		if known[fs] {
 			list = append(list, fs)
 		}

@@ -82,6 +82,14 @@ func sysName(d Device) (string, error) {
 	return filepath.Base(link), err
 }
 
+// HeldBy is Holders for an error message: empty when nobody is found.
+func HeldBy(d Device) string {
+	if who := Holders(d); len(who) > 0 {
+		return "; " + strings.Join(who, "; ")
+	}
+	return ""
+}
+
 // Holders says where the device's file system is mounted, over all mount
 // namespaces that can be looked into, at most five: one line each. It reads the
 // mount table of a process of each: for error messages only.

@@ -129,12 +129,3 @@ func (r *Registry) List() []Volume {
 
 // Static gives the static source, nil when there is none.
 func (r *Registry) Static() StaticSource { return r.static }
-
-// HeldBy says, for an error message, who has a device's file system mounted;
-// empty when nobody is found.
-func HeldBy(d mounter.Device) string {
-	if who := mounter.Holders(d); len(who) > 0 {
-		return "; " + strings.Join(who, "; ")
-	}
-	return ""
-}

@@ -250,14 +250,22 @@ func (s *server) decide(p *pod) crust.Decision {
 // decision was to defer.
 func (s *server) nodePublish(p *pod) error {
 	s.t.Helper()
-	d := s.decide(p)
+	if s.decide(p).Defer {
+		return s.askNode(p, p.asks.Filesystems)
+	}
+	return s.askNode(p, nil)
+}
+
+// askNode is NodePublishVolume for a runtime that mounts these.
+func (s *server) askNode(p *pod, filesystems []string) error {
+	s.t.Helper()
 	ok(s.t, os.MkdirAll(filepath.Dir(p.target), 0o750))
 	req := &csi.NodePublishVolumeRequest{
 		VolumeId: p.v.ID, StagingTargetPath: s.node.Client.StagingPath(p.v.ID), TargetPath: p.target,
 		VolumeCapability: p.v.Capability(), Readonly: p.ro, VolumeContext: p.v.Context,
 	}
-	if d.Defer {
-		ok(s.t, crust.SetSupportedFilesystems(req, p.asks.Filesystems))
+	if len(filesystems) > 0 {
+		ok(s.t, crust.SetSupportedFilesystems(req, filesystems))
 	}
 	resp, err := s.node.Client.NodePublishVolume(ctxOf(s.t), req)
 	if err != nil {

@@ -185,7 +185,12 @@ func TestC19_NotMountedHereWhileASandboxHasTheDevice(t *testing.T) {
 	ok(t, err)
 	held, err := os.OpenFile(info.Source, os.O_RDWR|syscall.O_EXCL, 0)
 	ok(t, err)
+	refused(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")), codes.FailedPrecondition, "still mounted by the sandbox", n.Target("a"))
+	ok(t, held.Close())
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
+	// One that comes back to it.
+	held, err = os.OpenFile(info.Source, os.O_RDWR|syscall.O_EXCL, 0)
+	ok(t, err)
 	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false), codes.FailedPrecondition, "still in use")
 	_, _, err = publishTo(t, n, v, n.Target("b"), false, "ext4")
 	refused(t, err, codes.FailedPrecondition, "in use")

@@ -90,16 +90,13 @@ func prepare(ctx context.Context, r Request, m *mounter.Detached, unfilled bool)
 }
 
 // Grow makes a mounted file system fill its device.
-func Grow(s *mounter.State, fstype string, dev mounter.Device) (mounter.Usage, error) {
+func Grow(s *mounter.State, fstype string, dev mounter.Device) error {
 	dir, err := s.Dir()
 	if err != nil {
-		return mounter.Usage{}, err
+		return err
 	}
 	defer dir.Close()
-	if err := mounter.Grow(dir, fstype, dev); err != nil {
-		return mounter.Usage{}, err
-	}
-	return mounter.UsageOf(dir)
+	return mounter.Grow(dir, fstype, dev)
 }
 
 // Beneath opens what lies at a relative path inside a volume. Symbolic links
@@ -116,7 +113,7 @@ func Beneath(root *os.File, sub string) (*os.File, error) {
 	return f, err
 }
 
-// Name is a file name for a path.
+// Name is a file name for a path or an id.
 func Name(path string) string {
 	sum := sha256.Sum256([]byte(path))
 	return hex.EncodeToString(sum[:16])

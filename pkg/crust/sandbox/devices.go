@@ -67,7 +67,7 @@ var superblockOptions = []string{
 	"allocsize=", "inode32", "inode64", "largeio", "nolargeio", "logbsize=", "logbufs=", "sunit=", "swidth=", "swalloc", "wsync", "filestreams", "ikeep", "noikeep",
 	"autodefrag", "noautodefrag", "compress", "compress=", "compress-force=", "nodatacow", "datacow", "nodatasum", "datasum", "ssd", "nossd", "space_cache", "space_cache=",
 	"subvol=", "subvolid=", "thread_pool=", "max_inline=", "discard=", "rescue=", "user_subvol_rm_allowed",
-	"gid=", "uid=", "umask=", "fmask=", "dmask=", "iocharset=", "codepage=", "utf8", "nfsvers=", "vers=", "nosharecache", "hard", "soft", "timeo=", "retrans=",
+	"gid=", "uid=", "umask=", "fmask=", "dmask=", "iocharset=", "codepage=", "utf8",
 }
 
 func checkOptions(o mounter.Options) error {
@@ -78,7 +78,7 @@ func checkOptions(o mounter.Options) error {
 			known = known || opt.Key == name && takes == (opt.Value != "")
 		}
 		if !known {
-			return fault.New(fault.Invalid, "mount option %q is not one that a sandbox is asked for; see docs/crust.md for those that are", opt)
+			return fault.New(fault.Invalid, "mount option %q is not one that a sandbox is asked for; allowed are %s, and those of the mount itself (ro, noatime, nosuid, ...)", opt, strings.Join(superblockOptions, ", "))
 		}
 	}
 	return nil

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
@@ -42,7 +44,6 @@ type Manager struct {
 	mu    sync.Mutex // guards what follows; never held while a sandbox is asked
 	boxes map[string]*box
 	busy  map[string]string // key of a running operation, and what it is
-	ended bool
 	tasks sync.WaitGroup
 
 	watchers events
@@ -50,100 +51,178 @@ type Manager struct {
 
 // box is one sandbox.
 type box struct {
-	sandbox Sandbox
+	current atomic.Pointer[Sandbox]
+	writing sync.Mutex // held while the record is written
 	record  sandboxRecord
 	closing bool
+	ended   chan struct{} // closed when it is proven that the sandbox has ended
 	left    chan struct{} // closed when nobody looks after it any more
 }
 
+func (b *box) sandbox() Sandbox { return *b.current.Load() }
+func (b *box) be(s Sandbox)     { b.current.Store(&s) }
+func (b *box) opening() Opening { return Opening{b.record.Spec, b.ended, len(b.record.Volumes) > 0} }
+func newBox(r sandboxRecord) *box {
+	return &box{record: r, ended: make(chan struct{}), left: make(chan struct{})}
+}
+
+// reachTime is how long a start waits for the sandboxes of an earlier process;
+// what takes longer is tried again meanwhile.
+const reachTime = 5 * time.Second
+
 // New takes up the sandboxes of an earlier process. One that cannot be reached
-// any more is cleaned up.
+// keeps what it has, and is tried again; one that has ended is cleaned up.
 func New(ctx context.Context, c Config) (*Manager, error) {
 	boot, err := mounter.BootID()
 	if err != nil {
 		return nil, err
 	}
 	m := &Manager{Config: c, boot: boot, store: store{filepath.Join(c.StateDir, "sandboxes")}, boxes: map[string]*box{}, busy: map[string]string{}}
-	records, err := m.store.load(boot)
+	records, err := m.store.load()
 	if err != nil {
 		return nil, err
 	}
 	for _, r := range records {
-		if r.Volumes == nil {
-			r.Volumes = map[string]volumeRecord{}
+		if r.Kind != c.Backend.Kind() {
+			return nil, fmt.Errorf("--state-dir %s has sandboxes of kind %q (%s): start with --backend %s, or give another directory", c.StateDir, r.Kind, r.Spec.ID, r.Kind)
 		}
-		sb, err := m.reopen(ctx, r)
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		if errors.Is(err, ErrGone) {
-			c.Log.Info("a sandbox of an earlier process has ended", "sandbox_id", r.Spec.ID, "error", err)
+	}
+	var all sync.WaitGroup
+	var failed atomic.Pointer[error]
+	for _, r := range records {
+		if r.BootID != boot { // a reboot ends every sandbox
 			if err := errors.Join(c.Backend.Forget(r.Spec), m.store.remove(r.Spec.ID)); err != nil {
 				return nil, err
 			}
 			continue
 		}
-		if err != nil {
-			c.Log.Error("a sandbox of an earlier process cannot be reached; it keeps what it has", "sandbox_id", r.Spec.ID, "error", err)
-			sb = unreachable{err}
+		if r.Volumes == nil {
+			r.Volumes = map[string]volumeRecord{}
 		}
-		m.take(sb, r)
+		b := newBox(r)
+		all.Go(func() {
+			pidfd, err := m.reopen(ctx, b)
+			if err != nil {
+				failed.CompareAndSwap(nil, &err)
+				return
+			}
+			m.take(b, pidfd)
+		})
+	}
+	all.Wait()
+	if err := failed.Load(); err != nil {
+		return nil, errors.Join(*err, ctx.Err())
 	}
 	return m, nil
 }
 
-func (m *Manager) reopen(ctx context.Context, r sandboxRecord) (Sandbox, error) {
-	if r.Spec.PID != 0 && linux.ProcessStart(r.Spec.PID) != r.Started {
-		return nil, fmt.Errorf("process %d: %w", r.Spec.PID, ErrGone)
+// reopen takes up a sandbox of an earlier process, reachable or not.
+func (m *Manager) reopen(ctx context.Context, b *box) (pidfd *os.File, err error) {
+	id := b.record.Spec.ID
+	m.Log.Info("a sandbox of an earlier process", "sandbox_id", id, "volumes", len(b.record.Volumes))
+	if b.record.Process.PID != 0 {
+		pidfd, err = b.record.Process.find()
+		if errors.Is(err, ErrGone) {
+			m.Log.Info("a sandbox of an earlier process has ended", "sandbox_id", id, "error", err)
+			close(b.ended)
+		} else if err != nil {
+			m.Log.Error("a sandbox of an earlier process cannot be looked at; it keeps what it has", "sandbox_id", id, "error", err)
+			b.be(unreachable{err})
+			return nil, nil
+		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, min(reachTime, m.Timeout))
 	defer cancel()
-	return m.Backend.Open(ctx, r.Spec)
+	sb, err := m.Backend.Open(ctx, b.opening())
+	if err != nil {
+		m.Log.Error("a sandbox of an earlier process cannot be reached; it keeps what it has", "sandbox_id", id, "error", err)
+		sb = unreachable{err}
+	}
+	b.be(sb)
+	return pidfd, nil
 }
 
 // Stop lets go of all sandboxes, which go on with their volumes.
 func (m *Manager) Stop() {
 	m.mu.Lock()
-	m.ended = true
 	boxes := slices.Collect(maps.Values(m.boxes))
 	m.boxes = map[string]*box{}
 	m.mu.Unlock()
 	for _, b := range boxes {
 		close(b.left)
-		b.sandbox.Detach()
 	}
 	m.tasks.Wait()
+	for _, b := range boxes {
+		b.sandbox().Detach()
+	}
 	if err := m.Backend.Close(); err != nil {
 		m.Log.Warn("closing the backend", "error", err)
 	}
 }
 
-func (m *Manager) take(sb Sandbox, r sandboxRecord) {
-	b := &box{sandbox: sb, record: r, left: make(chan struct{})}
+// take looks after a sandbox from now on.
+func (m *Manager) take(b *box, pidfd *os.File) {
 	m.mu.Lock()
-	m.boxes[r.Spec.ID] = b
+	m.boxes[b.record.Spec.ID] = b
 	m.mu.Unlock()
-	m.tasks.Go(func() {
+	ctx, cancel := context.WithCancel(context.Background())
+	m.tasks.Go(func() { <-b.left; cancel() })
+	if pidfd != nil {
+		m.tasks.Go(func() {
+			defer pidfd.Close()
+			if linux.WaitEnd(ctx, pidfd) {
+				m.Log.Info("a sandbox has ended", "sandbox_id", b.record.Spec.ID)
+				close(b.ended)
+			}
+		})
+	}
+	m.tasks.Go(func() { m.look(ctx, b) })
+}
+
+// look tries to reach a sandbox that could not be reached, and cleans up after
+// one that has ended.
+func (m *Manager) look(ctx context.Context, b *box) {
+	const shortest, longest = 50 * time.Millisecond, 30 * time.Second
+	id := b.record.Spec.ID
+	pause := func(wait time.Duration, or <-chan struct{}) {
 		select {
-		case <-sb.Gone():
-		case <-b.left:
+		case <-time.After(wait):
+		case <-or:
+		case <-ctx.Done():
+		}
+	}
+	for wait := shortest; ctx.Err() == nil; wait = min(2*wait, longest) {
+		if _, away := b.sandbox().(unreachable); !away {
+			break
+		}
+		octx, cancel := context.WithTimeout(ctx, min(reachTime, m.Timeout))
+		sb, err := m.Backend.Open(octx, b.opening())
+		cancel()
+		if err == nil {
+			m.Log.Info("a sandbox can be reached again", "sandbox_id", id)
+			b.be(sb)
+			break
+		}
+		select {
+		case <-b.ended:
+			b.be(departed{unreachable{err}, func() error { return m.Backend.Forget(b.record.Spec) }})
+		default:
+			pause(wait, b.ended)
+		}
+	}
+	select {
+	case <-b.ended:
+	case <-ctx.Done():
+		return
+	}
+	for wait := shortest; ctx.Err() == nil; wait = min(2*wait, longest) {
+		err := m.deregister(ctx, id, "it ended")
+		if err == nil {
 			return
 		}
-		m.Log.Info("a sandbox has ended", "sandbox_id", r.Spec.ID)
-		const longest = 30 * time.Second
-		for wait := 50 * time.Millisecond; ; wait = min(2*wait, longest) {
-			err := m.deregister(context.Background(), r.Spec.ID, "it ended")
-			if err == nil {
-				return
-			}
-			m.Log.Warn("what a sandbox that ended has left cannot be cleaned up yet", "sandbox_id", r.Spec.ID, "error", err)
-			select {
-			case <-time.After(wait):
-			case <-b.left:
-				return
-			}
-		}
-	})
+		m.Log.Warn("what a sandbox that ended has left cannot be cleaned up yet", "sandbox_id", id, "error", err)
+		pause(wait, nil)
+	}
 }
 
 // begin marks operations as running; a second one on a key is ABORTED.
@@ -194,21 +273,21 @@ func (m *Manager) volume(id, source string) (*box, Volume, volumeRecord, error) 
 
 // keep changes a volume's record, on disk first.
 func (m *Manager) keep(b *box, source string, r *volumeRecord) error {
+	b.writing.Lock()
+	defer b.writing.Unlock()
 	m.mu.Lock()
-	if m.boxes[b.record.Spec.ID] != b {
-		m.mu.Unlock()
-		return fault.New(fault.State, "sandbox %s was deregistered, or this server is stopping", b.record.Spec.ID)
-	}
 	next := b.record
 	next.Volumes = maps.Clone(b.record.Volumes)
+	known := m.boxes[next.Spec.ID] == b
 	m.mu.Unlock()
+	if !known {
+		return fault.New(fault.State, "sandbox %s was deregistered, or this server is stopping", next.Spec.ID)
+	}
 	if r == nil {
 		delete(next.Volumes, source)
 	} else {
 		next.Volumes[source] = *r
 	}
-	// Records of one sandbox are written one at a time: keep runs under the key
-	// of the sandbox's record.
 	if err := m.store.put(next); err != nil {
 		return err
 	}
@@ -230,30 +309,49 @@ func (m *Manager) Register(ctx context.Context, spec Spec) error {
 	defer end()
 	m.mu.Lock()
 	b, ok := m.boxes[spec.ID]
+	var have Spec
+	if ok {
+		have = b.record.Spec
+	}
 	m.mu.Unlock()
 	if ok {
-		if !reflect.DeepEqual(b.record.Spec, spec) {
-			return fault.New(fault.Exists, "sandbox %s is registered in another way (%+v); deregister it first", spec.ID, b.record.Spec)
+		if !reflect.DeepEqual(have, spec) {
+			return fault.New(fault.Exists, "sandbox %s is registered in another way (%+v); deregister it first", spec.ID, have)
 		}
 		return nil
 	}
-	r := sandboxRecord{Spec: spec, BootID: m.boot, Volumes: map[string]volumeRecord{}}
-	if spec.PID != 0 {
-		if r.Started = linux.ProcessStart(spec.PID); r.Started == "" {
-			return fault.New(fault.State, "process %d of the sandbox does not exist", spec.PID)
+	nctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	pid := spec.PID
+	if pid == 0 {
+		if pid, err = m.Backend.Process(nctx, spec); err != nil {
+			return fmt.Errorf("sandbox %s: %w", spec.ID, err)
 		}
 	}
-	if err := m.store.put(r); err != nil {
+	b = newBox(sandboxRecord{Kind: m.Backend.Kind(), Spec: spec, BootID: m.boot, Volumes: map[string]volumeRecord{}})
+	var pidfd *os.File
+	if pid != 0 {
+		if b.record.Process, pidfd, err = identify(pid); err != nil {
+			return fmt.Errorf("sandbox %s: %w", spec.ID, err)
+		}
+	}
+	err = m.store.put(b.record)
+	if err == nil {
+		failpoint.Hit("register.recorded")
+		var sb Sandbox
+		if sb, err = m.Backend.Open(nctx, b.opening()); err == nil {
+			b.be(sb)
+		} else {
+			err = errors.Join(fmt.Errorf("sandbox %s: %w", spec.ID, err), m.Backend.Forget(spec), m.store.remove(spec.ID))
+		}
+	}
+	if err != nil {
+		if pidfd != nil {
+			pidfd.Close()
+		}
 		return err
 	}
-	failpoint.Hit("register.recorded")
-	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
-	defer cancel()
-	sb, err := m.Backend.Open(ctx, spec)
-	if err != nil {
-		return errors.Join(fmt.Errorf("sandbox %s: %w", spec.ID, err), m.Backend.Forget(spec), m.store.remove(spec.ID))
-	}
-	m.take(sb, r)
+	m.take(b, pidfd)
 	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_SANDBOX_REGISTERED, SandboxId: spec.ID})
 	return nil
 }
@@ -292,14 +390,14 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 		v, err := r.volume()
 		if err == nil {
 			vctx, cancel := context.WithTimeout(ctx, m.Timeout)
-			err = b.sandbox.Unpublish(vctx, v)
+			err = b.sandbox().Unpublish(vctx, v)
 			cancel()
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("volume %s: %w", source, err))
 			continue
 		}
-		if err := m.write(b, source, nil); err != nil {
+		if err := m.keep(b, source, nil); err != nil {
 			errs = append(errs, err)
 		}
 		failpoint.Hit("deregister.unpublished")
@@ -310,7 +408,7 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 		m.mu.Unlock()
 		return fmt.Errorf("sandbox %s: %w", id, err)
 	}
-	if err := b.sandbox.Close(); err != nil {
+	if err := b.sandbox().Close(); err != nil {
 		m.mu.Lock()
 		b.closing = false
 		m.mu.Unlock()
@@ -331,8 +429,9 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 }
 
 // claim refuses a device that another sandbox has: one device is never mounted
-// read-write in two at once (C19).
-func (m *Manager) claim(id string, v Volume) error {
+// read-write in two at once (C19). Targets of one sandbox do not lie in each
+// other. shared: another sandbox reads the device too.
+func (m *Manager) claim(id string, v Volume) (shared bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for other, b := range m.boxes {
@@ -340,11 +439,19 @@ func (m *Manager) claim(id string, v Volume) error {
 			switch {
 			case other == id && source == v.Device.Path:
 			case r.Device.Same(v.Device) && (!r.ReadOnly || !v.ReadOnly):
-				return fault.New(fault.State, "device %s is in use by sandbox %s (as %s): a file system cannot be mounted in two sandboxes at once, unless both only read", v.Device.Path, other, source)
-			case other == id && r.Target == v.Target:
-				return fault.New(fault.State, "sandbox %s has device %s at %s; unpublish it first", id, source, v.Target)
+				return false, fault.New(fault.State, "device %s is in use by sandbox %s, at %s: a file system cannot be mounted in two places at once, unless both only read", v.Device.Path, other, r.Target)
+			case r.Device.Same(v.Device):
+				shared = true
+			case other == id && (within(r.Target, v.Target) || within(v.Target, r.Target)):
+				return false, fault.New(fault.State, "sandbox %s has device %s at %s; %s is the same place, or one lies in the other", id, source, r.Target, v.Target)
 			}
 		}
 	}
-	return nil
+	return shared, nil
+}
+
+// within tells whether path is dir or below it; both are clean.
+func within(path, dir string) bool {
+	rest, ok := strings.CutPrefix(path, dir)
+	return ok && (rest == "" || rest[0] == '/')
 }

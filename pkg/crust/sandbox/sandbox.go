@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"io/fs"
 
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
@@ -28,6 +29,8 @@ type Volume struct {
 	ReadOnly bool
 	Group    *uint32 // the pod's fsGroup
 	Policy   ownership.Policy
+	// Shared: another sandbox of this server reads it too.
+	Shared bool
 }
 
 // Serial is a short name of the volume, the same for the same device: at most 36
@@ -52,26 +55,38 @@ type Spec struct {
 	Magic   []byte `json:"magic,omitempty"`
 }
 
+// Opening is a sandbox that is to be taken up.
+type Opening struct {
+	Spec
+	// Ended is closed when the sandbox's process has.
+	Ended <-chan struct{}
+	// Published: an earlier process mounted volumes in it, so what it needs to
+	// have is there.
+	Published bool
+}
+
 // Backend makes sandboxes of one kind reachable.
 type Backend interface {
 	// Kind is the backend's name.
 	Kind() string
 	// Capabilities are what its sandboxes really do.
 	Capabilities() []crust.Capability
-	// FileSystems are what its sandboxes' kernel can mount, asked of it.
+	// FileSystems are what its sandboxes' kernel can mount, asked of it; none where
+	// that is not known yet.
 	FileSystems(ctx context.Context) ([]string, error)
+	// Mounts tells whether its sandboxes can mount a file system, without asking:
+	// yes, too, where that is not known.
+	Mounts(fstype string) bool
+	// Process finds the process of a sandbox whose registration names none, 0 where
+	// there is none to be found.
+	Process(ctx context.Context, spec Spec) (pid int, err error)
 	// Open takes up a sandbox, new or of an earlier process.
-	// The error has ErrGone in its chain only where it is proven that the sandbox
-	// has ended.
-	Open(ctx context.Context, spec Spec) (Sandbox, error)
+	Open(ctx context.Context, o Opening) (Sandbox, error)
 	// Forget removes what a sandbox that has ended left here.
 	Forget(spec Spec) error
 	// Close is for the end of this process; sandboxes that are left go on.
 	Close() error
 }
-
-// ErrGone is a sandbox that has ended.
-var ErrGone = errors.New("the sandbox has ended")
 
 // unreachable stands for a sandbox of an earlier process that cannot be reached
 // and is not known to have ended: it may have its volumes still, so it keeps
@@ -79,21 +94,38 @@ var ErrGone = errors.New("the sandbox has ended")
 type unreachable struct{ err error }
 
 func (u unreachable) failed() error {
-	return fault.New(fault.State, "the sandbox could not be reached when this server started (%w): end it, or make it reachable, and start the server again", u.err)
+	return fault.New(fault.State, "the sandbox cannot be reached (%w): it is tried again; end it, or make it reachable", u.err)
 }
 func (u unreachable) Publish(context.Context, Volume) (Place, error) { return Place{}, u.failed() }
 func (u unreachable) Unpublish(context.Context, Volume) error        { return u.failed() }
 func (u unreachable) Stats(context.Context, Volume) (mounter.Usage, string, error) {
 	return mounter.Usage{}, "", u.failed()
 }
-func (u unreachable) Expand(context.Context, Volume, int64) (mounter.Usage, error) {
-	return mounter.Usage{}, u.failed()
-}
+func (u unreachable) Expand(context.Context, Volume, int64) error             { return u.failed() }
 func (u unreachable) Resolve(context.Context, Volume, string) (string, error) { return "", u.failed() }
-func (u unreachable) Gone() <-chan struct{}                                   { return nil }
 func (u unreachable) MountNamespace() string                                  { return "" }
 func (u unreachable) Close() error                                            { return u.failed() }
 func (u unreachable) Detach()                                                 {}
+
+// departed stands for a sandbox that has ended and cannot be opened any more. A
+// volume that is in use all the same keeps its record: a process of the sandbox
+// may live on with a copy of the mount.
+type departed struct {
+	unreachable
+	forget func() error
+}
+
+func (d departed) Unpublish(_ context.Context, v Volume) error {
+	busy, err := mounter.Busy(v.Device.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil && busy {
+		err = fault.New(fault.State, "the sandbox has ended, and %s is still in use%s", v.Device.Path, mounter.HeldBy(v.Device))
+	}
+	return err
+}
+func (d departed) Close() error { return d.forget() }
 
 // Sandbox is where volumes are mounted. Of one volume no two methods run at
 // once. Every method can be repeated.
@@ -106,12 +138,10 @@ type Sandbox interface {
 	// system, if anything.
 	Stats(ctx context.Context, v Volume) (u mounter.Usage, ailment string, err error)
 	// Expand grows the file system to the device's size, in bytes.
-	Expand(ctx context.Context, v Volume, deviceSize int64) (mounter.Usage, error)
+	Expand(ctx context.Context, v Volume, deviceSize int64) error
 	// Resolve gives a path inside the sandbox that shows what lies at sub, which
 	// is relative to the volume's root, and that leads nowhere else.
 	Resolve(ctx context.Context, v Volume, sub string) (string, error)
-	// Gone is closed when the sandbox has ended.
-	Gone() <-chan struct{}
 	// MountNamespace is a path of the sandbox's mount namespace, for as long as
 	// this process runs; empty where it has none on this kernel.
 	MountNamespace() string

@@ -151,7 +151,7 @@ func (s *Server) ListSandboxes(context.Context, *crustv1alpha1.ListSandboxesRequ
 	defer s.mu.Unlock()
 	resp := &crustv1alpha1.ListSandboxesResponse{}
 	for id, b := range s.boxes {
-		sb := &crustv1alpha1.Sandbox{SandboxId: id, Kind: s.Backend.Kind(), Pid: int64(b.record.Spec.PID), MountNamespace: b.sandbox.MountNamespace()}
+		sb := &crustv1alpha1.Sandbox{SandboxId: id, Kind: s.Backend.Kind(), Pid: int64(b.record.Process.PID), MountNamespace: b.sandbox().MountNamespace()}
 		for source, r := range b.record.Volumes {
 			sb.Volumes = append(sb.Volumes, &crustv1alpha1.Volume{
 				HostVolumeId: source, HostTargetPath: r.Target, FileSystem: r.Type, ReadOnly: r.ReadOnly, State: r.State,
@@ -188,11 +188,11 @@ func (s *Server) ExecInSandbox(ctx context.Context, r *crustv1alpha1.ExecInSandb
 	if err != nil {
 		return nil, err
 	}
-	e, ok := b.sandbox.(interface {
+	e, ok := b.sandbox().(interface {
 		Exec(ctx context.Context, argv []string, stdin []byte) ([]byte, int, error)
 	})
 	if !ok {
-		return nil, fault.New(fault.State, "sandbox %s is a mount namespace of this host: enter %s", r.GetSandboxId(), b.sandbox.MountNamespace())
+		return nil, fault.New(fault.State, "sandbox %s is a mount namespace of this host; look inside with `nsenter --mount=%s PROGRAM`", r.GetSandboxId(), b.sandbox().MountNamespace())
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
 	defer cancel()

@@ -14,9 +14,10 @@ import (
 
 // sandboxRecord is a sandbox that was registered.
 type sandboxRecord struct {
+	Kind    string                  `json:"kind"` // of the backend
 	Spec    Spec                    `json:"spec"`
 	BootID  string                  `json:"bootID"`
-	Started string                  `json:"started,omitempty"` // when the process began: its number may be given again
+	Process process                 `json:"process"`
 	Volumes map[string]volumeRecord `json:"volumes,omitempty"` // by their device's path
 }
 
@@ -58,9 +59,8 @@ func (s store) path(id string) string {
 func (s store) put(r sandboxRecord) error { return sandboxType.Write(s.path(r.Spec.ID), r) }
 func (s store) remove(id string) error    { return record.Remove(s.path(id)) }
 
-// load gives the sandboxes of this boot, and forgets those of earlier ones: a
-// reboot ends every sandbox.
-func (s store) load(boot string) ([]sandboxRecord, error) {
+// load gives all sandboxes, those of earlier boots too.
+func (s store) load() ([]sandboxRecord, error) {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -73,14 +73,11 @@ func (s store) load(boot string) ([]sandboxRecord, error) {
 	for _, name := range names {
 		path := filepath.Join(s.dir, name+record.Extension)
 		var r sandboxRecord
-		switch err := sandboxType.Read(path, &r); {
-		case err != nil:
+		if err := sandboxType.Read(path, &r); err != nil {
 			errs = append(errs, err)
-		case r.BootID != boot:
-			errs = append(errs, record.Remove(path))
-		default:
-			list = append(list, r)
+			continue
 		}
+		list = append(list, r)
 	}
 	return list, errors.Join(errs...)
 }

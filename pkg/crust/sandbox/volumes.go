@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
@@ -41,17 +39,13 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 	if _, err := m.find(id); err != nil {
 		return err // it was deregistered since
 	}
-	if err := m.claim(id, v); err != nil {
+	if v.Shared, err = m.claim(id, v); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
 	defer cancel()
-	filesystems, err := m.Backend.FileSystems(ctx)
-	if err != nil {
-		return err
-	}
-	if !slices.Contains(filesystems, v.Type) {
-		return fault.New(fault.Invalid, "file_system %q cannot be mounted in a sandbox; its kernel has %s", v.Type, strings.Join(filesystems, ", "))
+	if !m.Backend.Mounts(v.Type) {
+		return fault.New(fault.Invalid, "file_system %q cannot be mounted in a sandbox: its kernel does not have it", v.Type)
 	}
 	want := volumeRecord{
 		State: publishing, Device: v.Device, Target: v.Target, Type: v.Type, Options: v.Options.List(), ReadOnly: v.ReadOnly, Group: v.Group, Policy: v.Policy,
@@ -65,11 +59,11 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 		if !reflect.DeepEqual(have, same) {
 			return fault.New(fault.Exists, "volume %s is published in sandbox %s in another way (%s at %s, options %v); unpublish it first", source, id, have.Type, have.Target, have.Options)
 		}
-	} else if err := m.write(b, source, &want); err != nil {
+	} else if err := m.keep(b, source, &want); err != nil {
 		return err
 	}
 	failpoint.Hit("publish.recorded")
-	place, err := b.sandbox.Publish(ctx, v)
+	place, err := b.sandbox().Publish(ctx, v)
 	if err != nil {
 		err = fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
 		if known && have.State == published {
@@ -78,36 +72,26 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 		// With time of its own: the caller's may be up.
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.Timeout)
 		defer cancel()
-		if uerr := b.sandbox.Unpublish(uctx, v); uerr != nil {
+		if uerr := b.sandbox().Unpublish(uctx, v); uerr != nil {
 			return errors.Join(err, fmt.Errorf("and what was begun could not be undone: %w", uerr))
 		}
-		return errors.Join(err, m.write(b, source, nil))
+		return errors.Join(err, m.keep(b, source, nil))
 	}
 	failpoint.Hit("publish.mounted")
 	want.State, want.Place = published, place
-	if err := m.write(b, source, &want); err != nil {
+	if err := m.keep(b, source, &want); err != nil {
 		return err
 	}
 	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_VOLUME_PUBLISHED, SandboxId: id, HostVolumeId: source})
 	return nil
 }
 
-// write is keep, one at a time for each sandbox.
-func (m *Manager) write(b *box, source string, r *volumeRecord) error {
-	for {
-		end, err := m.begin("a record is written", "record of "+b.record.Spec.ID)
-		if err == nil {
-			defer end()
-			return m.keep(b, source, r)
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
 // Unpublish takes a volume away from a sandbox.
 func (m *Manager) Unpublish(ctx context.Context, id, source string) error {
-	b, err := m.find(id)
-	if fault.Is(err, fault.NotFound) {
+	m.mu.Lock()
+	b, ok := m.boxes[id]
+	m.mu.Unlock()
+	if !ok {
 		return nil
 	}
 	end, err := m.begin("UnpublishVolume", key(id, source))
@@ -117,9 +101,13 @@ func (m *Manager) Unpublish(ctx context.Context, id, source string) error {
 	defer end()
 	m.mu.Lock()
 	r, ok := b.record.Volumes[source]
+	closing := b.closing
 	m.mu.Unlock()
 	if !ok {
 		return nil
+	}
+	if closing {
+		return fault.New(fault.Busy, "sandbox %s: it is being deregistered; try again", id)
 	}
 	v, err := r.volume()
 	if err != nil {
@@ -127,11 +115,11 @@ func (m *Manager) Unpublish(ctx context.Context, id, source string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
 	defer cancel()
-	if err := b.sandbox.Unpublish(ctx, v); err != nil {
+	if err := b.sandbox().Unpublish(ctx, v); err != nil {
 		return fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
 	}
 	failpoint.Hit("unpublish.detached")
-	if err := m.write(b, source, nil); err != nil {
+	if err := m.keep(b, source, nil); err != nil {
 		return err
 	}
 	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_VOLUME_UNPUBLISHED, SandboxId: id, HostVolumeId: source})
@@ -146,7 +134,7 @@ func (m *Manager) Stats(ctx context.Context, id, source string) (mounter.Usage, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
 	defer cancel()
-	u, ailment, err := b.sandbox.Stats(ctx, v)
+	u, ailment, err := b.sandbox().Stats(ctx, v)
 	if err != nil {
 		err = fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
 	}
@@ -179,7 +167,7 @@ func (m *Manager) Expand(ctx context.Context, id, source string, required int64)
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
 	defer cancel()
-	if _, err := b.sandbox.Expand(ctx, v, size); err != nil {
+	if err := b.sandbox().Expand(ctx, v, size); err != nil {
 		return 0, fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
 	}
 	return size, nil
@@ -197,8 +185,8 @@ func (m *Manager) Resolve(ctx context.Context, id, source string) (path string, 
 	var found volumeRecord
 	sub := ""
 	for _, r := range b.record.Volumes {
-		if rest, ok := strings.CutPrefix(clean, r.Target); ok && (rest == "" || rest[0] == '/') {
-			found, sub = r, strings.TrimPrefix(rest, "/")
+		if within(clean, r.Target) {
+			found, sub = r, strings.TrimPrefix(strings.TrimPrefix(clean, r.Target), "/")
 		}
 	}
 	m.mu.Unlock()
@@ -222,7 +210,7 @@ func (m *Manager) Resolve(ctx context.Context, id, source string) (path string, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
 	defer cancel()
-	path, err = b.sandbox.Resolve(ctx, v, sub)
+	path, err = b.sandbox().Resolve(ctx, v, sub)
 	if err != nil {
 		return "", false, fmt.Errorf("mount source %s in sandbox %s: %w", source, id, err)
 	}

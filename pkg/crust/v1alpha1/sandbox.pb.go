@@ -83,8 +83,8 @@ type RegisterSandboxRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	// A process of the sandbox on the host; when it ends, the sandbox is gone. 0
-	// for none: it is there until it is deregistered. (A QEMU is watched by its
-	// QMP socket as well.)
+	// for none: a namespace is there until it is deregistered, and of a QEMU the
+	// process is that which serves its QMP socket.
 	Pid int64 `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
 	// Types that are valid to be assigned to Kind:
 	//

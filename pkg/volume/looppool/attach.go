@@ -181,7 +181,7 @@ func (p *Pool) detach(id string, onlyReadOnly bool) error {
 			continue
 		}
 		if err := d.Detach(); err != nil {
-			return fault.New(fault.State, "volume %s: %w%s", id, err, volume.HeldBy(device(d)))
+			return fault.New(fault.State, "volume %s: %w%s", id, err, mounter.HeldBy(device(d)))
 		}
 	}
 	return nil

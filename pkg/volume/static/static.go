@@ -368,7 +368,7 @@ func (s *Source) Detach(ctx context.Context, id string) error {
 		return err
 	}
 	if busy {
-		return fault.New(fault.State, "volume %s: %s is in use%s", id, d.Path, volume.HeldBy(d))
+		return fault.New(fault.State, "volume %s: %s is in use%s", id, d.Path, mounter.HeldBy(d))
 	}
 	s.mu.Lock()
 	delete(s.attached, id)

@@ -595,7 +595,6 @@ func (x *GrowRequest) GetDeviceBytes() int64 {
 
 type GrowResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	TotalBytes    int64                  `protobuf:"varint,1,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -628,13 +627,6 @@ func (x *GrowResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use GrowResponse.ProtoReflect.Descriptor instead.
 func (*GrowResponse) Descriptor() ([]byte, []int) {
 	return file_guest_v1_guest_proto_rawDescGZIP(), []int{10}
-}
-
-func (x *GrowResponse) GetTotalBytes() int64 {
-	if x != nil {
-		return x.TotalBytes
-	}
-	return 0
 }
 
 type ResolveRequest struct {
@@ -882,10 +874,8 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\aailment\x18\a \x01(\tR\aailment\"H\n" +
 	"\vGrowRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\tR\x06serial\x12!\n" +
-	"\fdevice_bytes\x18\x02 \x01(\x03R\vdeviceBytes\"/\n" +
-	"\fGrowResponse\x12\x1f\n" +
-	"\vtotal_bytes\x18\x01 \x01(\x03R\n" +
-	"totalBytes\"C\n" +
+	"\fdevice_bytes\x18\x02 \x01(\x03R\vdeviceBytes\"\x0e\n" +
+	"\fGrowResponse\"C\n" +
 	"\x0eResolveRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\tR\x06serial\x12\x19\n" +
 	"\bsub_path\x18\x02 \x01(\tR\asubPath\"%\n" +

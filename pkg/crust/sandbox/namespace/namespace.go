@@ -10,11 +10,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
-	"sync"
+	"slices"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/linux"
@@ -34,12 +32,11 @@ import (
 type Backend struct {
 	dir        string
 	kubeletDir string
-	log        *slog.Logger
 }
 
 // New takes a directory for the state.
-func New(dir, kubeletDir string, log *slog.Logger) (*Backend, error) {
-	b := &Backend{dir: dir, kubeletDir: kubeletDir, log: log}
+func New(dir, kubeletDir string) (*Backend, error) {
+	b := &Backend{dir: dir, kubeletDir: kubeletDir}
 	pins := filepath.Join(dir, "ns")
 	if err := os.MkdirAll(pins, 0o700); err != nil {
 		return nil, err
@@ -86,42 +83,54 @@ func (b *Backend) Capabilities() []crust.Capability {
 // FileSystems asks the kernel for those that it can mount.
 func (b *Backend) FileSystems(context.Context) ([]string, error) { return mounter.Mountable(), nil }
 
+// Mounts tells whether the kernel has a file system.
+func (b *Backend) Mounts(fstype string) bool { return slices.Contains(mounter.Mountable(), fstype) }
+
+// Process finds none: a namespace that is registered without one is there until
+// it is deregistered.
+func (b *Backend) Process(context.Context, sandbox.Spec) (int, error) { return 0, nil }
+
 // Open makes the namespace, or finds the one of an earlier process.
-func (b *Backend) Open(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	s := &box{b: b, spec: spec, pin: filepath.Join(b.dir, "ns", engine.Name(spec.ID)), gone: make(chan struct{})}
-	var pidfd *os.File
-	if spec.PID != 0 {
-		var err error
-		if pidfd, err = linux.ProcessEnd(spec.PID); err != nil {
-			return nil, fault.New(fault.State, "process %d of the sandbox: %w: %w", spec.PID, sandbox.ErrGone, err)
-		}
+func (b *Backend) Open(_ context.Context, o sandbox.Opening) (sandbox.Sandbox, error) {
+	s := &box{b: b, spec: o.Spec, pin: filepath.Join(b.dir, "ns", engine.Name(o.ID))}
+	fresh, err := pinned(s.pin, o.Published, linux.PinMountNamespace)
+	if err != nil {
+		return nil, fmt.Errorf("mount namespace: %w", err)
 	}
-	if spec.UserNamespace != "" {
-		var err error
-		if s.userns, err = linux.Open(spec.UserNamespace, os.O_RDONLY); err != nil {
-			if pidfd != nil {
-				pidfd.Close()
-			}
-			return nil, fault.New(fault.State, "the sandbox's user namespace: %w", err)
-		}
+	if fresh {
+		failpoint.Hit("namespace.pinned")
 	}
-	if err := s.open(); err != nil {
-		if pidfd != nil {
-			pidfd.Close()
-		}
+	if s.ns, err = mounter.OpenNamespace(s.pin); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	s.cancel = cancel
-	if pidfd != nil {
-		s.watch.Go(func() {
-			defer pidfd.Close()
-			if linux.WaitEnd(ctx, pidfd) {
-				close(s.gone)
-			}
-		})
+	if o.UserNamespace != "" {
+		// Pinned as well: by the time of a restart the path may be another process's.
+		if _, err = pinned(s.userPin(), o.Published, func(pin string) error { return linux.BindFile(o.UserNamespace, pin) }); err == nil {
+			s.userns, err = linux.Open(s.userPin(), os.O_RDONLY)
+		}
+		if err != nil {
+			return nil, errors.Join(fault.New(fault.State, "the sandbox's user namespace: %w", err), s.ns.Close())
+		}
 	}
 	return s, nil
+}
+
+// pinned makes sure that a namespace is bound to the file. One that has to be
+// there is not made anew: an empty one is no substitute.
+func pinned(pin string, must bool, bind func(string) error) (fresh bool, err error) {
+	f, err := os.OpenFile(pin, os.O_CREATE|os.O_RDONLY, 0o600)
+	if err != nil {
+		return false, err
+	}
+	f.Close()
+	st, err := linux.StatxPath(pin)
+	switch {
+	case err != nil || st.MountRoot:
+		return false, err
+	case must:
+		return false, fault.New(fault.State, "what was bound to %s is not there any more (was the state directory unmounted, or this server restarted in another mount namespace?)", pin)
+	}
+	return true, bind(pin)
 }
 
 type box struct {
@@ -130,32 +139,9 @@ type box struct {
 	pin    string
 	ns     *mounter.Namespace
 	userns *os.File
-	gone   chan struct{}
-	cancel func()
-	watch  sync.WaitGroup
 }
 
-func (s *box) open() error {
-	f, err := os.OpenFile(s.pin, os.O_CREATE|os.O_RDONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	f.Close()
-	st, err := linux.StatxPath(s.pin)
-	if err != nil {
-		return err
-	}
-	if !st.MountRoot {
-		if err := linux.PinMountNamespace(s.pin); err != nil {
-			return fmt.Errorf("mount namespace: %w", err)
-		}
-		failpoint.Hit("namespace.pinned")
-	}
-	s.ns, err = mounter.OpenNamespace(s.pin)
-	return err
-}
-
-func (s *box) Gone() <-chan struct{}  { return s.gone }
+func (s *box) userPin() string        { return s.pin + ".user" }
 func (s *box) MountNamespace() string { return s.ns.Path() }
 
 // inside runs f with the volume's target as it is in the namespace.
@@ -194,6 +180,15 @@ func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, err
 		st.Close()
 		if there {
 			return nil
+		}
+		// The kernel would give a second mount of the same file system, read-write, to
+		// whoever asks.
+		busy, err := mounter.Busy(v.Device.Path)
+		if err != nil {
+			return err
+		}
+		if busy && !v.Shared {
+			return fault.New(fault.State, "%s is in use outside of this sandbox, so it was not mounted%s", v.Device.Path, mounter.HeldBy(v.Device))
 		}
 		m, err := engine.Open(ctx, engine.Request{
 			Device: v.Device, Type: v.Type, Options: v.Options, ReadOnly: v.ReadOnly, Group: v.Group, Policy: v.Policy,
@@ -247,16 +242,9 @@ func (s *box) Unpublish(_ context.Context, v sandbox.Volume) error {
 	case berr != nil:
 		return errors.Join(err, berr)
 	case busy:
-		return errors.Join(err, fault.New(fault.State, "%s is still in use: a container of the sandbox has it, or somebody else%s", v.Device.Path, heldBy(v.Device)))
+		return errors.Join(err, fault.New(fault.State, "%s is still in use: a container of the sandbox has it, or somebody else%s", v.Device.Path, mounter.HeldBy(v.Device)))
 	}
 	return nil
-}
-
-func heldBy(d mounter.Device) string {
-	if who := mounter.Holders(d); len(who) > 0 {
-		return "; " + strings.Join(who, "; ")
-	}
-	return ""
 }
 
 // binds is where sub-paths of a volume are shown inside the namespace.
@@ -327,13 +315,8 @@ func (s *box) Stats(_ context.Context, v sandbox.Volume) (u mounter.Usage, ailme
 	return u, ailment, err
 }
 
-func (s *box) Expand(_ context.Context, v sandbox.Volume, _ int64) (u mounter.Usage, err error) {
-	err = s.mounted(v, func(st *mounter.State) error {
-		var err error
-		u, err = engine.Grow(st, v.Type, v.Device)
-		return err
-	})
-	return u, err
+func (s *box) Expand(_ context.Context, v sandbox.Volume, _ int64) error {
+	return s.mounted(v, func(st *mounter.State) error { return engine.Grow(st, v.Type, v.Device) })
 }
 
 func (s *box) Resolve(_ context.Context, v sandbox.Volume, sub string) (path string, err error) {
@@ -360,12 +343,6 @@ func (s *box) Resolve(_ context.Context, v sandbox.Volume, sub string) (path str
 
 // Detach leaves the namespace as it is, for the next process.
 func (s *box) Detach() {
-	s.cancel()
-	s.watch.Wait()
-	s.release()
-}
-
-func (s *box) release() {
 	s.ns.Close()
 	if s.userns != nil {
 		s.userns.Close()
@@ -374,18 +351,18 @@ func (s *box) release() {
 
 // Close unpins the namespace: its mounts end with its last process.
 func (s *box) Close() error {
-	s.cancel()
-	s.watch.Wait()
-	s.release()
+	s.Detach()
 	return s.unpin()
 }
 
 func (s *box) unpin() error {
-	if err := linux.Unmount(s.pin); err != nil && !errors.Is(err, linux.EINVAL) && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	for _, pin := range []string{s.pin, s.userPin()} {
+		if err := linux.Unmount(pin); err != nil && !errors.Is(err, linux.EINVAL) && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	failpoint.Hit("namespace.unpinned")
-	errs := []error{ignoreNotExist(os.Remove(s.pin))}
+	errs := []error{ignoreNotExist(os.Remove(s.pin)), ignoreNotExist(os.Remove(s.userPin()))}
 	// The places of the binds, which were mounted inside the namespace only.
 	dir := filepath.Join(s.b.dir, "binds", engine.Name(s.spec.ID))
 	volumes, err := os.ReadDir(dir)

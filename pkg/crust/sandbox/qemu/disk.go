@@ -16,11 +16,11 @@ import (
 )
 
 // attached tells whether the disk is there.
-func (s *box) attached(ctx context.Context, serial string) (bool, error) {
+func attached(ctx context.Context, q *qmp.Client, serial string) (bool, error) {
 	var list []struct {
 		Name string `json:"name"`
 	}
-	if err := s.q.Run(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &list); err != nil {
+	if err := q.Run(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &list); err != nil {
 		return false, err
 	}
 	for _, d := range list {
@@ -33,32 +33,32 @@ func (s *box) attached(ctx context.Context, serial string) (bool, error) {
 
 // refusedWith tells a refusal of QEMU's by its words; it has no codes for them.
 func refusedWith(err error, words string) bool {
-	var q *qmp.Error
-	return errors.As(err, &q) && strings.Contains(q.Desc, words)
+	var e *qmp.Error
+	return errors.As(err, &e) && strings.Contains(e.Desc, words)
 }
 
-func (s *box) attach(ctx context.Context, v sandbox.Volume) error {
+func attach(ctx context.Context, q *qmp.Client, v sandbox.Volume) error {
 	serial := v.Serial()
-	disk, err := s.attached(ctx, serial)
+	disk, err := attached(ctx, q, serial)
 	if err != nil || disk {
 		return err
 	}
 	// A node may have been left by a call that was cut short. It may also be of a
 	// device that had this name before.
-	if err := s.removeNode(ctx, serial); err != nil {
+	if err := removeNode(ctx, q, serial); err != nil {
 		return err
 	}
-	if err := s.addNode(ctx, v); err != nil {
+	if err := addNode(ctx, q, v); err != nil {
 		return err
 	}
-	return s.q.Run(ctx, "device_add", map[string]any{"driver": "scsi-hd", "id": serial, "drive": serial, "bus": Bus, "serial": serial}, nil)
+	return q.Run(ctx, "device_add", map[string]any{"driver": "scsi-hd", "id": serial, "drive": serial, "bus": Bus, "serial": serial}, nil)
 }
 
 // addNode gives QEMU the device, opened here: it needs no right to open it
 // itself, and cannot be led to another. Opened exclusively for writing, the
 // kernel lets nobody on this host mount it or open it so for as long as QEMU has
 // it, whatever becomes of this process (C19).
-func (s *box) addNode(ctx context.Context, v sandbox.Volume) error {
+func addNode(ctx context.Context, q *qmp.Client, v sandbox.Volume) error {
 	mode := os.O_RDWR | linux.OExcl
 	if v.ReadOnly || v.Device.ReadOnly {
 		// Exclusively too: a reader of what somebody else writes reads nonsense.
@@ -82,25 +82,25 @@ func (s *box) addNode(ctx context.Context, v sandbox.Volume) error {
 	var set struct {
 		ID int `json:"fdset-id"`
 	}
-	if err := s.q.RunWithFile(ctx, "add-fd", map[string]any{"opaque": v.Serial()}, &set, f); err != nil {
+	if err := q.RunWithFile(ctx, "add-fd", map[string]any{"opaque": v.Serial()}, &set, f); err != nil {
 		return err
 	}
-	return s.q.Run(ctx, "blockdev-add", map[string]any{
+	return q.Run(ctx, "blockdev-add", map[string]any{
 		"driver": "host_device", "node-name": v.Serial(), "filename": fmt.Sprintf("/dev/fdset/%d", set.ID),
 		"read-only": v.ReadOnly || v.Device.ReadOnly, "discard": "unmap", "cache": map[string]any{"direct": true},
 	}, nil)
 }
 
 // removeNode takes what QEMU has of a volume beside its disk.
-func (s *box) removeNode(ctx context.Context, serial string) error {
-	if err := s.q.Run(ctx, "blockdev-del", map[string]any{"node-name": serial}, nil); err != nil && !refusedWith(err, "Failed to find node") {
+func removeNode(ctx context.Context, q *qmp.Client, serial string) error {
+	if err := q.Run(ctx, "blockdev-del", map[string]any{"node-name": serial}, nil); err != nil && !refusedWith(err, "Failed to find node") {
 		return err
 	}
-	return s.removeFiles(ctx, serial)
+	return removeFiles(ctx, q, serial)
 }
 
 // removeFiles takes the descriptors of a volume from QEMU.
-func (s *box) removeFiles(ctx context.Context, serial string) error {
+func removeFiles(ctx context.Context, q *qmp.Client, serial string) error {
 	var sets []struct {
 		ID  int `json:"fdset-id"`
 		FDs []struct {
@@ -108,7 +108,7 @@ func (s *box) removeFiles(ctx context.Context, serial string) error {
 			Opaque string `json:"opaque"`
 		} `json:"fds"`
 	}
-	if err := s.q.Run(ctx, "query-fdsets", nil, &sets); err != nil {
+	if err := q.Run(ctx, "query-fdsets", nil, &sets); err != nil {
 		return err
 	}
 	for _, set := range sets {
@@ -116,7 +116,7 @@ func (s *box) removeFiles(ctx context.Context, serial string) error {
 			if fd.Opaque != serial {
 				continue
 			}
-			if err := s.q.Run(ctx, "remove-fd", map[string]any{"fdset-id": set.ID, "fd": fd.FD}, nil); err != nil {
+			if err := q.Run(ctx, "remove-fd", map[string]any{"fdset-id": set.ID, "fd": fd.FD}, nil); err != nil {
 				return err
 			}
 		}
@@ -124,26 +124,26 @@ func (s *box) removeFiles(ctx context.Context, serial string) error {
 	return nil
 }
 
-func (s *box) detach(ctx context.Context, serial string) error {
-	disk, err := s.attached(ctx, serial)
+func detach(ctx context.Context, q *qmp.Client, serial string) error {
+	disk, err := attached(ctx, q, serial)
 	if err != nil {
 		return err
 	}
 	if disk {
-		events, stop := s.q.Events()
+		events, stop := q.Events()
 		defer stop()
-		if err := s.q.Run(ctx, "device_del", map[string]any{"id": serial}, nil); err != nil {
+		if err := q.Run(ctx, "device_del", map[string]any{"id": serial}, nil); err != nil {
 			return err
 		}
-		if err := s.deleted(ctx, events, serial); err != nil {
+		if err := deleted(ctx, q, events, serial); err != nil {
 			return err
 		}
 	}
-	return s.removeNode(ctx, serial)
+	return removeNode(ctx, q, serial)
 }
 
 // deleted waits until the guest has let go of a disk.
-func (s *box) deleted(ctx context.Context, events <-chan qmp.Event, serial string) error {
+func deleted(ctx context.Context, q *qmp.Client, events <-chan qmp.Event, serial string) error {
 	again := time.NewTicker(500 * time.Millisecond)
 	defer again.Stop()
 	for {
@@ -154,10 +154,10 @@ func (s *box) deleted(ctx context.Context, events <-chan qmp.Event, serial strin
 				return nil
 			}
 		case <-again.C: // an event may have been lost
-			if disk, err := s.attached(ctx, serial); err != nil || !disk {
+			if disk, err := attached(ctx, q, serial); err != nil || !disk {
 				return err
 			}
-		case <-s.q.Gone():
+		case <-q.Gone():
 			return qmp.ErrGone
 		case <-ctx.Done():
 			return fault.New(fault.State, "the guest does not let go of the disk %s: %w", serial, ctx.Err())

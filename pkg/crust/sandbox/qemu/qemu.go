@@ -24,7 +24,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/channel"
-	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/qmp"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/internal/vport"
@@ -45,8 +44,8 @@ type Backend struct {
 	log *slog.Logger
 
 	mu    sync.Mutex
-	boxes map[*box]bool
 	known guestFacts
+	asked map[*box]chan struct{} // closed when the guest was asked, with or without an answer
 }
 
 // guestFacts is what the first guest said of its kernel; kept, so that it is known
@@ -61,7 +60,7 @@ var factsType = record.Type{Kind: "crust.guest", Version: 1}
 
 // New takes a directory for the state.
 func New(dir string, log *slog.Logger) (*Backend, error) {
-	b := &Backend{dir: dir, log: log, boxes: map[*box]bool{}}
+	b := &Backend{dir: dir, log: log, asked: map[*box]chan struct{}{}}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -89,30 +88,47 @@ func (b *Backend) Capabilities() []crust.Capability {
 	return sandbox.BasicCapabilities(b.known.SELinux)
 }
 
-// FileSystems asks a guest. Before there was any, nothing is known, and so
-// nothing is promised.
+// patience is how long a guest's answer is waited for when somebody wants to know
+// what guests can.
+const patience = 5 * time.Second
+
+// FileSystems waits a little for the first guest that says. Before there was any,
+// nothing is known, and so nothing is promised.
 func (b *Backend) FileSystems(ctx context.Context) ([]string, error) {
-	b.mu.Lock()
-	boxes := make([]*box, 0, len(b.boxes))
-	for s := range b.boxes {
-		boxes = append(boxes, s)
-	}
-	known := b.known
-	b.mu.Unlock()
-	if known.Kernel != "" {
-		return slices.Clone(known.FileSystems), nil
-	}
-	for _, s := range boxes {
-		if f, err := b.ask(ctx, s); err == nil {
-			return f.FileSystems, nil
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		b.mu.Lock()
+		known := b.known
+		var one chan struct{}
+		for _, c := range b.asked {
+			select {
+			case <-c:
+			default:
+				one = c
+			}
+		}
+		b.mu.Unlock()
+		if known.Kernel != "" || one == nil {
+			return slices.Clone(known.FileSystems), nil
+		}
+		// Whichever answers first: looked at again soon.
+		select {
+		case <-one:
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, nil
 		}
 	}
-	return nil, nil
 }
 
-// vocabulary is what a guest's word is taken for: a name that it made up is of no
-// use to anybody.
-var vocabulary = []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "exfat", "ntfs3"}
+// Mounts tells what the first guest said; before, the guest that is asked to
+// mount is the judge.
+func (b *Backend) Mounts(fstype string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.known.Kernel == "" || slices.Contains(b.known.FileSystems, fstype)
+}
 
 func (b *Backend) ask(ctx context.Context, s *box) (guestFacts, error) {
 	r, err := s.guest.Info(ctx, &guestv1.InfoRequest{})
@@ -120,7 +136,8 @@ func (b *Backend) ask(ctx context.Context, s *box) (guestFacts, error) {
 		return guestFacts{}, err
 	}
 	f := guestFacts{Kernel: fmt.Sprintf("%.64q", r.GetKernel()), SELinux: r.GetSelinux()}
-	for _, name := range vocabulary {
+	// A name that a guest made up is of no use to anybody.
+	for _, name := range mounter.BlockFilesystems {
 		if slices.Contains(r.GetFileSystems(), name) {
 			f.FileSystems = append(f.FileSystems, name)
 		}
@@ -137,75 +154,70 @@ func (b *Backend) ask(ctx context.Context, s *box) (guestFacts, error) {
 	return f, factsType.Write(b.facts(), f)
 }
 
-// Open connects to a QEMU, and to the guest when that has booted.
-func (b *Backend) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+func check(spec sandbox.Spec) error {
 	if !filepath.IsAbs(spec.QMP) {
-		return nil, fault.New(fault.Invalid, "qmp_socket %q: give an absolute path", spec.QMP)
+		return fault.New(fault.Invalid, "qmp_socket %q: give an absolute path", spec.QMP)
 	}
 	if err := channel.Check(spec.Channel); err != nil {
-		return nil, fault.New(fault.Invalid, "%w", err)
+		return fault.New(fault.Invalid, "%w", err)
 	}
 	if n := len(spec.Magic); n != 0 && n != vport.MagicLength {
-		return nil, fault.New(fault.Invalid, "channel_magic has %d bytes, not %d", n, vport.MagicLength)
+		return fault.New(fault.Invalid, "channel_magic has %d bytes, not %d", n, vport.MagicLength)
 	}
+	return nil
+}
+
+// Process asks the kernel who serves the QMP socket. A connection that breaks is
+// no proof of QEMU's end; its process is.
+func (b *Backend) Process(ctx context.Context, spec sandbox.Spec) (int, error) {
+	if err := check(spec); err != nil {
+		return 0, err
+	}
+	q, err := connect(ctx, spec)
+	if err != nil {
+		return 0, err
+	}
+	defer q.Close()
+	pid, err := q.PID()
+	if err == nil && pid == 0 {
+		err = fault.New(fault.State, "the process behind %s is of another pid namespace; give its pid", spec.QMP)
+	}
+	return pid, err
+}
+
+func connect(ctx context.Context, spec sandbox.Spec) (*qmp.Client, error) {
 	q, err := qmp.Dial(ctx, spec.QMP)
-	if errors.Is(err, linux.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
-		return nil, fault.New(fault.State, "%s: %w: %w", spec.QMP, sandbox.ErrGone, err)
-	}
 	if err != nil {
 		return nil, fault.New(fault.State, "QEMU does not answer at %s: %w", spec.QMP, err)
 	}
-	conn, err := dial(spec)
+	return q, nil
+}
+
+// Open connects to a QEMU, and to the guest when that has booted.
+func (b *Backend) Open(ctx context.Context, o sandbox.Opening) (sandbox.Sandbox, error) {
+	if err := check(o.Spec); err != nil {
+		return nil, err
+	}
+	q, err := connect(ctx, o.Spec)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := dial(o.Spec)
 	if err != nil {
 		return nil, errors.Join(err, q.Close())
 	}
-	s := &box{b: b, q: q, conn: conn, guest: guestv1.NewGuestClient(conn), gone: make(chan struct{}), left: make(chan struct{})}
-	var pidfd *os.File
-	if spec.PID != 0 {
-		if pidfd, err = linux.ProcessEnd(spec.PID); err != nil {
-			return nil, errors.Join(fault.New(fault.State, "process %d of the sandbox: %w: %w", spec.PID, sandbox.ErrGone, err), q.Close(), conn.Close())
-		}
-	}
+	life, end := context.WithCancel(context.Background())
+	s := &box{b: b, spec: o.Spec, q: q, conn: conn, guest: guestv1.NewGuestClient(conn), gone: o.Ended, end: end}
+	asked := make(chan struct{})
 	b.mu.Lock()
-	b.boxes[s] = true
+	b.asked[s] = asked
 	b.mu.Unlock()
-	if pidfd != nil {
-		// A QMP connection that breaks is no proof: the process is.
-		wctx, cancel := context.WithCancel(context.Background())
-		s.watch.Go(func() {
-			defer pidfd.Close()
-			if linux.WaitEnd(wctx, pidfd) {
-				close(s.gone)
-			}
-		})
-		s.watch.Go(func() { <-s.left; cancel() })
-	} else {
-		s.watch.Go(func() {
-			select {
-			case <-q.Gone():
-				select {
-				case <-s.left: // closed by us
-				default:
-					close(s.gone)
-				}
-			case <-s.left:
-			}
-		})
-	}
-	s.watch.Go(func() {
-		actx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	s.tasks.Go(func() {
+		defer close(asked)
+		ctx, cancel := context.WithTimeout(life, time.Minute)
 		defer cancel()
-		stop := make(chan struct{})
-		defer close(stop)
-		go func() {
-			select {
-			case <-s.left:
-				cancel()
-			case <-stop:
-			}
-		}()
-		if _, err := b.ask(actx, s); err != nil && actx.Err() == nil {
-			b.log.Warn("a guest does not say what it can", "sandbox_id", spec.ID, "error", err)
+		if _, err := b.ask(ctx, s); err != nil && life.Err() == nil {
+			b.log.Warn("a guest does not say what it can", "sandbox_id", o.ID, "error", err)
 		}
 	})
 	return s, nil
@@ -227,17 +239,34 @@ func dial(spec sandbox.Spec) (*grpc.ClientConn, error) {
 
 type box struct {
 	b     *Backend
-	q     *qmp.Client
+	spec  sandbox.Spec
 	conn  *grpc.ClientConn
 	guest guestv1.GuestClient
-	gone  chan struct{}
-	left  chan struct{}
-	once  sync.Once
-	watch sync.WaitGroup
+	gone  <-chan struct{}
+	end   func()
+	tasks sync.WaitGroup
+
+	mu sync.Mutex
+	q  *qmp.Client
 }
 
-func (s *box) Gone() <-chan struct{}  { return s.gone }
 func (s *box) MountNamespace() string { return "" }
+
+// qmp gives the connection to QEMU, a new one where the last has broken.
+func (s *box) qmp(ctx context.Context) (*qmp.Client, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.q.Gone():
+		q, err := connect(ctx, s.spec)
+		if err != nil {
+			return nil, err
+		}
+		s.q = q
+	default:
+	}
+	return s.q, nil
+}
 
 func (s *box) ended() bool {
 	select {
@@ -254,17 +283,10 @@ func (s *box) said(err error) error {
 	if err == nil {
 		return nil
 	}
-	broken := status.Code(err) == codes.Unavailable
-	select {
-	case <-s.q.Gone():
-		broken = true
-	default:
-	}
-	if broken {
+	if code := status.Code(err); code == codes.Unavailable || code == codes.Canceled || errors.Is(err, qmp.ErrGone) || errors.Is(err, context.Canceled) {
 		// A connection ended; if the machine did, that is seen in a moment.
 		select {
 		case <-s.gone:
-		case <-s.left:
 		case <-time.After(time.Second):
 		}
 	}
@@ -283,9 +305,13 @@ func (s *box) said(err error) error {
 	}
 }
 
-// within runs f until the sandbox ends: a guest whose machine is gone answers
-// nothing any more.
-func (s *box) within(ctx context.Context, f func(context.Context) error) error {
+// within runs f until the sandbox ends, or the connection to QEMU: a guest whose
+// machine is gone answers nothing any more.
+func (s *box) within(ctx context.Context, f func(context.Context, *qmp.Client) error) error {
+	q, err := s.qmp(ctx)
+	if err != nil {
+		return s.said(err)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := make(chan struct{})
@@ -294,18 +320,18 @@ func (s *box) within(ctx context.Context, f func(context.Context) error) error {
 		select {
 		case <-s.gone:
 			cancel()
-		case <-s.q.Gone():
+		case <-q.Gone():
 			cancel()
 		case <-stop:
 		}
 	}()
-	return s.said(f(ctx))
+	return s.said(f(ctx, q))
 }
 
 func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, error) {
 	var r *guestv1.MountResponse
-	err := s.within(ctx, func(ctx context.Context) error {
-		if err := s.attach(ctx, v); err != nil {
+	err := s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
+		if err := attach(ctx, q, v); err != nil {
 			return err
 		}
 		var err error
@@ -327,8 +353,8 @@ func (s *box) Unpublish(ctx context.Context, v sandbox.Volume) error {
 	if s.ended() {
 		return nil // and all its disks with it
 	}
-	err := s.within(ctx, func(ctx context.Context) error {
-		disk, err := s.attached(ctx, v.Serial())
+	err := s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
+		disk, err := attached(ctx, q, v.Serial())
 		if err != nil {
 			return err
 		}
@@ -338,7 +364,7 @@ func (s *box) Unpublish(ctx context.Context, v sandbox.Volume) error {
 				return err
 			}
 		}
-		return s.detach(ctx, v.Serial())
+		return detach(ctx, q, v.Serial())
 	})
 	if s.ended() {
 		return nil
@@ -347,7 +373,7 @@ func (s *box) Unpublish(ctx context.Context, v sandbox.Volume) error {
 }
 
 func (s *box) Stats(ctx context.Context, v sandbox.Volume) (u mounter.Usage, ailment string, err error) {
-	err = s.within(ctx, func(ctx context.Context) error {
+	err = s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
 		r, err := s.guest.Stats(ctx, &guestv1.StatsRequest{Serial: v.Serial()})
 		// Never negative, whatever the guest says.
 		u = mounter.Usage{
@@ -360,20 +386,18 @@ func (s *box) Stats(ctx context.Context, v sandbox.Volume) (u mounter.Usage, ail
 	return u, ailment, err
 }
 
-func (s *box) Expand(ctx context.Context, v sandbox.Volume, size int64) (u mounter.Usage, err error) {
-	err = s.within(ctx, func(ctx context.Context) error {
-		if err := s.q.Run(ctx, "block_resize", map[string]any{"node-name": v.Serial(), "size": size}, nil); err != nil {
+func (s *box) Expand(ctx context.Context, v sandbox.Volume, size int64) error {
+	return s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
+		if err := q.Run(ctx, "block_resize", map[string]any{"node-name": v.Serial(), "size": size}, nil); err != nil {
 			return err
 		}
-		r, err := s.guest.Grow(ctx, &guestv1.GrowRequest{Serial: v.Serial(), DeviceBytes: size})
-		u.TotalBytes = max(0, r.GetTotalBytes())
+		_, err := s.guest.Grow(ctx, &guestv1.GrowRequest{Serial: v.Serial(), DeviceBytes: size})
 		return err
 	})
-	return u, err
 }
 
 func (s *box) Resolve(ctx context.Context, v sandbox.Volume, sub string) (path string, err error) {
-	err = s.within(ctx, func(ctx context.Context) error {
+	err = s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
 		r, err := s.guest.Resolve(ctx, &guestv1.ResolveRequest{Serial: v.Serial(), SubPath: sub})
 		path = clip(r.GetPath())
 		return err
@@ -383,7 +407,7 @@ func (s *box) Resolve(ctx context.Context, v sandbox.Volume, sub string) (path s
 
 // Exec runs a program in the guest.
 func (s *box) Exec(ctx context.Context, argv []string, stdin []byte) (output []byte, code int, err error) {
-	err = s.within(ctx, func(ctx context.Context) error {
+	err = s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
 		r, err := s.guest.Exec(ctx, &guestv1.ExecRequest{Argv: argv, Stdin: stdin})
 		output, code = r.GetOutput(), int(r.GetExitCode())
 		return err
@@ -393,15 +417,15 @@ func (s *box) Exec(ctx context.Context, argv []string, stdin []byte) (output []b
 
 // Detach closes the connections; QEMU goes on.
 func (s *box) Detach() {
-	s.once.Do(func() {
-		close(s.left)
-		s.q.Close()
-		s.conn.Close()
-		s.b.mu.Lock()
-		delete(s.b.boxes, s)
-		s.b.mu.Unlock()
-	})
-	s.watch.Wait()
+	s.end()
+	s.mu.Lock()
+	s.q.Close()
+	s.mu.Unlock()
+	s.conn.Close()
+	s.tasks.Wait()
+	s.b.mu.Lock()
+	delete(s.b.asked, s)
+	s.b.mu.Unlock()
 }
 
 // Close is Detach: the QEMU is its owner's to end.

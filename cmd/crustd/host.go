@@ -1,0 +1,66 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// entered is set for the program that enterHost starts.
+const entered = "CRUSTD_ENTERED"
+
+// enterHost leaves a container's mount namespace for the host's, where sandboxes
+// and what they keep have to be, and starts this program again there. It returns
+// only when it failed.
+func enterHost(o *options) error {
+	ns, err := linux.Open(o.hostNamespace, os.O_RDONLY)
+	if err != nil {
+		return fmt.Errorf("--host-mount-namespace: %w", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	programs := map[string][]byte{}
+	for name, path := range map[string]string{"crustd": "/proc/self/exe", "crust-oci": filepath.Join(filepath.Dir(self), "crust-oci")} {
+		if programs[name], err = os.ReadFile(path); err != nil {
+			return fmt.Errorf("to be installed on the host: %w", err)
+		}
+	}
+	runtime.LockOSThread() // until execve
+	if err := linux.EnterMountNamespace(ns); err != nil {
+		return fmt.Errorf("--host-mount-namespace: %w", err)
+	}
+	if err := os.MkdirAll(o.installDir, 0o755); err != nil {
+		return fmt.Errorf("--install-dir: %w", err)
+	}
+	for name, content := range programs {
+		if err := install(filepath.Join(o.installDir, name), content); err != nil {
+			return fmt.Errorf("--install-dir: %w", err)
+		}
+	}
+	program := filepath.Join(o.installDir, "crustd")
+	return linux.Exec(program, append([]string{program}, os.Args[1:]...), append(os.Environ(), entered+"=1"))
+}
+
+// install replaces a program as a whole: containerd may be starting it.
+func install(path string, content []byte) error {
+	have, err := os.ReadFile(path)
+	if err == nil && bytes.Equal(have, content) {
+		return nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	next := path + ".new"
+	if err := os.WriteFile(next, content, 0o755); err != nil {
+		return err
+	}
+	return errors.Join(os.Chmod(next, 0o755), os.Rename(next, path))
+}

@@ -1,0 +1,85 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// ErrGone is a sandbox that has ended. It is said only where that is proven: the
+// volumes of a sandbox that is only out of reach are still in use.
+var ErrGone = errors.New("the sandbox has ended")
+
+// process is the one whose end is the sandbox's. Its number alone may have been
+// given to another.
+type process struct {
+	PID     int    `json:"pid,omitempty"`
+	Started string `json:"started,omitempty"` // see linux.ProcessStart
+	// Namespace that the number is of: in another one it names somebody else, or
+	// nobody.
+	Namespace string `json:"pidNamespace,omitempty"`
+}
+
+// identify finds what there is to know of a process that runs. The descriptor
+// tells of its end.
+func identify(pid int) (process, *os.File, error) {
+	p := process{PID: pid}
+	f, err := linux.ProcessEnd(pid)
+	if err != nil {
+		return p, nil, gone(pid, err)
+	}
+	if p.Started, err = linux.ProcessStart(pid); err == nil {
+		p.Namespace, err = linux.PIDNamespace()
+	}
+	if err != nil {
+		return p, nil, errors.Join(gone(pid, err), f.Close())
+	}
+	return p, f, nil
+}
+
+// find is identify for a process that was known before.
+func (p process) find() (*os.File, error) {
+	here, err := linux.PIDNamespace()
+	if err != nil {
+		return nil, err
+	}
+	if here != p.Namespace {
+		return nil, fault.New(fault.State, "process %d is of another pid namespace (%s, and this is %s), so it cannot be told whether it lives", p.PID, p.Namespace, here)
+	}
+	now, f, err := identify(p.PID)
+	if err != nil {
+		return nil, err
+	}
+	if now.Started != p.Started {
+		return nil, errors.Join(fmt.Errorf("process %d is another one now: %w", p.PID, ErrGone), f.Close())
+	}
+	return f, nil
+}
+
+func gone(pid int, err error) error {
+	if errors.Is(err, linux.ESRCH) || errors.Is(err, fs.ErrNotExist) {
+		return fault.New(fault.State, "process %d: %w", pid, ErrGone)
+	}
+	return fmt.Errorf("process %d: %w", pid, err)
+}
+
+// Lock keeps other servers from a state directory for as long as it is open: two
+// would each give a device away.
+func Lock(dir string) (*os.File, error) {
+	f, err := os.OpenFile(dir+"/lock", os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = linux.Flock(f)
+	if errors.Is(err, linux.EAGAIN) {
+		err = fmt.Errorf("another crustd uses it; stop that one, or give another directory")
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("--state-dir %s: %w", dir, err), f.Close())
+	}
+	return f, nil
+}

@@ -1,0 +1,241 @@
+package crust
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-csi/crust-csi/internal/testnode"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+)
+
+// listed are the ids of the sandboxes that crustd knows.
+func (s *server) listed() string {
+	s.t.Helper()
+	list, err := s.client.ListSandboxes(ctxOf(s.t), &crustv1alpha1.ListSandboxesRequest{})
+	ok(s.t, err)
+	var ids []string
+	for _, sb := range list.GetSandboxes() {
+		ids = append(ids, sb.GetSandboxId())
+	}
+	return strings.Join(ids, " ")
+}
+
+func eventually(t testing.TB, most time.Duration, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(most); !is(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %s: %s", most, what)
+		}
+	}
+}
+
+// crustctl runs it against this server and its node.
+func (s *server) crustctl(args ...string) (string, error) {
+	out, err := exec.Command(testnode.BuildCommand(s.t, "crustctl", ""), append([]string{
+		"--endpoint", s.node.Endpoint(), "--kubelet-dir", s.node.KubeletDir(), "sandbox", "--crust", "unix://" + s.socket()}, args...)...).CombinedOutput()
+	return string(out), err
+}
+
+// The node does not forget what a sandbox still has: an unpublish that comes too
+// early, or names another sandbox, changes nothing.
+func TestC08_C19_UnpublishWaitsForTheSandbox(t *testing.T) {
+	s := newServer(t, "namespace", "")
+	v := s.volume("a", "ext4")
+	p := s.pod("pod", v)
+	ok(t, s.nodePublish(p))
+	sb := s.namespace(p)
+	ok(t, s.runtimePublish(p))
+	sh(t, sb, "echo precious > %s/f", p.target)
+	refused(t, s.node.Client.Unpublish(ctxOf(t), v.ID, p.target), codes.FailedPrecondition, v.ID, "still mounted by the sandbox", "crustctl sandbox unpublish")
+	if out, err := s.crustctl("unpublish", "other", v.ID, p.target); err == nil || !strings.Contains(out, `is in sandbox "pod", not in "other"`) {
+		t.Errorf("%v %s", err, out)
+	}
+	if out, err := s.crustctl("expand", "other", v.ID, p.target, "1Gi"); err == nil || !strings.Contains(out, `not in "other"`) {
+		t.Errorf("%v %s", err, out)
+	}
+	if _, err := os.Lstat(p.target); err != nil {
+		t.Errorf("the target: %v", err)
+	}
+	if got := sh(t, sb, "cat %s/f", p.target); got != "precious" {
+		t.Errorf("the sandbox sees %q", got)
+	}
+	if out, err := s.crustctl("stats", "pod", p.target); err != nil || !strings.Contains(out, "bytes") || !strings.Contains(out, "inodes") {
+		t.Errorf("%v %s", err, out)
+	}
+	if out, err := s.crustctl("unpublish", "pod", v.ID, p.target); err != nil {
+		t.Errorf("%v %s", err, out)
+	}
+	s.deregister(p)
+	ok(t, s.node.Client.Delete(ctxOf(t), v.ID))
+}
+
+// A sandbox that ended while crustd was down keeps its volume for as long as one
+// of its processes has it.
+func TestC18_C19_ARestartAsksTheDevice(t *testing.T) {
+	s := newServer(t, "namespace", "")
+	v := s.volume("a", "ext4")
+	p, q := s.pod("pod", v), s.pod("other", v)
+	ok(t, s.nodePublish(p))
+	sb := s.namespace(p)
+	ok(t, s.runtimePublish(p))
+	container := exec.Command("nsenter", "--mount="+sb.pin(), "unshare", "-m", "sleep", "3600")
+	ok(t, container.Start())
+	t.Cleanup(func() { _ = container.Process.Kill(); _ = container.Wait() })
+	mine := fmt.Sprintf("/proc/%d/ns/mnt", container.Process.Pid)
+	before, err := os.Readlink("/proc/self/ns/mnt")
+	ok(t, err)
+	eventually(t, 5*time.Second, "the container has its own mounts", func() bool {
+		now, err := os.Readlink(mine)
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", container.Process.Pid))
+		return err == nil && now != before && string(b) == "sleep\n"
+	})
+	s.kill()
+	sb.kill()
+	s.start()
+	q.info = p.info
+	ok(t, os.MkdirAll(q.target, 0o750))
+	s.namespace(q)
+	refused(t, s.runtimePublish(q), codes.FailedPrecondition, "in use")
+	refused(t, s.node.Client.Unpublish(ctxOf(t), v.ID, p.target), codes.FailedPrecondition, "still mounted")
+	ok(t, container.Process.Kill())
+	_ = container.Wait()
+	eventually(t, 40*time.Second, "the sandbox is cleaned up", func() bool { return s.listed() == "other" })
+	ok(t, s.runtimePublish(q))
+	s.deregister(q)
+	ok(t, os.Remove(q.target))
+	s.nodeUnpublish(p)
+	s.delete(v)
+}
+
+// What is mounted elsewhere is not mounted a second time, and places in one
+// sandbox do not lie in each other.
+func TestC19_NoSecondMountOfADevice(t *testing.T) {
+	s := newServer(t, "namespace", "")
+	v, w := s.volume("a", "ext4"), s.volume("b", "ext4")
+	p, below := s.pod("pod", v), s.pod("pod", w)
+	ok(t, s.nodePublish(p))
+	sb := s.namespace(p)
+	dir := t.TempDir()
+	run(t, "mount", p.info.Source, dir)
+	err := s.runtimePublish(p)
+	run(t, "umount", dir)
+	refused(t, err, codes.FailedPrecondition, p.info.Source, "in use outside of this sandbox", dir)
+	ok(t, s.runtimePublish(p))
+	below.target = p.target + "/below"
+	below.info = p.info
+	second := s.pod("second", w)
+	ok(t, s.nodePublish(second))
+	below.info.Source = second.info.Source
+	refused(t, s.runtimePublish(below), codes.FailedPrecondition, p.target)
+	if out := sh(t, sb, "ls %s", p.target); strings.Contains(out, "below") {
+		t.Errorf("a directory was made in the volume: %s", out)
+	}
+	s.deregister(p)
+	s.nodeUnpublish(p)
+	s.nodeUnpublish(second)
+	s.delete(v)
+	s.delete(w)
+}
+
+func TestOneServerForAStateDirectory(t *testing.T) {
+	s := newServer(t, "namespace", "")
+	second := func(backend string) string {
+		c := exec.Command(testnode.BuildCommand(t, "crustd", ""), "--endpoint", "unix://"+filepath.Join(t.TempDir(), "s"), "--backend", backend, "--state-dir", s.stateDir(),
+			"--kubelet-dir", s.node.KubeletDir(), "--allow-device", "/dev/loop*")
+		out, err := c.CombinedOutput()
+		if err == nil {
+			t.Error("it ran")
+		}
+		return string(out)
+	}
+	if out := second("namespace"); !strings.Contains(out, "another crustd uses it") {
+		t.Error(out)
+	}
+	p := &pod{name: "pod"}
+	s.namespace(p)
+	s.kill()
+	if out := second("qemu"); !strings.Contains(out, `has sandboxes of kind "namespace" (pod)`) || !strings.Contains(out, "--backend namespace") {
+		t.Error(out)
+	}
+	// As after a reboot: what an earlier boot left goes.
+	records, err := filepath.Glob(filepath.Join(s.stateDir(), "sandboxes", "*.json"))
+	if err != nil || len(records) != 1 {
+		t.Fatal(records, err)
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	ok(t, err)
+	b, err := os.ReadFile(records[0])
+	ok(t, err)
+	ok(t, os.WriteFile(records[0], bytes.ReplaceAll(b, bytes.TrimSpace(boot), []byte("another")), 0o600))
+	s.start()
+	if got := s.listed(); got != "" {
+		t.Errorf("still there: %s", got)
+	}
+}
+
+// A microVM that does not answer when crustd starts holds nobody up; it is tried
+// again, and when it ends it is cleaned up.
+func TestC18_ASandboxOutOfReachIsTriedAgain(t *testing.T) {
+	s := newServer(t, "qemu", "")
+	s.acquaint()
+	v := s.volume("a", "ext4")
+	p := s.pod("pod", v)
+	ok(t, s.nodePublish(p))
+	m := s.boot(p, "q35", "")
+	ok(t, s.runtimePublish(p))
+	signal := func(n syscall.Signal) { t.Helper(); ok(t, syscall.Kill(m.vm.PID, n)) }
+	s.kill()
+	signal(syscall.SIGSTOP)
+	begin := time.Now()
+	s.start()
+	if took := time.Since(begin); took > 20*time.Second {
+		t.Errorf("the start took %s", took)
+	}
+	if got := s.listed(); got != "pod" {
+		t.Errorf("known are %q", got)
+	}
+	_, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: "pod", HostVolumeId: p.info.Source})
+	refused(t, err, codes.FailedPrecondition, "cannot be reached")
+	signal(syscall.SIGCONT)
+	eventually(t, 60*time.Second, "it is reached again", func() bool {
+		_, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: "pod", HostVolumeId: p.info.Source})
+		return err == nil
+	})
+	s.kill()
+	signal(syscall.SIGSTOP)
+	s.start()
+	m.kill()
+	eventually(t, 60*time.Second, "it is cleaned up", func() bool { return s.listed() == "" })
+	s.nodeUnpublish(p)
+	s.delete(v)
+}
+
+func TestC20_AUserWhoIsAllowed(t *testing.T) {
+	s := newServer(t, "namespace", "", "--allow-uid", "65533", "--allow-device", "/dev/loop*")
+	for dir := s.node.Dir; len(dir) >= len(os.TempDir()); dir = filepath.Dir(dir) {
+		ok(t, os.Chmod(dir, 0o755))
+	}
+	ctl := filepath.Join(s.node.Dir, "crustctl")
+	run(t, "cp", testnode.BuildCommand(t, "crustctl", ""), ctl)
+	list := func(uid uint32) (string, error) {
+		c := exec.Command(ctl, "sandbox", "--crust", "unix://"+s.socket(), "list")
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		out, err := c.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := list(65533); err != nil {
+		t.Errorf("%v %s", err, out)
+	}
+	if out, err := list(65534); err == nil {
+		t.Errorf("another one was let in: %s", out)
+	}
+}
