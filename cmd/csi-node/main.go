@@ -21,6 +21,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/registration"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
 	"github.com/crust-csi/crust-csi/internal/version"
@@ -191,6 +192,13 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 	}
 	go func() { failed <- s.Serve(l) }()
 	log.Info("serving", "endpoint", o.endpoint)
+	if o.registration != "" {
+		r, err := registration.Serve(o.registration, o.driverName, o.endpoint, log)
+		if err != nil {
+			return err
+		}
+		defer r.Stop()
+	}
 	select {
 	case err := <-failed:
 		return err

@@ -295,13 +295,12 @@ func TestDaemonSet(t *testing.T) {
 	pod := render(t, "base").daemons[0].Spec.Template.Spec
 	containers := checkPod(t, pod)
 	for name, args := range map[string][]string{
-		"csi-node": {"--endpoint=unix:///csi/csi.sock", "--node-id=$(NODE_NAME)", "--pool=default=loop:/var/lib/crust-csi/pool",
+		"csi-node": {"--endpoint=unix:///var/lib/kubelet/plugins/" + driver + "/csi.sock", "--kubelet-registration-dir=/var/lib/kubelet/plugins_registry", "--node-id=$(NODE_NAME)", "--pool=default=loop:/var/lib/crust-csi/pool",
 			"--state-dir=/var/lib/csi-node", "--kubelet-dir=/var/lib/kubelet", "--metrics-address=:9808"},
 		"provisioner": {"--node-deployment", "--enable-capacity", "--capacity-ownerref-level=1",
 			"--immediate-topology=false", "--strict-topology", "--extra-create-metadata", "--timeout=120s"},
 		"snapshotter": {"--node-deployment", "--timeout=120s"},
 		"resizer":     {"--leader-election=false"},
-		"registrar":   {"--kubelet-registration-path=/var/lib/kubelet/plugins/" + driver + "/csi.sock"},
 	} {
 		for _, a := range args {
 			if !slices.Contains(containers[name].Args, a) {
@@ -315,6 +314,9 @@ func TestDaemonSet(t *testing.T) {
 		}
 	}
 
+	if !pod.HostPID {
+		t.Error("csi-node does not find the host's mount namespace")
+	}
 	node := containers["csi-node"]
 	if node.SecurityContext == nil || !is(node.SecurityContext.Privileged, true) {
 		t.Error("csi-node is not privileged")
@@ -334,7 +336,7 @@ func TestDaemonSet(t *testing.T) {
 	}
 	host := map[string]string{
 		"/dev": "/dev", "/var/lib/kubelet": "/var/lib/kubelet", "/var/lib/csi-node": "/var/lib/csi-node",
-		"/var/lib/crust-csi/pool": "/var/lib/crust-csi/pool", "/csi": "/var/lib/kubelet/plugins/" + driver,
+		"/var/lib/crust-csi/pool": "/var/lib/crust-csi/pool",
 	}
 	for _, m := range node.VolumeMounts {
 		i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })

@@ -1,0 +1,221 @@
+// Command image writes an OCI image as an archive, without a daemon or a
+// registry. The same input gives the same bytes.
+//
+//	image -name NAME -out FILE.tar [-base ROOT.tar] [-entrypoint PATH]... SOURCE=PATH[=MODE]... LINK->TARGET...
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+type options struct {
+	name, out, base, arch string
+	entrypoint            []string
+	entries               []string
+	created               time.Time
+}
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "image:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	var o options
+	flag.StringVar(&o.name, "name", "", "name and tag, as manifests have it")
+	flag.StringVar(&o.out, "out", "", "archive to write")
+	flag.StringVar(&o.base, "base", "", "archive of a root directory to begin with; none: an empty one")
+	flag.StringVar(&o.arch, "arch", "amd64", "architecture")
+	flag.Func("entrypoint", "a word of the entrypoint; repeatable", func(s string) error {
+		o.entrypoint = append(o.entrypoint, s)
+		return nil
+	})
+	flag.Parse()
+	o.entries = flag.Args()
+	if o.name == "" || o.out == "" {
+		return errors.New("give -name and -out")
+	}
+	epoch, err := strconv.ParseInt(os.Getenv("SOURCE_DATE_EPOCH"), 10, 64)
+	if err != nil {
+		return fmt.Errorf("SOURCE_DATE_EPOCH: %w; set it to the time that all files are to have", err)
+	}
+	o.created = time.Unix(epoch, 0).UTC()
+	img, err := o.build()
+	if err != nil {
+		return err
+	}
+	return o.write(img)
+}
+
+func (o *options) build() (v1.Image, error) {
+	var layers []v1.Layer
+	add := func(open tarball.Opener) error {
+		l, err := tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(gzip.BestSpeed), tarball.WithCompressedCaching)
+		layers = append(layers, l)
+		return err
+	}
+	if o.base != "" {
+		if err := add(func() (io.ReadCloser, error) { return os.Open(o.base) }); err != nil {
+			return nil, err
+		}
+	}
+	own, err := o.layer()
+	if err != nil {
+		return nil, err
+	}
+	if err := add(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(own)), nil }); err != nil {
+		return nil, err
+	}
+	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	if img, err = mutate.AppendLayers(img, layers...); err != nil {
+		return nil, err
+	}
+	c, err := img.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	c = c.DeepCopy()
+	c.OS, c.Architecture, c.Created = "linux", o.arch, v1.Time{Time: o.created}
+	c.Config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	c.Config.Entrypoint = o.entrypoint
+	for i := range c.History {
+		c.History[i] = v1.History{Created: c.Created, CreatedBy: "crust-csi deploy/image"}
+	}
+	return mutate.ConfigFile(img, c)
+}
+
+// layer is an archive of the entries and of the directories that lead to them.
+func (o *options) layer() ([]byte, error) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	made := map[string]bool{}
+	header := func(name string, h tar.Header) error {
+		var dirs []string
+		for d := path.Dir(name); d != "." && d != "/" && !made[d]; d = path.Dir(d) {
+			made[d] = true
+			dirs = append(dirs, d)
+		}
+		// The base may have links in their places (/bin), which stay links then.
+		if o.base == "" {
+			slices.Reverse(dirs)
+			for _, d := range dirs {
+				mode := int64(0o755)
+				if d == "tmp" {
+					mode = 0o1777
+				}
+				if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: d + "/", Mode: mode, ModTime: o.created}); err != nil {
+					return err
+				}
+			}
+		}
+		h.Name, h.ModTime = name, o.created
+		return w.WriteHeader(&h)
+	}
+	slices.Sort(o.entries)
+	for _, e := range o.entries {
+		if link, target, ok := strings.Cut(e, "->"); ok {
+			if err := header(strings.TrimPrefix(link, "/"), tar.Header{Typeflag: tar.TypeSymlink, Linkname: target, Mode: 0o777}); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		source, to, ok := strings.Cut(e, "=")
+		if !ok || !path.IsAbs(to) {
+			return nil, fmt.Errorf("%q: give SOURCE=/PATH[=MODE] or /LINK->TARGET", e)
+		}
+		mode := int64(0o755)
+		if p, m, ok := strings.Cut(to, "="); ok {
+			var err error
+			if mode, err = strconv.ParseInt(m, 8, 64); err != nil {
+				return nil, fmt.Errorf("%q: %w", e, err)
+			}
+			to = p
+		}
+		content, err := os.ReadFile(source)
+		if err != nil {
+			return nil, err
+		}
+		if err := header(strings.TrimPrefix(to, "/"), tar.Header{Typeflag: tar.TypeReg, Mode: mode, Size: int64(len(content))}); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(content); err != nil {
+			return nil, err
+		}
+	}
+	err := w.Close()
+	return b.Bytes(), err
+}
+
+// write makes an archive of an OCI image layout.
+func (o *options) write(img v1.Image) (err error) {
+	dir, err := os.MkdirTemp(filepath.Dir(o.out), ".image-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	p, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		return err
+	}
+	names := layout.WithAnnotations(map[string]string{"io.containerd.image.name": o.name, "org.opencontainers.image.ref.name": o.name})
+	if err := p.AppendImage(img, names); err != nil {
+		return err
+	}
+	next := o.out + ".new"
+	f, err := os.Create(next)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	w := tar.NewWriter(f)
+	err = filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || file == dir {
+			return err
+		}
+		name, err := filepath.Rel(dir, file)
+		if err != nil {
+			return err
+		}
+		h := tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755, ModTime: o.created}
+		if d.IsDir() {
+			return w.WriteHeader(&h)
+		}
+		content, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		h.Typeflag, h.Name, h.Mode, h.Size = tar.TypeReg, name, 0o644, int64(len(content))
+		if err := w.WriteHeader(&h); err != nil {
+			return err
+		}
+		_, err = w.Write(content)
+		return err
+	})
+	if err := errors.Join(err, w.Close(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(next, o.out)
+}

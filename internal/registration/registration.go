@@ -1,0 +1,84 @@
+// Package registration makes a CSI driver known to the kubelet, as the
+// node-driver-registrar sidecar does: by the kubelet's plugin registration
+// service (k8s.io/kubelet/pkg/apis/pluginregistration/v1) on a socket in its
+// directory of plugins.
+package registration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	pluginv1 "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/crust-csi/crust-csi/internal/rpcserver"
+)
+
+// Server answers the kubelet for one driver.
+type Server struct {
+	pluginv1.UnimplementedRegistrationServer
+	driver, socket string
+	log            *slog.Logger
+	grpc           *grpc.Server
+	state          atomic.Pointer[string]
+}
+
+const waiting = "the kubelet has not asked yet"
+
+// Serve makes the socket DIR/DRIVER-reg.sock. endpoint is the driver's own,
+// unix:///path, with the path that the kubelet sees.
+func Serve(dir, driver, endpoint string, log *slog.Logger) (*Server, error) {
+	socket, ok := strings.CutPrefix(endpoint, "unix://")
+	if !ok || !filepath.IsAbs(socket) {
+		return nil, fmt.Errorf("endpoint %q: give unix:///absolute/path", endpoint)
+	}
+	l, err := rpcserver.Listen("unix://" + filepath.Join(dir, driver+"-reg.sock"))
+	if err != nil {
+		return nil, fmt.Errorf("registration with the kubelet: %w", err)
+	}
+	s := &Server{driver: driver, socket: socket, log: log, grpc: grpc.NewServer()}
+	s.set(waiting)
+	pluginv1.RegisterRegistrationServer(s.grpc, s)
+	go func() {
+		if err := s.grpc.Serve(l); err != nil {
+			log.Error("registration with the kubelet", "error", err)
+		}
+	}()
+	return s, nil
+}
+
+func (s *Server) set(text string) { s.state.Store(&text) }
+
+// Err is nil once the kubelet has registered the driver.
+func (s *Server) Err() error {
+	if text := *s.state.Load(); text != "" {
+		return errors.New("registration with the kubelet: " + text)
+	}
+	return nil
+}
+
+// Stop takes the socket away, which tells the kubelet that the driver is gone.
+func (s *Server) Stop() { s.grpc.Stop() }
+
+// GetInfo tells the kubelet where the driver is.
+func (s *Server) GetInfo(context.Context, *pluginv1.InfoRequest) (*pluginv1.PluginInfo, error) {
+	return &pluginv1.PluginInfo{Type: pluginv1.CSIPlugin, Name: s.driver, Endpoint: s.socket, SupportedVersions: []string{"1.0.0"}}, nil
+}
+
+// NotifyRegistrationStatus hears from the kubelet what became of it. The kubelet
+// itself tries again after a failure.
+func (s *Server) NotifyRegistrationStatus(_ context.Context, st *pluginv1.RegistrationStatus) (*pluginv1.RegistrationStatusResponse, error) {
+	if st.GetPluginRegistered() {
+		s.log.Info("registered with the kubelet", "driver", s.driver, "socket", s.socket)
+		s.set("")
+	} else {
+		s.log.Error("the kubelet did not register the driver", "driver", s.driver, "socket", s.socket, "error", st.GetError())
+		s.set("refused: " + st.GetError())
+	}
+	return &pluginv1.RegistrationStatusResponse{}, nil
+}

@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# A real Kubernetes of one node, on this machine, in namespaces of its own:
+#
+#   cluster.sh up         starts it; what runs is left running
+#   cluster.sh down       ends every process of it and removes all that it made
+#   cluster.sh reboot     ends every process, keeps the node's disk, starts again
+#   cluster.sh exec CMD   runs CMD on the node
+#
+# The node is a process tree with its own pid, mount and network namespaces. Its
+# root is this machine's, with all changes on a disk of its own (a file). So
+# everything is where it is on any node, and ends with the node's PID 1.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+project=$(cd "$here/../.." && pwd)
+S=${CRUST_KUBERNETES_STATE:-$project/.cache/kubernetes/node}
+bin=$project/.cache/kubernetes/bin
+images=$project/.cache/image
+cgroup=crust-kubernetes
+export PATH=$PATH:/usr/sbin:/sbin
+die() { echo "cluster: $*" >&2; exit 1; }
+[ "$(id -u)" = 0 ] || die "needs root"
+
+starttime() { local s; s=$(cat "/proc/$1/stat" 2>/dev/null) || return 1; s=${s##*) }; set -- $s; echo "${20}"; }
+# pid prints the node's PID 1, as this machine sees it.
+pid() {
+	local p at
+	read -r p at 2>/dev/null <"$S/pid" || return 1
+	[ "$(starttime "$p")" = "$at" ] && echo "$p"
+}
+on_node() {
+	local p
+	p=$(pid) || die "the node does not run: cluster.sh up"
+	nsenter -t "$p" -m -p -n -u -- env "PATH=$bin:$PATH" KUBECONFIG=/etc/kubernetes/admin.kubeconfig "$@"
+}
+cgroups() { awk '{for (i = 7; i <= NF; i++) if ($i == "-") { if ($(i+1) ~ /^cgroup2?$/) print $5; break }}' /proc/self/mountinfo; }
+
+keys() {
+	local k=$S/pki a n
+	[ ! -e "$k/done" ] || return 0
+	mkdir -p "$k"
+	(
+		cd "$k"
+		openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj /CN=crust-test-ca -keyout ca.key -out ca.crt
+		openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=kube-apiserver -keyout api.key -out api.csr
+		echo 'subjectAltName=IP:127.0.0.1,IP:10.96.0.1,IP:192.0.2.1,DNS:localhost,DNS:kubernetes.default.svc' >san
+		openssl x509 -req -in api.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 30 -extfile san -out api.crt
+		openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out sa.key
+		openssl pkey -in sa.key -pubout -out sa.pub
+		a=$(openssl rand -hex 16) n=$(openssl rand -hex 16)
+		printf '%s,admin,admin,"system:masters"\n%s,system:node:node,node,"system:nodes"\n' "$a" "$n" >tokens
+		for w in admin:$a node:$n; do
+			cat >"${w%%:*}.kubeconfig" <<-K
+				apiVersion: v1
+				kind: Config
+				current-context: test
+				contexts: [{name: test, context: {cluster: test, user: test}}]
+				clusters: [{name: test, cluster: {server: "https://127.0.0.1:443", certificate-authority-data: $(base64 -w0 ca.crt)}}]
+				users: [{name: test, user: {token: ${w#*:}}}]
+			K
+		done
+		touch done
+	) 2>"$S/log/pki.log"
+}
+
+try() { # seconds what command...
+	local end=$((SECONDS + $1)) what=$2
+	shift 2
+	until "$@" >/dev/null 2>&1; do
+		[ $SECONDS -lt "$end" ] || die "$what: not within its time; see $S/log"
+		pid >/dev/null || die "the node ended; see $S/log/node.log"
+		sleep 0.3
+	done
+}
+
+up() {
+	local f p t=$SECONDS
+	mkdir -p "$S/log"
+	if ! pid >/dev/null; then
+		[ -x "$bin/hyper" ] || die "build it first: test/kubernetes/build.sh"
+		keys
+		# The kubelet overwrites these, and they are this machine's.
+		if [ ! -e "$S/sysctl" ]; then
+			for f in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
+				[ ! -r "/proc/sys/$f" ] || echo "$f $(cat "/proc/sys/$f")"
+			done >"$S/sysctl.new"
+			mv "$S/sysctl.new" "$S/sysctl"
+		fi
+		if [ ! -e "$S/disk" ]; then
+			truncate -s 40G "$S/disk.new"
+			mkfs.xfs -q "$S/disk.new" # shares extents: snapshots take no time
+			mv "$S/disk.new" "$S/disk"
+		fi
+		cgroups | while read -r f; do mkdir -p "$f/$cgroup"; done
+		rm -f "$S/api.sock" "$S/ready"
+		setsid unshare --mount --pid --net --uts --fork --kill-child --propagation slave "$here/node.sh" "$S" "$bin" "$images" "$cgroup" </dev/null >>"$S/log/node.log" 2>&1 &
+		p=$!
+		for f in $(seq 100); do
+			f=$(cat "/proc/$p/task/$p/children" 2>/dev/null) && [ -n "$f" ] && break
+			sleep 0.05
+		done
+		f=${f%% *}
+		echo "$f $(starttime "$f")" >"$S/pid"
+	fi
+	try 180 "API server" on_node kubectl get --raw /readyz
+	try 90 "kubelet" on_node kubectl get node node
+	try 120 "container images" test -e "$S/ready"
+	on_node kubectl wait --for=condition=Ready node/node --timeout=90s >/dev/null
+	try 60 "default service account" on_node kubectl get serviceaccount default
+	echo "cluster: up after $((SECONDS - t)) s; $here/cluster.sh exec kubectl get pods -A"
+}
+
+halt() {
+	local p n
+	if p=$(pid); then
+		kill -KILL "$p"
+		for n in $(seq 100); do pid >/dev/null || break; sleep 0.1; done
+	fi
+	rm -f "$S/pid"
+	# Processes in uninterruptible sleep, and the kernel's clean-up of namespaces,
+	# take a little longer.
+	for n in $(seq 100); do
+		losetup -l -n -O BACK-FILE | grep -qF "$S/disk" || break
+		sleep 0.1
+	done
+	# Loop devices over files of the node's disk outlive it as they would not a machine.
+	losetup -l -n -O NAME,BACK-FILE | awk '$2 ~ /^\/var\/lib\/crust-csi\/|^\/crust-csi\// { print $1 }' | while read -r n; do losetup -d "$n"; done
+}
+
+down() {
+	local f v m left
+	[ -d "$S" ] || { echo "cluster: nothing at $S"; return; }
+	halt
+	cgroups | while read -r m; do
+		[ ! -d "$m/$cgroup" ] || find "$m/$cgroup" -depth -type d -exec rmdir {} + 2>/dev/null || true
+	done
+	[ ! -e "$S/sysctl" ] || while read -r f v; do echo "$v" >"/proc/sys/$f"; done <"$S/sysctl"
+	left=$(losetup -l -n -O NAME,BACK-FILE | grep -F "$S/" || true)
+	[ -z "$left" ] || die "still there: $left"
+	find "$S" -mindepth 1 -maxdepth 1 ! -name log -exec rm -rf {} +
+	echo "cluster: down"
+}
+
+case ${1:-} in
+up) up ;;
+down) down ;;
+reboot) halt && up ;;
+exec) shift && on_node "$@" ;;
+*) die "usage: cluster.sh up|down|reboot|exec CMD" ;;
+esac

@@ -1,0 +1,321 @@
+//go:build kubernetes
+
+// Package kubernetes_test runs pods on a real Kubernetes: see cluster.sh.
+package kubernetes_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	driver = "csi.crust.dev"
+	system = "crust-csi" // the namespace of deploy/kubernetes
+	// failures is where a failed test leaves what there was to see.
+	failures = "../../.cache/kubernetes/failures"
+)
+
+// TestMain brings the cluster up, and down unless CRUST_KUBERNETES_KEEP is set.
+func TestMain(m *testing.M) {
+	code := 1
+	if err := install(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	} else {
+		code = m.Run()
+	}
+	if os.Getenv("CRUST_KUBERNETES_KEEP") == "" {
+		if out, err := exec.Command("./cluster.sh", "down").CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "%v\n%s", err, out)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+func install() error {
+	project, err := filepath.Abs("../..")
+	if err != nil {
+		return err
+	}
+	for _, argv := range [][]string{
+		{"./cluster.sh", "up"},
+		{"./cluster.sh", "exec", "kubectl", "apply", "-k", project + "/.cache/kubernetes/bin/crd"},
+		{"./cluster.sh", "exec", "kubectl", "wait", "--for=condition=Established", "crd/volumesnapshotclasses.snapshot.storage.k8s.io", "--timeout=30s"},
+		{"./cluster.sh", "exec", "kubectl", "apply", "-k", project + "/test/kubernetes/overlay"},
+		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/csi-node", "--timeout=90s"},
+	} {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+		out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
+		cancel()
+		if err != nil {
+			return fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, out)
+		}
+	}
+	return nil
+}
+
+// try runs a command on the node.
+func try(ctx context.Context, stdin string, argv ...string) (string, error) {
+	c := exec.CommandContext(ctx, "./cluster.sh", append([]string{"exec"}, argv...)...)
+	c.Stdin = strings.NewReader(stdin)
+	var out, words bytes.Buffer
+	c.Stdout, c.Stderr = &out, &words
+	c.WaitDelay = time.Second
+	if err := c.Run(); err != nil {
+		return strings.TrimSpace(out.String()), fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, strings.TrimSpace(words.String()))
+	}
+	return strings.TrimSpace(out.String()), nil
+}
+
+// onNode runs a shell script on the node, in the host's namespaces.
+func onNode(t testing.TB, script string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	out, err := try(ctx, "", "bash", "-c", script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// space is a test's own Kubernetes namespace.
+type space struct {
+	t  testing.TB
+	ns string
+}
+
+var unfit = regexp.MustCompile(`[^a-z0-9]+`)
+
+// use makes a namespace; when the test ends everything in it is deleted, and no
+// volume of it may be left.
+func use(t testing.TB) *space {
+	t.Helper()
+	s := &space{t: t, ns: strings.Trim(unfit.ReplaceAllString(strings.ToLower(strings.TrimPrefix(t.Name(), "Test")), "-"), "-")}
+	if len(s.ns) > 50 {
+		s.ns = strings.Trim(s.ns[:50], "-")
+	}
+	s.kubectl("create", "namespace", s.ns)
+	t.Cleanup(func() {
+		if t.Failed() {
+			s.keep()
+		}
+		s.clear()
+	})
+	return s
+}
+
+// clear deletes the namespace and waits until its volumes are gone.
+func (s *space) clear() {
+	s.t.Helper()
+	s.kubectl("delete", "pods", "--all", "-n", s.ns, "--grace-period=1", "--timeout=90s")
+	s.kubectl("delete", "namespace", s.ns, "--timeout=90s")
+	s.until(60*time.Second, "no persistent volume of the test is left", func() (string, bool) {
+		left := s.kubectl("get", "pv", "-o", `jsonpath={range .items[?(@.spec.claimRef.namespace=="`+s.ns+`")]}{.metadata.name} {.status.phase} {.status.message}{"\n"}{end}`)
+		return left, left == ""
+	})
+}
+
+// keep writes down what there is to see.
+func (s *space) keep() {
+	dir := filepath.Join(failures, s.ns)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		s.t.Log(err)
+		return
+	}
+	for name, argv := range map[string][]string{
+		"events": {"get", "events", "-n", s.ns, "--sort-by=.lastTimestamp"},
+		"pods":   {"describe", "pods,pvc,volumesnapshots", "-n", s.ns},
+		"pv":     {"describe", "pv"},
+		"system": {"get", "pods", "-n", system, "-o", "yaml"},
+		"driver": {"logs", "-n", system, "-l", "app.kubernetes.io/part-of=crust-csi", "--all-containers", "--prefix", "--tail=2000"},
+	} {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		out, err := try(ctx, "", append([]string{"kubectl"}, argv...)...)
+		cancel()
+		if err != nil {
+			out += "\n" + err.Error()
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(out+"\n"), 0o644); err != nil {
+			s.t.Log(err)
+		}
+		if name == "events" {
+			lines := strings.Split(out, "\n")
+			s.t.Logf("events:\n%s", strings.Join(lines[max(0, len(lines)-25):], "\n"))
+		}
+	}
+	s.t.Logf("more is in .cache/kubernetes/failures/%s, and the node's logs in .cache/kubernetes/node/log", s.ns)
+}
+
+func (s *space) try(argv ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	return try(ctx, "", append([]string{"kubectl"}, argv...)...)
+}
+
+func (s *space) kubectl(argv ...string) string {
+	s.t.Helper()
+	out, err := s.try(argv...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out
+}
+
+// apply creates objects in the test's namespace.
+func (s *space) apply(yaml string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if _, err := try(ctx, yaml, "kubectl", "apply", "-n", s.ns, "-f", "-"); err != nil {
+		s.t.Fatalf("%v\n%s", err, yaml)
+	}
+}
+
+// claim is a PersistentVolumeClaim; more is further fields of its spec, as
+// flow-style YAML.
+func (s *space) claim(name, class, size, mode string, more ...string) {
+	s.t.Helper()
+	s.apply(fmt.Sprintf(`{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: %s},
+spec: {storageClassName: %s, accessModes: [%s], resources: {requests: {storage: %s}}%s}}`, name, class, mode, size, fields(more)))
+}
+
+func fields(more []string) string {
+	if len(more) == 0 {
+		return ""
+	}
+	return ", " + strings.Join(more, ", ")
+}
+
+// podText is a pod with one container that sleeps, and its volumes at the given
+// places: "claim:/path", ":ro" behind it for a read-only mount, and claim:/dev/x
+// for a raw block volume.
+func podText(name string, volumes []string, more ...string) string {
+	var mounts, devices, sources []string
+	for i, v := range volumes {
+		parts := strings.Split(v, ":")
+		ro := ""
+		if len(parts) > 2 {
+			ro = ", readOnly: true"
+		}
+		if strings.HasPrefix(parts[1], "/dev/") {
+			devices = append(devices, fmt.Sprintf("{name: v%d, devicePath: %s}", i, parts[1]))
+		} else {
+			mounts = append(mounts, fmt.Sprintf("{name: v%d, mountPath: %s%s}", i, parts[1], ro))
+		}
+		sources = append(sources, fmt.Sprintf("{name: v%d, persistentVolumeClaim: {claimName: %s}}", i, parts[0]))
+	}
+	return fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {terminationGracePeriodSeconds: 1,
+containers: [{name: c, image: "localhost/test/busybox:1", volumeMounts: [%s], volumeDevices: [%s]}],
+volumes: [%s]%s}}`, name, strings.Join(mounts, ", "), strings.Join(devices, ", "), strings.Join(sources, ", "), fields(more))
+}
+
+// pod makes one and waits until it runs.
+func (s *space) pod(name string, volumes []string, more ...string) {
+	s.t.Helper()
+	s.apply(podText(name, volumes, more...))
+	s.ready(name)
+}
+
+func (s *space) ready(pods ...string) {
+	s.t.Helper()
+	for _, p := range pods {
+		s.kubectl("wait", "-n", s.ns, "--for=condition=Ready", "pod/"+p, "--timeout=90s")
+	}
+}
+
+// delete removes a pod and waits for its end.
+func (s *space) delete(pods ...string) {
+	s.t.Helper()
+	for _, p := range pods {
+		s.kubectl("delete", "pod", p, "-n", s.ns, "--grace-period=1", "--timeout=90s")
+	}
+}
+
+// run runs a shell script in a pod's container.
+func (s *space) run(pod, script string) string {
+	s.t.Helper()
+	out, err := s.tryRun(pod, script)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out
+}
+
+func (s *space) tryRun(pod, script string) (string, error) {
+	return s.try("exec", "-n", s.ns, pod, "--", "sh", "-c", script)
+}
+
+// get reads one field of an object.
+func (s *space) get(object, path string) string {
+	s.t.Helper()
+	return s.kubectl("get", object, "-n", s.ns, "-o", "jsonpath={"+path+"}")
+}
+
+// target is where a claim is mounted on the node for a pod.
+func (s *space) target(pod, claim string) string {
+	s.t.Helper()
+	return fmt.Sprintf("/var/lib/kubelet/pods/%s/volumes/kubernetes.io~csi/%s/mount", s.get("pod/"+pod, ".metadata.uid"), s.get("pvc/"+claim, ".spec.volumeName"))
+}
+
+// until waits for something; what it sees last is in the failure's message.
+func (s *space) until(most time.Duration, what string, look func() (seen string, ok bool)) {
+	s.t.Helper()
+	end := time.Now().Add(most)
+	for {
+		seen, ok := look()
+		if ok {
+			return
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("not within %s: %s; seen: %s", most, what, seen)
+		}
+		time.Sleep(300 * time.Millisecond)
+	}
+}
+
+// said waits for an event on an object whose reason and message match.
+func (s *space) said(object, pattern string) string {
+	s.t.Helper()
+	kind, name, _ := strings.Cut(object, "/")
+	re := regexp.MustCompile(pattern)
+	var found string
+	s.until(60*time.Second, fmt.Sprintf("an event on %s that matches %q", object, pattern), func() (string, bool) {
+		var list struct {
+			Items []struct {
+				Reason, Message string
+				InvolvedObject  struct{ Kind, Name string }
+			}
+		}
+		if err := json.Unmarshal([]byte(s.kubectl("get", "events", "-n", s.ns, "-o", "json")), &list); err != nil {
+			s.t.Fatal(err)
+		}
+		var all []string
+		for _, e := range list.Items {
+			if strings.EqualFold(e.InvolvedObject.Kind, kind) && e.InvolvedObject.Name == name {
+				all = append(all, e.Reason+": "+e.Message)
+				if re.MatchString(e.Reason + ": " + e.Message) {
+					found = e.Reason + ": " + e.Message
+					return "", true
+				}
+			}
+		}
+		return strings.Join(all, "\n"), false
+	})
+	return found
+}
+
+// mountOf is the node's mountinfo line of a path, empty for none.
+func mountOf(t testing.TB, path string) string {
+	t.Helper()
+	return onNode(t, `awk -v p='`+path+`' '$5 == p' /proc/1/mountinfo`)
+}

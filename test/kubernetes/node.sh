@@ -1,0 +1,133 @@
+#!/usr/bin/env bash
+# PID 1 of the node that cluster.sh makes: mounts, network, and the processes
+# that a node and a control plane consist of, each started again when it ends,
+# as a service manager would.
+set -euo pipefail
+S=$1 bin=$2 images=$3 cgroup=$4
+project=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+export PATH=$bin:$PATH
+
+# --- disk ---------------------------------------------------------------------
+mkdir -p "$S/mnt"
+mount -t tmpfs none "$S/mnt" # only this namespace sees what is below
+mkdir "$S"/mnt/{disk,root}
+mount -o loop "$S/disk" "$S/mnt/disk"
+D=$S/mnt/disk R=$S/mnt/root
+mkdir -p "$D"/{upper,work,containerd,kubelet,crust-csi,etcd}
+mount -t overlay none -o "lowerdir=/,upperdir=$D/upper,workdir=$D/work" "$R"
+for d in proc sys dev tmp run; do mkdir -p "$R/$d"; done
+mount -t proc proc "$R/proc"
+mount --rbind /sys "$R/sys"
+mount --rbind /dev "$R/dev"
+mount -t tmpfs -o mode=0755 none "$R/run"
+mount -t tmpfs -o mode=1777 none "$R/tmp"
+mkdir -p "$R"/var/lib/{containerd,kubelet,crust-csi,etcd}
+for d in containerd kubelet crust-csi etcd; do mount --bind "$D/$d" "$R/var/lib/$d"; done
+mkdir -p "$R/old"
+cd "$R"
+pivot_root . old
+cd /
+# What is under an overlay must not change; the project may.
+mount --bind "/old$project" "$project"
+mount --make-rshared /
+mkdir -p /run/{lock,test}
+log=$S/log
+
+# --- network --------------------------------------------------------------------
+hostname node
+ip link set lo up
+ip address add 192.0.2.1/32 dev lo # the node's
+ip address add 10.96.0.1/32 dev lo # of the service "kubernetes"
+ip route add default dev lo
+echo 1 >/proc/sys/net/ipv4/ip_forward
+mkdir -p /etc/cni/net.d
+cat >/etc/cni/net.d/10-test.conflist <<'C'
+{"cniVersion": "1.0.0", "name": "test", "plugins": [{
+  "type": "ptp", "ipam": {"type": "host-local", "dataDir": "/run/cni", "ranges": [[{"subnet": "10.244.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
+C
+
+# --- control plane ----------------------------------------------------------------
+mkdir -p /etc/kubernetes
+cp "$S"/pki/* /etc/kubernetes/
+keep() { # name command...
+	local name=$1
+	shift
+	(
+		while :; do
+			"$@" </dev/null >>"$log/$name.log" 2>&1 &
+			echo $! >"/run/test/$name.pid"
+			wait $! || true
+			echo "=== $name ended" >>"$log/$name.log"
+			sleep 0.5
+		done
+	) &
+}
+K=/etc/kubernetes
+keep etcd etcd --name test --data-dir /var/lib/etcd/data --unsafe-no-fsync
+keep kube-apiserver kube-apiserver --etcd-servers http://127.0.0.1:2379 --bind-address 0.0.0.0 --secure-port 443 --advertise-address 192.0.2.1 \
+	--tls-cert-file $K/api.crt --tls-private-key-file $K/api.key --client-ca-file $K/ca.crt --token-auth-file $K/tokens \
+	--authorization-mode Node,RBAC --allow-privileged --service-cluster-ip-range 10.96.0.0/24 --kubelet-preferred-address-types InternalIP \
+	--service-account-issuer https://kubernetes.default.svc --service-account-key-file $K/sa.pub --service-account-signing-key-file $K/sa.key
+keep kube-controller-manager kube-controller-manager --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1 \
+	--root-ca-file $K/ca.crt --service-account-private-key-file $K/sa.key --node-monitor-grace-period 40s
+keep kube-scheduler kube-scheduler --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1
+# An add-on, which needs the CRDs of snapshots and is started again until they are there.
+keep snapshot-controller snapshot-controller --kubeconfig $K/admin.kubeconfig --enable-distributed-snapshotting=true
+# For clients on this machine, which are in another network.
+keep api socat "UNIX-LISTEN:$S/api.sock,fork,mode=600,unlink-early" TCP:127.0.0.1:443
+
+# --- node ---------------------------------------------------------------------------
+mkdir -p /etc/containerd
+cat >/etc/containerd/config.toml <<C
+version = 3
+imports = []
+disabled_plugins = ['io.containerd.snapshotter.v1.erofs', 'io.containerd.snapshotter.v1.blockfile', 'io.containerd.tracing.processor.v1.otlp']
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = 'localhost/test/pause:1'
+[plugins.'io.containerd.cri.v1.runtime']
+  cdi_spec_dirs = []
+  tolerate_missing_hugetlb_controller = true
+  restrict_oom_score_adj = true # for machines without CAP_SYS_RESOURCE
+[plugins.'io.containerd.cri.v1.runtime'.cni]
+  bin_dirs = ['/usr/lib/cni']
+  use_internal_loopback = true
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+  runtime_type = 'io.containerd.runc.v2'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+  BinaryName = '$bin/runc'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.crust]
+  runtime_type = 'io.containerd.runc.v2'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.crust.options]
+  BinaryName = '/opt/crust/bin/crust-oci'
+C
+keep containerd containerd --config /etc/containerd/config.toml
+cat >/etc/kubernetes/kubelet.yaml <<C
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+failCgroupV1: false
+cgroupDriver: cgroupfs
+cgroupRoot: /$cgroup
+enforceNodeAllocatable: []
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+failSwapOn: false
+makeIPTablesUtilChains: false
+resolvConf: ""
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
+evictionHard: {memory.available: 1Mi, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%, imagefs.inodesFree: 0%}
+syncFrequency: 10s
+volumeStatsAggPeriod: 10s
+crashLoopBackOff: {maxContainerRestartPeriod: 2s}
+C
+keep kubelet kubelet --config $K/kubelet.yaml --kubeconfig $K/node.kubeconfig --hostname-override node --node-ip 192.0.2.1 --v=3
+
+# --- images -------------------------------------------------------------------------
+for _ in $(seq 300); do ctr version >/dev/null 2>&1 && break; sleep 0.2; done
+for f in "$images"/*.tar; do
+	ctr -n k8s.io images import --local "$f" >>"$log/import.log" 2>&1
+done
+touch "$S/ready"
+# Orphans become this process's children; bash reaps them.
+while :; do wait -n || sleep 1; done
