@@ -21,6 +21,13 @@ func ioctlPtr[T any](name string, f *os.File, req uint, arg *T) error {
 	return err
 }
 
+// SectorSize is ioctl BLKSSZGET: the device's logical block size, in bytes.
+func SectorSize(f *os.File) (uint32, error) {
+	var n int
+	err := call("BLKSSZGET", func() (e error) { n, e = unix.IoctlGetInt(fdOf(f), unix.BLKSSZGET); return e })
+	return uint32(n), err
+}
+
 // BlockSize64 is ioctl BLKGETSIZE64: the device's length in bytes.
 func BlockSize64(f *os.File) (int64, error) {
 	const blkGetSize64 = 0x80081272

@@ -33,9 +33,11 @@ func LoopGetFree(control *os.File) (int, error) {
 }
 
 // LoopConfigure is ioctl LOOP_CONFIGURE (Linux 5.8): binds the device to the
-// backing file in one step. EBUSY when another process took the device first.
-func LoopConfigure(loop, backing *os.File, flags uint32, name string) error {
-	cfg := unix.LoopConfig{Fd: uint32(fdOf(backing))}
+// backing file in one step. sector is the device's logical block size, in bytes;
+// with 0 the kernel chooses, by what direct I/O to the file wants at the moment.
+// EBUSY when another process took the device first.
+func LoopConfigure(loop, backing *os.File, flags, sector uint32, name string) error {
+	cfg := unix.LoopConfig{Fd: uint32(fdOf(backing)), Size: sector}
 	cfg.Info.Flags = flags
 	copy(cfg.Info.File_name[:len(cfg.Info.File_name)-1], name)
 	return call("LOOP_CONFIGURE", func() error { return unix.IoctlLoopConfigure(fdOf(loop), &cfg) })

@@ -29,5 +29,5 @@ containerd() {
 	CGO_ENABLED=0 go build -tags 'no_btrfs no_devmapper no_zfs' -ldflags "$L" -o "$bin/" $c/containerd $c/containerd-shim-runc-v2 $c/ctr
 }
 etcd() { cd modules/etcd && CGO_ENABLED=0 go build -ldflags "$L" -o "$bin/etcd" go.etcd.io/etcd/server/v3; }
-runc() { cd ../runtimes && go build -ldflags "$L" -o "$bin/runc" github.com/opencontainers/runc; }
+runc() { cd ../runtimes && go build -tags seccomp -ldflags "$L" -o "$bin/runc" github.com/opencontainers/runc; }
 for part in runc containerd etcd kube; do step $part eval "($part)"; done

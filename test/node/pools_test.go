@@ -4,8 +4,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
@@ -39,4 +43,47 @@ func fill(path string) {
 	_ = exec.Command("dd", "if=/dev/zero", "of="+path, "bs=1M", "status=none").Run() // ends with ENOSPC
 	_ = exec.Command("dd", "if=/dev/zero", "of="+path, "bs=4k", "oflag=append", "conv=notrunc", "status=none").Run()
 	_ = exec.Command("sync", "-f", path).Run()
+}
+
+// D03: on a pool whose file system shares extents a snapshot changes what
+// direct I/O to its origin's file wants (xfs). Every device has the same sectors
+// all the same, or neither copy nor origin could be mounted again.
+func TestD03_SnapshotsThatShareExtentsCanBeMounted(t *testing.T) {
+	n := newOnSmallPool(t, "xfs")
+	for _, fs := range []string{"ext4", "xfs"} {
+		v := csiclient.Volume{FSType: fs}
+		made, err := n.Client.Create(ctxOf(t), fs, 320<<20, v, nil, nil)
+		ok(t, err)
+		v.ID = made.GetVolumeId()
+		use := func(v csiclient.Volume, f func(target string)) {
+			t.Helper()
+			ok(t, n.Client.Stage(ctxOf(t), v))
+			target := n.Target(v.ID)
+			ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+			device := strings.TrimSpace(run(t, "findmnt", "-no", "SOURCE", target))
+			if got := strings.TrimSpace(run(t, "blockdev", "--getss", device)); got != "512" {
+				t.Errorf("%s has sectors of %s bytes", fs, got)
+			}
+			f(target)
+			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+			ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+		}
+		use(v, func(target string) { write(t, target+"/f", "x") })
+		snap, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: fs})
+		ok(t, err)
+		copied, err := n.Client.Create(ctxOf(t), "copy-"+fs, 320<<20, csiclient.Volume{FSType: fs}, nil, &csi.VolumeContentSource{
+			Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snap.GetSnapshot().GetSnapshotId()}}})
+		ok(t, err)
+		w := csiclient.Volume{ID: copied.GetVolumeId(), FSType: fs}
+		use(v, func(string) {})
+		use(w, func(target string) {
+			if b, err := os.ReadFile(target + "/f"); err != nil || string(b) != "x" {
+				t.Errorf("%s: the copy reads %q, %v", fs, b, err)
+			}
+		})
+		_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: snap.GetSnapshot().GetSnapshotId()})
+		ok(t, err)
+		ok(t, n.Client.Delete(ctxOf(t), v.ID))
+		ok(t, n.Client.Delete(ctxOf(t), w.ID))
+	}
 }

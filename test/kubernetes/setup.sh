@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Installs what the test cluster needs of a Debian 12 machine, beside scripts/setup.sh.
+set -euo pipefail
+export PATH=$PATH:/usr/sbin:/sbin DEBIAN_FRONTEND=noninteractive
+packages=()
+need() { [ -n "$(command -v "$1")" ] || packages+=("$2"); }
+need ip iproute2
+need socat socat
+need openssl openssl
+need getfattr attr
+need wget wget
+need nsenter util-linux
+need mmdebstrap mmdebstrap
+[ -x /usr/lib/cni/ptp ] || packages+=(containernetworking-plugins)
+echo '#include <seccomp.h>' | gcc -E - >/dev/null 2>&1 || packages+=(libseccomp-dev)
+if [ ${#packages[@]} -gt 0 ]; then
+	echo "kubernetes: installing ${packages[*]}"
+	apt-get update -qq
+	apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+fi
