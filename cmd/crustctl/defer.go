@@ -46,7 +46,7 @@ func (g *globals) deferred(cmd *cobra.Command, runtime *crust.Client, v csiclien
 			return err
 		}
 		defers := slices.ContainsFunc(node.GetCapabilities(), func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == crust.NodeCapability })
-		if d := crust.Decide(crust.PodVolume{Socket: g.crust, Allowed: true, NodeDefers: defers, Capabilities: have, Filesystems: fs.GetFileSystems(), Block: v.Block, Group: group}); !d.Defer {
+		if d := crust.Decide(crust.PodVolume{Socket: g.crust, Allowed: true, Exclusive: true, NodeDefers: defers, Capabilities: have, Filesystems: fs.GetFileSystems(), Block: v.Block, Group: group}); !d.Defer {
 			return fmt.Errorf("%s; nothing was changed", d.Why)
 		}
 		if err := c.Stage(ctx, v); err != nil {

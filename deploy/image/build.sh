@@ -23,10 +23,10 @@ if [ ! -e "$base" ]; then
 fi
 
 export CGO_ENABLED=0
-go build -trimpath -buildvcs=false -ldflags "-s -w ${LDFLAGS:-}" -o "$out/bin/" ./cmd/csi-node ./cmd/crustctl ./cmd/crustd ./cmd/crust-oci
+go build -trimpath -buildvcs=false -ldflags "-s -w ${LDFLAGS:-}" -o "$out/bin/" ./cmd/csi-node ./cmd/crustctl ./cmd/crustd ./cmd/crust-oci ./cmd/crust-agent
 go build -C deploy/image -o "$out/bin/image" .
 image() { echo "image: $2"; "$out/bin/image" -out "$out/$1.tar" -name "$2" "${@:3}"; }
 cd "$out/bin"
 image csi-node "localhost/crust-csi/csi-node:$tag" -base "$base" -entrypoint /usr/local/bin/csi-node csi-node=/usr/local/bin/csi-node crustctl=/usr/local/bin/crustctl
 image crustd "localhost/crust-csi/crustd:$tag" -entrypoint /usr/local/bin/crustd crustd=/usr/local/bin/crustd crust-oci=/usr/local/bin/crust-oci crustctl=/usr/local/bin/crustctl
-#image crust-agent "localhost/crust-csi/crust-agent:$tag" -entrypoint /usr/local/bin/crust-agent crust-agent=/usr/local/bin/crust-agent
+image crust-agent "localhost/crust-csi/crust-agent:$tag" -entrypoint /usr/local/bin/crust-agent crust-agent=/usr/local/bin/crust-agent

@@ -27,6 +27,7 @@ type Metrics struct {
 	ownershipSkipped *prometheus.CounterVec
 	contextMounts    *prometheus.CounterVec
 	readOnly         *prometheus.CounterVec
+	deferrals        *prometheus.CounterVec
 }
 
 // New makes them.
@@ -54,10 +55,11 @@ func New(version string) *Metrics {
 		contextMounts:    counter("crust_selinux_context_mounts_total", "Mounts with a SELinux context, by outcome: applied, mismatch, error.", "outcome"),
 		readOnly:         counter("crust_read_only_publishes_total", "Read-only publishes, by what was applied: recursive, plain, device.", "applied"),
 	}
+	m.deferrals = counter("crust_agent_volumes_total", "Volumes of pods with a CRUST runtime, by what became of them: deferred, host, published, failed.", "outcome")
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "crust_build_info", Help: "1, with the version."}, []string{"version"})
 	build.WithLabelValues(version).Set(1)
 	m.registry.MustRegister(m.duration, m.inFlight, m.made, m.checked, m.grown, m.programs, m.copied, build,
-		m.ownership, m.ownershipLooked, m.ownershipChanged, m.ownershipSkipped, m.contextMounts, m.readOnly,
+		m.ownership, m.ownershipLooked, m.ownershipChanged, m.ownershipSkipped, m.contextMounts, m.readOnly, m.deferrals,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -101,6 +103,9 @@ func (m *Metrics) ContextMount(outcome string) { m.contextMounts.WithLabelValues
 
 // ReadOnlyPublish counts a read-only publish.
 func (m *Metrics) ReadOnlyPublish(applied string) { m.readOnly.WithLabelValues(applied).Inc() }
+
+// Deferral counts what became of a volume that crust-agent decided on.
+func (m *Metrics) Deferral(outcome string) { m.deferrals.WithLabelValues(outcome).Inc() }
 
 // ProgramStarted counts a program.
 func (m *Metrics) ProgramStarted(program string) { m.programs.WithLabelValues(program).Inc() }

@@ -14,7 +14,7 @@ import (
 
 func TestC21_WhoMountsAVolume(t *testing.T) {
 	all := PodVolume{
-		Socket: "/run/crust/crust.sock", Allowed: true, NodeDefers: true, Filesystems: []string{"ext4"},
+		Socket: "/run/crust/crust.sock", Allowed: true, Exclusive: true, NodeDefers: true, Filesystems: []string{"ext4"},
 		Capabilities: []Capability{
 			crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS, crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
 			crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL_ON_MOUNT,
@@ -44,6 +44,7 @@ func TestC21_WhoMountsAVolume(t *testing.T) {
 		"story 4: the class":                  {[]func(*PodVolume){func(v *PodVolume) { v.Allowed = false }}, false, "StorageClass"},
 		"story 4: the driver":                 {[]func(*PodVolume){func(v *PodVolume) { v.NodeDefers = false }}, false, "driver"},
 		"story 5: no file system at all":      {[]func(*PodVolume){func(v *PodVolume) { v.Filesystems = nil }}, false, "no file system"},
+		"a volume that others may have":       {[]func(*PodVolume){func(v *PodVolume) { v.Exclusive = false }}, false, "ReadWriteOncePod"},
 		"a raw block device is never mounted": {[]func(*PodVolume){func(v *PodVolume) { v.Block = true }}, false, "block"},
 	} {
 		t.Run(name, func(t *testing.T) {

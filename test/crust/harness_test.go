@@ -222,7 +222,7 @@ type pod struct {
 }
 
 func (s *server) pod(name string, v csiclient.Volume) *pod {
-	return &pod{name: name, v: v, target: s.node.Target(name), asks: crust.PodVolume{Socket: s.socket(), Allowed: true}}
+	return &pod{name: name, v: v, target: s.node.Target(name), asks: crust.PodVolume{Socket: s.socket(), Allowed: true, Exclusive: true}}
 }
 
 // decide is what the kubelet asks before it publishes.

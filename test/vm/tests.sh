@@ -8,15 +8,10 @@ kernel=$1
 shift
 mkdir -p "$S/bin" "$S/tmp"
 export CGO_ENABLED=0 CRUST_TEST_BIN=$S/bin CRUST_TEST_KERNEL=$kernel
-# One at a time: guests of both kernels may be tested at once.
-exec 9>"$S/lock"
-flock 9
 go build -o "$S/bin/" ./cmd/csi-node ./cmd/crustctl
 go build -tags failpoint -o "$S/bin/csi-nodefailpoint" ./cmd/csi-node
 go build -o "$S/bin/inside" ./test/node/inside
 (cd test/runtimes && CGO_ENABLED=1 go build -o "$S/bin/runc" github.com/opencontainers/runc)
-flock -u 9
-exec 9>&-
 [ $# -gt 0 ] || set -- -tags vm -skip "D01_Foreign|D02_Formatted|D06|D07|RandomCallSequences" ./internal/... ./pkg/... ./test/node
 # The compiled tests lie in the share.
 run() {

@@ -1,0 +1,158 @@
+package orchestrator
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	nodelisters "k8s.io/client-go/listers/node/v1"
+)
+
+// SocketAnnotation of a RuntimeClass names the CRUST socket of its handler on
+// every node: unix:///run/crust/crust.sock.
+const SocketAnnotation = "crust.csi.dev/fs-mgmt-socket"
+
+// allowParameter of a StorageClass opts in.
+const allowParameter = "allowRuntimeAssistedMount"
+
+// Pods knows this node's pods, and what their volumes are.
+type Pods struct {
+	client  kubernetes.Interface
+	pods    corelisters.PodLister
+	classes nodelisters.RuntimeClassLister
+}
+
+// WatchPods follows the pods of a node, and RuntimeClasses, until ctx ends. The
+// API server need not be there yet; what is not known is asked for.
+func WatchPods(ctx context.Context, client kubernetes.Interface, node string) *Pods {
+	const resync = 0
+	ours := informers.NewSharedInformerFactoryWithOptions(client, resync, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+	}))
+	all := informers.NewSharedInformerFactory(client, resync)
+	p := &Pods{client: client, pods: ours.Core().V1().Pods().Lister(), classes: all.Node().V1().RuntimeClasses().Lister()}
+	ours.Start(ctx.Done())
+	all.Start(ctx.Done())
+	return p
+}
+
+// askTimeout bounds a question to the API server.
+const askTimeout = 10 * time.Second
+
+// Get finds a pod: that one, not another that has its name now.
+func (p *Pods) Get(ctx context.Context, k PodKey) (*corev1.Pod, error) {
+	if pod, err := p.pods.Pods(k.Namespace).Get(k.Name); err == nil && string(pod.UID) == k.UID {
+		return pod, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	pod, err := p.client.CoreV1().Pods(k.Namespace).Get(ctx, k.Name, metav1.GetOptions{})
+	if err == nil && string(pod.UID) != k.UID {
+		err = apierrors.NewNotFound(corev1.Resource("pods"), k.Name+" with uid "+k.UID)
+	}
+	return pod, err
+}
+
+// Socket is the CRUST socket of a pod's RuntimeClass, empty for none.
+func (p *Pods) Socket(ctx context.Context, pod *corev1.Pod) (string, error) {
+	name := pod.Spec.RuntimeClassName
+	if name == nil || *name == "" {
+		return "", nil
+	}
+	c, err := p.classes.Get(*name)
+	if err != nil {
+		ctx, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		if c, err = p.client.NodeV1().RuntimeClasses().Get(ctx, *name, metav1.GetOptions{}); err != nil {
+			return "", err
+		}
+	}
+	return c.Annotations[SocketAnnotation], nil
+}
+
+// volume is a pod's use of a PersistentVolume.
+type volume struct {
+	allowed   bool // by the StorageClass
+	exclusive bool // no second pod can have it
+	subPath   bool
+}
+
+// Volume finds out how a pod uses a PersistentVolume.
+func (p *Pods) Volume(ctx context.Context, pod *corev1.Pod, name string) (volume, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	pv, err := p.client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return volume{}, err
+	}
+	v := volume{exclusive: len(pv.Spec.AccessModes) > 0}
+	for _, m := range pv.Spec.AccessModes {
+		v.exclusive = v.exclusive && (m == corev1.ReadWriteOncePod || m == corev1.ReadOnlyMany)
+	}
+	if pv.Spec.StorageClassName != "" {
+		class, err := p.client.StorageV1().StorageClasses().Get(ctx, pv.Spec.StorageClassName, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return volume{}, err
+		}
+		v.allowed = err == nil && class.Parameters[allowParameter] == "true"
+	} else if pv.Spec.CSI != nil { // made by hand
+		v.allowed = pv.Spec.CSI.VolumeAttributes[allowParameter] == "true"
+	}
+	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.Namespace != pod.Namespace {
+		return volume{}, fmt.Errorf("persistent volume %s is not bound to a claim in the pod's namespace", name)
+	}
+	for _, in := range pod.Spec.Volumes {
+		claim := ""
+		switch {
+		case in.PersistentVolumeClaim != nil:
+			claim = in.PersistentVolumeClaim.ClaimName
+		case in.Ephemeral != nil:
+			claim = pod.Name + "-" + in.Name
+		}
+		if claim == pv.Spec.ClaimRef.Name {
+			v.subPath = v.subPath || usesSubPath(pod, in.Name)
+		}
+	}
+	return v, nil
+}
+
+func usesSubPath(pod *corev1.Pod, volume string) bool {
+	var mounts []corev1.VolumeMount
+	for _, c := range pod.Spec.InitContainers {
+		mounts = append(mounts, c.VolumeMounts...)
+	}
+	for _, c := range pod.Spec.Containers {
+		mounts = append(mounts, c.VolumeMounts...)
+	}
+	for _, c := range pod.Spec.EphemeralContainers {
+		mounts = append(mounts, c.VolumeMounts...)
+	}
+	for _, m := range mounts {
+		if m.Name == volume && (m.SubPath != "" || m.SubPathExpr != "") {
+			return true
+		}
+	}
+	return false
+}
+
+// labelled tells whether a pod or one of its containers has SELinux options.
+func labelled(pod *corev1.Pod) bool {
+	if c := pod.Spec.SecurityContext; c != nil && c.SELinuxOptions != nil {
+		return true
+	}
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for _, c := range list {
+			if c.SecurityContext != nil && c.SecurityContext.SELinuxOptions != nil {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,141 @@
+package orchestrator
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/crust-csi/crust-csi/internal/record"
+)
+
+// Deferral is a volume of a pod that was left to the pod's runtime.
+type Deferral struct {
+	Pod         PodKey   `json:"pod"`
+	VolumeID    string   `json:"volumeID"`
+	Volume      string   `json:"volume"` // the PersistentVolume's name
+	Target      string   `json:"target"`
+	Socket      string   `json:"socket"` // of the runtime
+	Filesystems []string `json:"filesystems"`
+	// What the driver answered.
+	Source  string            `json:"source"`
+	Type    string            `json:"type"`
+	Options map[string]string `json:"options,omitempty"`
+	// What the pod asks for.
+	Group       *uint32 `json:"group,omitempty"`
+	GroupPolicy string  `json:"groupPolicy,omitempty"`
+	// Sandbox that it is published in; empty before.
+	Sandbox string `json:"sandbox,omitempty"`
+	BootID  string `json:"bootID"`
+}
+
+// PodKey names a pod.
+type PodKey struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	UID       string `json:"uid"`
+}
+
+var deferralType = record.Type{Kind: "crust.deferral", Version: 1}
+
+// Records keeps deferrals on disk: the agent may end between any two steps.
+type Records struct {
+	dir, boot string
+	mu        sync.Mutex
+	m         map[string]Deferral // by target
+}
+
+// LoadRecords takes a directory for them. Those of an earlier boot are void: no
+// sandbox outlives that.
+func LoadRecords(dir, boot string) (*Records, error) {
+	r := &Records{dir: dir, boot: boot, m: map[string]Deferral{}}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	names, err := record.Names(dir)
+	errs := []error{err}
+	for _, name := range names {
+		path := filepath.Join(dir, name+record.Extension)
+		var d Deferral
+		switch err := deferralType.Read(path, &d); {
+		case err != nil:
+			errs = append(errs, err)
+		case d.BootID != boot:
+			errs = append(errs, record.Remove(path))
+		default:
+			r.m[d.Target] = d
+		}
+	}
+	return r, errors.Join(errs...)
+}
+
+func (r *Records) path(target string) string {
+	sum := sha256.Sum256([]byte(target))
+	return filepath.Join(r.dir, hex.EncodeToString(sum[:16])+record.Extension)
+}
+
+// Get finds the deferral at a target.
+func (r *Records) Get(target string) (Deferral, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	d, ok := r.m[target]
+	return d, ok
+}
+
+// Of lists a pod's.
+func (r *Records) Of(uid string) []Deferral {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []Deferral
+	for _, d := range r.m {
+		if d.Pod.UID == uid {
+			list = append(list, d)
+		}
+	}
+	slices.SortFunc(list, func(a, b Deferral) int { return strings.Compare(a.Target, b.Target) })
+	return list
+}
+
+// Put writes one, on disk first.
+func (r *Records) Put(d Deferral) error {
+	d.BootID = r.boot
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := deferralType.Write(r.path(d.Target), d); err != nil {
+		return err
+	}
+	r.m[d.Target] = d
+	return nil
+}
+
+// Published notes the sandbox that a deferral is published in, unless the
+// deferral has ended meanwhile.
+func (r *Records) Published(target, sandbox string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	d, ok := r.m[target]
+	if !ok || d.Sandbox == sandbox {
+		return nil
+	}
+	d.Sandbox = sandbox
+	if err := deferralType.Write(r.path(target), d); err != nil {
+		return err
+	}
+	r.m[target] = d
+	return nil
+}
+
+// Remove forgets one.
+func (r *Records) Remove(target string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := record.Remove(r.path(target)); err != nil {
+		return err
+	}
+	delete(r.m, target)
+	return nil
+}

@@ -1,0 +1,128 @@
+package orchestrator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-csi/crust-csi/pkg/crust"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+)
+
+// runtimes are the CRUST servers that RuntimeClasses name.
+type runtimes struct {
+	mu sync.Mutex
+	m  map[string]*crust.Client
+}
+
+func (r *runtimes) client(socket string) (*crust.Client, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c, ok := r.m[socket]; ok {
+		return c, nil
+	}
+	c, err := crust.Dial(socket)
+	if err != nil {
+		return nil, err
+	}
+	if r.m == nil {
+		r.m = map[string]*crust.Client{}
+	}
+	r.m[socket] = c
+	return c, nil
+}
+
+func (r *runtimes) close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var errs []error
+	for _, c := range r.m {
+		errs = append(errs, c.Close())
+	}
+	r.m = nil
+	return errors.Join(errs...)
+}
+
+// can asks what a runtime does and mounts.
+func (r *runtimes) can(ctx context.Context, socket string) (list []crust.Capability, filesystems []string, err error) {
+	c, err := r.client(socket)
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	caps, err := c.RuntimeGetCapabilities(ctx, &crustv1alpha1.RuntimeGetCapabilitiesRequest{})
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, v := range caps.GetCapabilities() {
+		list = append(list, v.GetRpc().GetType())
+	}
+	fs, err := c.RuntimeGetSupportedFileSystems(ctx, &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
+	return list, fs.GetFileSystems(), err
+}
+
+// unimplemented: a runtime that knows its own sandboxes does not serve
+// SandboxManagement.
+func unimplemented(err error) error {
+	if status.Code(err) == codes.Unimplemented {
+		return nil
+	}
+	return err
+}
+
+// publish has a runtime mount a deferred volume in a sandbox.
+func (r *runtimes) publish(ctx context.Context, d Deferral, sandbox string, pid int64) error {
+	c, err := r.client(d.Socket)
+	if err != nil {
+		return err
+	}
+	if d.Sandbox != "" && d.Sandbox != sandbox {
+		// The pod has a new sandbox; the device cannot be in both.
+		if _, err := c.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: d.Sandbox}); unimplemented(err) != nil {
+			return fmt.Errorf("the pod's sandbox before this one: %w", err)
+		}
+	}
+	_, err = c.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{
+		SandboxId: sandbox, Pid: pid, Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
+	})
+	if unimplemented(err) != nil {
+		return err
+	}
+	req := &crustv1alpha1.RuntimePublishVolumeRequest{
+		SandboxId: sandbox, HostVolumeId: d.Source, HostTargetPath: d.Target, FileSystem: d.Type, FsgroupGid: d.Group, FsgroupPolicy: d.GroupPolicy,
+	}
+	for key, value := range d.Options {
+		req.MountOptions = append(req.MountOptions, strings.TrimSuffix(key+"="+value, "="))
+	}
+	slices.Sort(req.MountOptions)
+	_, err = c.RuntimePublishVolume(ctx, req)
+	return err
+}
+
+// unpublish has it let go of the volume.
+func (r *runtimes) unpublish(ctx context.Context, d Deferral) error {
+	c, err := r.client(d.Socket)
+	if err != nil {
+		return err
+	}
+	_, err = c.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: d.Sandbox, HostVolumeId: d.Source})
+	return unimplemented(err)
+}
+
+// deregister tells it that a sandbox ends.
+func (r *runtimes) deregister(ctx context.Context, socket, sandbox string) error {
+	c, err := r.client(socket)
+	if err != nil {
+		return err
+	}
+	_, err = c.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: sandbox})
+	return unimplemented(err)
+}
