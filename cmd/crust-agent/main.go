@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/record"
 
@@ -98,9 +99,12 @@ func run(args []string) error {
 	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
 	defer cancel()
-	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	config, err := rest.InClusterConfig()
+	if o.kubeconfig != "" {
+		config, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	}
 	if err != nil {
-		return fmt.Errorf("the API server: %w", err)
+		return fmt.Errorf("the API server: %w (outside of a cluster: give --kubeconfig)", err)
 	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -37,7 +37,45 @@ const configFile = "/etc/crust/oci.json"
 func main() {
 	err := run() // returns only when it failed
 	fmt.Fprintln(os.Stderr, "crust-oci:", err)
+	if lerr := logTo(os.Args[1:], err); lerr != nil {
+		fmt.Fprintln(os.Stderr, "crust-oci:", lerr)
+	}
 	os.Exit(1)
+}
+
+// logTo writes an error where containerd looks for a runtime's last words, and
+// from where they get into a pod's events: to the file of --log.
+func logTo(args []string, failure error) error {
+	path, format := "", "text"
+	for i, a := range args {
+		name, value, has := strings.Cut("--"+strings.TrimLeft(a, "-"), "=")
+		if !has && i+1 < len(args) {
+			value = args[i+1]
+		}
+		switch {
+		case !strings.HasPrefix(a, "-"):
+		case name == "--log":
+			path = value
+		case name == "--log-format":
+			format = value
+		}
+	}
+	if path == "" {
+		return nil
+	}
+	line := []byte(failure.Error())
+	if format == "json" {
+		var err error
+		if line, err = json.Marshal(map[string]string{"level": "error", "msg": "crust-oci: " + failure.Error(), "time": time.Now().UTC().Format(time.RFC3339)}); err != nil {
+			return err
+		}
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(line, '\n'))
+	return errors.Join(err, f.Close())
 }
 
 func load() (config, error) {

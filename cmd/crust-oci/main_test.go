@@ -1,6 +1,10 @@
 package main
 
 import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -27,6 +31,29 @@ func TestParse(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("%s: %q, want %q", line, got, want)
+		}
+	}
+}
+
+func TestLastWordsAreWhereContainerdLooks(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "log.json")
+	for _, args := range []string{"--root /r --log " + file + " --log-format json create --bundle /b id", "--log=" + file + " --log-format=json run id", "create id"} {
+		if err := logTo(strings.Fields(args), errors.New("the volume is elsewhere")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	if len(lines) != 2 {
+		t.Fatalf("%d lines", len(lines))
+	}
+	for _, line := range lines {
+		var said struct{ Level, Msg string }
+		if err := json.Unmarshal([]byte(line), &said); err != nil || said.Level != "error" || !strings.Contains(said.Msg, "the volume is elsewhere") {
+			t.Errorf("%s: %v", line, err)
 		}
 	}
 }

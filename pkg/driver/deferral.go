@@ -298,9 +298,6 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 	if err != nil {
 		return nil, invalid("%s", err)
 	}
-	if !supported {
-		return nil, fault.New(fault.State, "volume %s is mounted by the pod's runtime, which cannot grow its file system: end the pod, and the volume is grown when it is next published", r.VolumeID)
-	}
 	src, v, err := d.Volumes.Find(r.VolumeID)
 	if err != nil {
 		return nil, err
@@ -326,5 +323,17 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 		return nil, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, more than the limit of %d: volumes do not shrink", r.VolumeID, size, limit)
 	}
 	resp := &csi.NodeExpandVolumeResponse{CapacityBytes: size}
-	return resp, crust.SetExpandSource(resp, r.Source)
+	if supported {
+		return resp, crust.SetExpandSource(resp, r.Source)
+	}
+	// It may have been grown when it was staged. What is read beside the sandbox's
+	// writes is the size alone.
+	found, err := superblock.Identify(a.Device.Path, r.Type)
+	if err != nil {
+		return nil, fmt.Errorf("volume %s: %w", r.VolumeID, err)
+	}
+	if mounter.Unfilled(found, size) {
+		return nil, fault.New(fault.State, "volume %s is mounted by the pod's runtime, which cannot grow its file system: end the pod, and the volume is grown when it is next staged", r.VolumeID)
+	}
+	return resp, nil
 }

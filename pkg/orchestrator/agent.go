@@ -224,7 +224,7 @@ func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRe
 	}
 	if !known {
 		a.Count("deferred")
-		a.tell(k, corev1.EventTypeNormal, EventDeferred, fmt.Sprintf("volume %s (%s) is left to the pod's sandbox; this node's kernel does not mount it", name, d.Type))
+		a.tell(k, corev1.EventTypeNormal, EventDeferred, fmt.Sprintf("volume %s (%s) is left to the pod's sandbox, which mounts it; the node's mount table does not show it", name, d.Type))
 	}
 	return raw, nil
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/log"
 	"github.com/containerd/nri/pkg/stub"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -188,6 +190,18 @@ func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error 
 	return nil
 }
 
+// nriLog writes what the library says.
+type nriLog struct{ *slog.Logger }
+
+func (l nriLog) Debugf(_ context.Context, f string, a ...any) {
+	l.Debug("NRI: " + fmt.Sprintf(f, a...))
+}
+func (l nriLog) Infof(_ context.Context, f string, a ...any) { l.Debug("NRI: " + fmt.Sprintf(f, a...)) }
+func (l nriLog) Warnf(_ context.Context, f string, a ...any) { l.Warn("NRI: " + fmt.Sprintf(f, a...)) }
+func (l nriLog) Errorf(_ context.Context, f string, a ...any) {
+	l.Error("NRI: " + fmt.Sprintf(f, a...))
+}
+
 // ServeNRI is connected to the container runtime until ctx ends. connected is told
 // how that goes; nil for nobody.
 func (a *Agent) ServeNRI(ctx context.Context, socket string, connected func(error)) {
@@ -195,6 +209,7 @@ func (a *Agent) ServeNRI(ctx context.Context, socket string, connected func(erro
 	if connected == nil {
 		connected = func(error) {}
 	}
+	log.Set(nriLog{a.Log})
 	for wait := shortest; ctx.Err() == nil; wait = min(2*wait, longest) {
 		begin := time.Now()
 		s, err := stub.New(&Plugin{a}, stub.WithPluginName("crust-agent"), stub.WithPluginIdx("10"), stub.WithSocketPath(socket), stub.WithOnClose(func() {}))

@@ -31,6 +31,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 	} else {
 		code = m.Run()
+		if left, err := leftovers(); left != "" || err != nil {
+			fmt.Fprintf(os.Stderr, "left on the node: %s %v\n", left, err)
+			code = 1
+		}
 	}
 	if os.Getenv("CRUST_KUBERNETES_KEEP") == "" {
 		if out, err := exec.Command("./cluster.sh", "down").CombinedOutput(); err != nil {
@@ -39,6 +43,16 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Exit(code)
+}
+
+// leftovers are what the tests' volumes have left on the node.
+func leftovers() (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return try(ctx, "", "bash", "-c", `
+		losetup -n -O NAME,BACK-FILE | grep -F crust-csi || true
+		grep -E 'kubernetes.io~csi|crust-deferred' /proc/1/mountinfo || true
+		find /var/lib/crust-csi/pool/volumes /var/lib/crust-csi/pool/snapshots /var/lib/crust/ns /var/lib/crust/sandboxes /var/lib/crust-agent/deferrals -type f 2>/dev/null || true`)
 }
 
 func install() error {
@@ -52,6 +66,7 @@ func install() error {
 		{"./cluster.sh", "exec", "kubectl", "wait", "--for=condition=Established", "crd/volumesnapshotclasses.snapshot.storage.k8s.io", "--timeout=30s"},
 		{"./cluster.sh", "exec", "kubectl", "apply", "-k", project + "/test/kubernetes/overlay"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/csi-node", "--timeout=90s"},
+		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/crust", "--timeout=90s"},
 	} {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 		out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()

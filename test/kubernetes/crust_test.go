@@ -1,0 +1,295 @@
+//go:build kubernetes
+
+package kubernetes_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-csi/crust-csi/pkg/crust"
+	"github.com/crust-csi/crust-csi/pkg/crust/crusttest"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+)
+
+const sandboxed = "runtimeClassName: crust"
+
+// onlyPlaceholder fails unless the node's mount table has the placeholder at a
+// target, and the volume's file system nowhere.
+func onlyPlaceholder(t testing.TB, target string) {
+	t.Helper()
+	if got := mountOf(t, target); !strings.Contains(got, "unbindable") || !strings.Contains(got, " - tmpfs crust-deferred ") {
+		t.Errorf("at the target: %q", got)
+	}
+	device := onNode(t, `losetup -n -O NAME,BACK-FILE | awk '$2 ~ /crust-csi.pool/ { print $1 }'`)
+	for _, d := range strings.Fields(device) {
+		if got := onNode(t, `awk '$0 ~ " `+d+` "' /proc/1/mountinfo | grep -F "`+target+`" || true`); got != "" {
+			t.Errorf("the node shows %s", got)
+		}
+	}
+}
+
+// Story 1: everybody can; the file system is mounted where the pod is, and the
+// node's mount table never shows it.
+func TestC21_C22_Story1(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOncePod")
+	s.pod("p", []string{"data:/data"}, sandboxed, group(4321))
+	s.said("Pod/p", "MountDeferred: volume pvc-.* \\(ext4\\) is left to the pod's sandbox")
+	s.said("Pod/p", "MountedInSandbox: volume pvc-.* \\(ext4\\) is mounted in the pod's sandbox")
+	target := s.target("p", "data")
+	onlyPlaceholder(t, target)
+	s.run("p", "echo from the sandbox >/data/f; sync")
+	if got := s.run("p", "grep ' /data ' /proc/self/mountinfo; stat -c %g /data /data/f"); !strings.Contains(got, " - ext4 /dev/loop") || !strings.HasSuffix(got, "4321\n4321") {
+		t.Errorf("in the pod: %s", got)
+	}
+	if got := onNode(t, "ls -A "+target); got != "" {
+		t.Errorf("the node sees %q", got)
+	}
+	t.Logf("the node's mount table:\n%s\nthe pod's:\n%s", mountOf(t, target), s.run("p", "grep ' /data ' /proc/self/mountinfo"))
+	// The kubelet learns from the runtime how full it is.
+	s.until(60*time.Second, "stats of the volume", func() (string, bool) {
+		v := s.stats("p", "data")
+		return fmt.Sprintf("%+v", v), v.CapacityBytes > 50<<20 && v.CapacityBytes < 65<<20 && v.Inodes > 0
+	})
+	s.delete("p")
+	if got := mountOf(t, target); got != "" {
+		t.Errorf("left: %s", got)
+	}
+	// Without the RuntimeClass it is an ordinary volume.
+	s.pod("q", []string{"data:/data"})
+	if got := s.run("q", "cat /data/f"); got != "from the sandbox" {
+		t.Errorf("the node reads %q", got)
+	}
+	if got := mountOf(t, s.target("q", "data")); !strings.Contains(got, " - ext4 ") {
+		t.Errorf("on the node: %s", got)
+	}
+}
+
+type stats struct{ CapacityBytes, UsedBytes, Inodes int64 }
+
+// stats are the kubelet's of a claim.
+func (s *space) stats(pod, claim string) stats {
+	s.t.Helper()
+	var all struct {
+		Pods []struct {
+			PodRef struct{ Name, Namespace string }
+			Volume []struct {
+				stats
+				PVCRef struct{ Name string }
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(s.kubectl("get", "--raw", "/api/v1/nodes/node/proxy/stats/summary")), &all); err != nil {
+		s.t.Fatal(err)
+	}
+	for _, p := range all.Pods {
+		for _, v := range p.Volume {
+			if p.PodRef.Name == pod && p.PodRef.Namespace == s.ns && v.PVCRef.Name == claim {
+				return v.stats
+			}
+		}
+	}
+	return stats{}
+}
+
+// runtime serves a CRUST runtime on the node that is made of answers, for what the
+// real one cannot lack, and gives the name of a RuntimeClass for it.
+func (s *space) runtime(r *crusttest.Server) string {
+	s.t.Helper()
+	name := "less-" + s.ns
+	b, err := os.ReadFile("../../.cache/kubernetes/node/pid")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	l, err := crust.Listen("unix:///proc/"+strings.Fields(string(b))[0]+"/root/run/crust/"+name, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	g := grpc.NewServer()
+	crustv1alpha1.RegisterRuntimeAssistedStorageManagementServer(g, r)
+	go func() { _ = g.Serve(l) }() // until it is stopped
+	s.t.Cleanup(func() { g.Stop(); onNode(s.t, "rm -f /run/crust/"+name) })
+	return s.runtimeClass(name, "crust.csi.dev/fs-mgmt-socket: unix:///run/crust/"+name)
+}
+
+func (s *space) runtimeClass(name, annotation string) string {
+	s.t.Helper()
+	s.apply(fmt.Sprintf(`{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: %s, annotations: {%s}}, handler: crust}`, name, annotation))
+	s.t.Cleanup(func() { s.kubectl("delete", "runtimeclass", name) })
+	return name
+}
+
+// Stories 2 to 5: one of those who are asked says no; the node mounts the volume,
+// and the pod's events say why.
+func TestC21_Stories2To5(t *testing.T) {
+	without := func(c crust.Capability) *crusttest.Server {
+		r := crusttest.New()
+		var kept []crust.Capability
+		for _, have := range r.Capabilities {
+			if have != c {
+				kept = append(kept, have)
+			}
+		}
+		r.Capabilities = kept
+		return r
+	}
+	btrfs := crusttest.New()
+	btrfs.FileSystems = []string{"btrfs"}
+	for name, c := range map[string]struct {
+		runtime *crusttest.Server // nil: the real one
+		class   string
+		mode    string
+		pod     string
+		change  func(string) string
+		why     string // none: no event
+	}{
+		"story2": {runtime: without(crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS), pod: group(1234),
+			why: "the runtime does not do fsGroup with policy Always"},
+		"story2-subpath": {change: func(y string) string {
+			return strings.Replace(y, "mountPath: /data}", "mountPath: /data, subPath: a/b}", 1)
+		},
+			why: "the pod uses a subPath of it, and this kubelet binds that on the host"},
+		"story3":       {},
+		"story4":       {class: "crust-ext4", why: "the volume's StorageClass does not allow runtime-assisted mounts"},
+		"story5":       {runtime: btrfs, why: "its file system is none of btrfs"},
+		"access-mode":  {mode: "ReadWriteOnce", why: "another pod may use the volume at the same time.*ReadWriteOncePod"},
+		"block-volume": {change: func(y string) string { return y }, why: "the pod uses the volume as a raw block device"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := use(t)
+			class, mode, runtime, path := "crust-sandbox", "ReadWriteOncePod", "crust", "/data"
+			if c.class != "" {
+				class = c.class
+			}
+			if c.mode != "" {
+				mode = c.mode
+			}
+			switch {
+			case c.runtime != nil:
+				runtime = s.runtime(c.runtime)
+			case name == "story3":
+				runtime = s.runtimeClass("silent-"+s.ns, "")
+			}
+			if name == "block-volume" {
+				path = "/dev/data"
+				s.claim("data", class, "64Mi", mode, "volumeMode: Block")
+			} else {
+				s.claim("data", class, "64Mi", mode)
+			}
+			more := []string{"runtimeClassName: " + runtime}
+			if c.pod != "" {
+				more = append(more, c.pod)
+			}
+			text := podText("p", []string{"data:" + path}, more...)
+			if c.change != nil {
+				text = c.change(text)
+			}
+			s.apply(text)
+			s.ready("p")
+			if c.why != "" {
+				s.said("Pod/p", "MountedByHost: volume pvc-.* was mounted by the host because .*"+c.why)
+			} else if got := s.kubectl("get", "events", "-n", s.ns, "-o", "jsonpath={.items[*].reason}"); strings.Contains(got, "MountedByHost") {
+				t.Errorf("events %s", got)
+			}
+			if path == "/data" {
+				if got := mountOf(t, s.target("p", "data")); !strings.Contains(got, " - ext4 /dev/loop") {
+					t.Errorf("on the node: %s", got)
+				}
+				s.run("p", "touch /data/f")
+			}
+		})
+	}
+}
+
+// Story 6: a runtime that grows no file systems; the claim says so, and the volume
+// grows when the pod has ended.
+func TestC17_C22_Story6(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOncePod")
+	s.pod("p", []string{"data:/data"}, sandboxed)
+	s.kubectl("patch", "pvc", "data", "-n", s.ns, "-p", `{"spec":{"resources":{"requests":{"storage":"128Mi"}}}}`)
+	if !strings.HasSuffix(onNode(t, "grep CapEff /proc/1/status"), "1ffffffffff") {
+		s.until(60*time.Second, "the claim says that the runtime does not grow it", func() (string, bool) {
+			got := s.get("pvc/data", ".status.conditions[?(@.type=='NodeResizeError')].message")
+			return got, strings.Contains(got, "cannot grow its file system: end the pod")
+		})
+		s.delete("p")
+		s.pod("p", []string{"data:/data"}, sandboxed)
+	}
+	s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.capacity.storage}=128Mi", "pvc/data", "--timeout=90s")
+	s.until(30*time.Second, "the sandbox sees it", func() (string, bool) {
+		got := s.run("p", "df -k /data | tail -1 | awk '{print $2}'")
+		return got, len(got) >= 6
+	})
+}
+
+// C23: what fails on the way to the sandbox fails the pod, in words, and the node
+// mounts nothing instead.
+func TestC23_FailuresFailThePod(t *testing.T) {
+	t.Run("no runtime", func(t *testing.T) {
+		t.Parallel()
+		s := use(t)
+		class := s.runtimeClass("none-"+s.ns, "crust.csi.dev/fs-mgmt-socket: unix:///run/crust/nobody")
+		s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOncePod")
+		s.apply(podText("p", []string{"data:/data"}, "runtimeClassName: "+class))
+		s.said("Pod/p", "SandboxMountFailed: volume pvc-.*: it cannot be decided who mounts it: the runtime at unix:///run/crust/nobody")
+		s.said("Pod/p", "FailedMount: .*cannot be decided")
+		s.notRunning("p")
+	})
+	t.Run("publish refused", func(t *testing.T) {
+		t.Parallel()
+		s := use(t)
+		r := crusttest.New()
+		r.Fail = func(_ context.Context, call string, _ proto.Message) error {
+			if call == "RuntimePublishVolume" {
+				return status.Error(codes.FailedPrecondition, "the disk does not fit")
+			}
+			return nil
+		}
+		class := s.runtime(r)
+		s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOncePod")
+		s.apply(podText("p", []string{"data:/data"}, "runtimeClassName: "+class))
+		s.said("Pod/p", "SandboxMountFailed: .*cannot be mounted there: .*the disk does not fit")
+		s.said("Pod/p", "FailedCreatePodSandBox: .*the disk does not fit")
+		s.notRunning("p")
+		onlyPlaceholder(t, s.target("p", "data"))
+	})
+}
+
+func (s *space) notRunning(pod string) {
+	s.t.Helper()
+	if got := s.get("pod/"+pod, ".status.phase"); got != "Pending" {
+		s.t.Errorf("pod %s is %s", pod, got)
+	}
+	if got := mountOf(s.t, s.target(pod, "data")); strings.Contains(got, "ext4") {
+		s.t.Errorf("the node mounted it: %s", got)
+	}
+}
+
+// U03: the driver is told that a pod has a user namespace, which the kubelet does
+// not tell it: files are given to the group on disk, for the mount will be mapped
+// by the container runtime.
+func TestC22_U03_TheDriverIsToldOfHostUsers(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	class := s.class("parameters: {fsGroupStrategy: idmap}")
+	s.claim("data", class, "64Mi", "ReadWriteOnce")
+	s.pod("p", []string{"data:/data"}, group(3000), "hostUsers: false")
+	s.run("p", "echo x >/data/f")
+	if got := s.run("p", "stat -c %g /data /data/f"); got != "3000\n3000" {
+		t.Errorf("in the pod: %q", got)
+	}
+}

@@ -1,0 +1,202 @@
+//go:build kubernetes
+
+package kubernetes_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// pidOf finds a process of the node by what it is called there.
+func pidOf(t testing.TB, name string) string {
+	t.Helper()
+	return onNode(t, `cat /run/test/`+name+`.pid 2>/dev/null || pgrep -o -x `+name+` || true`)
+}
+
+func signal(t testing.TB, sig, name string) {
+	t.Helper()
+	if pid := pidOf(t, name); pid != "" {
+		onNode(t, "kill -"+sig+" "+pid+" || true")
+	}
+}
+
+// settled waits until the node and the drivers are well.
+func settled(s *space) {
+	s.t.Helper()
+	s.until(90*time.Second, "the API server answers and the node is ready", func() (string, bool) {
+		out, err := s.try("wait", "--for=condition=Ready", "node/node", "--timeout=30s")
+		return fmt.Sprint(out, err), err == nil
+	})
+	for _, d := range []string{"csi-node", "crust"} {
+		s.kubectl("rollout", "status", "-n", system, "daemonset/"+d, "--timeout=90s")
+	}
+}
+
+// Fifty times somebody is killed while pods start and stop: every pod runs in the
+// end, and nothing is left.
+func TestKilledFiftyTimes(t *testing.T) {
+	s := use(t)
+	victims := []string{"csi-node", "kubelet", "containerd", "crust-agent", "crustd"}
+	const sets, rounds = 2, 50
+	for i := range sets {
+		s.claim(fmt.Sprintf("plain-%d", i), "crust-ext4", "64Mi", "ReadWriteOncePod")
+		s.claim(fmt.Sprintf("sandbox-%d", i), "crust-sandbox", "64Mi", "ReadWriteOncePod")
+	}
+	pods := func(round int) []string {
+		return []string{fmt.Sprintf("plain-%d", round), fmt.Sprintf("sandbox-%d", round)}
+	}
+	for round := range rounds {
+		set := round % sets
+		s.apply(podText(pods(round)[0], []string{fmt.Sprintf("plain-%d:/data", set)}) + "\n---\n" +
+			podText(pods(round)[1], []string{fmt.Sprintf("sandbox-%d:/data", set)}, sandboxed))
+		if round >= sets-1 {
+			old := pods(round - sets + 1)
+			s.try("delete", "pod", "-n", s.ns, old[0], old[1], "--grace-period=1", "--wait=false")
+		}
+		victim := victims[round%len(victims)]
+		time.Sleep(time.Duration(rand.IntN(900)) * time.Millisecond)
+		signal(t, "KILL", victim)
+		if round%10 == 9 {
+			// Let them all arrive; between, pods of several rounds are on their way.
+			settled(s)
+			for _, p := range pods(round) {
+				s.ready(p)
+			}
+			s.run(pods(round)[1], fmt.Sprintf("echo %d >>/data/rounds; sync", round))
+		}
+	}
+	settled(s)
+	s.until(120*time.Second, "every pod runs or is gone", func() (string, bool) {
+		got := s.kubectl("get", "pods", "-n", s.ns, "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.phase} {.metadata.deletionTimestamp}{"\n"}{end}`)
+		lines := strings.Split(got, "\n")
+		return got, len(lines) == 2 && strings.Count(got, " Running ") == 2
+	})
+	if got := s.run(pods(rounds - 1)[1], "cat /data/rounds"); !strings.Contains(got, fmt.Sprint(rounds-1)) {
+		t.Errorf("%q", got)
+	}
+}
+
+// All processes end at once and all mounts are gone, as when a machine is reset;
+// what was running runs again, with its data.
+func TestNodeReset(t *testing.T) {
+	s := use(t)
+	s.claim("fs", "crust-ext4", "64Mi", "ReadWriteOncePod")
+	s.claim("raw", "crust-ext4", "64Mi", "ReadWriteOncePod", "volumeMode: Block")
+	s.claim("sandbox", "crust-sandbox", "64Mi", "ReadWriteOncePod")
+	s.pod("a", []string{"fs:/data", "raw:/dev/raw"})
+	s.pod("b", []string{"sandbox:/data"}, sandboxed, group(3000))
+	s.run("a", "echo fs >/data/f; echo raw | dd of=/dev/raw conv=fsync 2>/dev/null; sync")
+	s.run("b", "echo sandbox >/data/f; sync")
+	if out, err := exec.Command("./cluster.sh", "reboot").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	settled(s)
+	s.until(120*time.Second, "both pods run again", func() (string, bool) {
+		got := s.kubectl("get", "pods", "-n", s.ns, "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[0].ready} {.status.containerStatuses[0].restartCount}{"\n"}{end}`)
+		return got, strings.Contains(got, "a true 1") && strings.Contains(got, "b true 1")
+	})
+	if got := s.run("a", "cat /data/f; head -c 3 /dev/raw"); got != "fs\nraw" {
+		t.Errorf("a reads %q", got)
+	}
+	if got := s.run("b", "cat /data/f; stat -c %g /data/f"); got != "sandbox\n3000" {
+		t.Errorf("b reads %q", got)
+	}
+	onlyPlaceholder(t, s.target("b", "sandbox"))
+}
+
+// sandboxOf is a pod's sandbox in containerd.
+func (s *space) sandboxOf(pod string) string {
+	s.t.Helper()
+	return onNode(s.t, `ctr -n k8s.io containers ls -q 'labels."io.kubernetes.pod.uid"==`+s.get("pod/"+pod, ".metadata.uid")+`,labels."io.cri-containerd.kind"==sandbox' | tail -1`)
+}
+
+// C24: the agent does not answer when a pod gets a new sandbox. NRI goes on
+// without it; the container does not, and says why; and it starts when the agent
+// is back.
+func TestC24_AnAgentThatDoesNotAnswer(t *testing.T) {
+	s := use(t)
+	s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOncePod")
+	s.pod("p", []string{"data:/data"}, sandboxed)
+	s.run("p", "echo kept >/data/f; sync")
+	target := s.target("p", "data")
+	signal(t, "STOP", "crust-agent")
+	t.Cleanup(func() { signal(t, "CONT", "crust-agent") })
+	onNode(t, "ctr -n k8s.io tasks kill -s KILL "+s.sandboxOf("p"))
+	s.said("Pod/p", "Failed: .*of a volume that was deferred")
+	if out, err := s.tryRun("p", "echo node >/data/g"); err == nil {
+		t.Errorf("it ran: %s", out)
+	}
+	onlyPlaceholder(t, target)
+	signal(t, "CONT", "crust-agent")
+	s.until(90*time.Second, "the pod runs again", func() (string, bool) {
+		out, err := s.tryRun("p", "cat /data/f && echo back >/data/g")
+		return fmt.Sprint(out, err), err == nil && out == "kept"
+	})
+	onlyPlaceholder(t, target)
+}
+
+// C22: an agent that is killed leaves what is published as it is, and the driver
+// can be reached again when it is back.
+func TestC22_AnAgentThatIsKilled(t *testing.T) {
+	s := use(t)
+	s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOncePod")
+	s.claim("other", "crust-ext4", "64Mi", "ReadWriteOncePod")
+	s.pod("p", []string{"data:/data"}, sandboxed)
+	for _, victim := range []string{"crust-agent", "crustd"} {
+		signal(t, "KILL", victim)
+		s.run("p", "echo "+victim+" >>/data/f && sync && cat /data/f")
+	}
+	s.pod("q", []string{"other:/data"})
+	s.run("q", "echo x >/data/f")
+	settled(s)
+	s.delete("p")
+	s.pod("r", []string{"data:/data"}, sandboxed)
+	if got := s.run("r", "cat /data/f"); got != "crust-agent\ncrustd" {
+		t.Errorf("%q", got)
+	}
+}
+
+// The downgrade: CRUST is taken off the node while a pod has a deferred volume. The
+// pod goes on; its volume is given to nobody else until CRUST is back, and the
+// events say so.
+func TestC24_CRUSTIsRemovedUnderAPod(t *testing.T) {
+	s := use(t)
+	project, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOncePod")
+	s.pod("p", []string{"data:/data"}, sandboxed)
+	s.run("p", "echo kept >/data/f; sync")
+	s.kubectl("delete", "daemonset", "crust", "-n", system, "--timeout=60s")
+	s.kubectl("apply", "-k", project+"/deploy/kubernetes/base")
+	s.kubectl("rollout", "status", "-n", system, "daemonset/csi-node", "--timeout=90s")
+	t.Cleanup(func() { s.kubectl("delete", "pods", "--all", "-n", s.ns, "--timeout=90s", "--grace-period=1") })
+	t.Cleanup(func() {
+		if err := install(); err != nil {
+			t.Error(err)
+		}
+	})
+	if got := s.run("p", "cat /data/f"); got != "kept" {
+		t.Errorf("the pod reads %q", got)
+	}
+	s.kubectl("delete", "pod", "p", "-n", s.ns, "--grace-period=1", "--wait=false")
+	s.until(60*time.Second, "the driver says who has the volume", func() (string, bool) {
+		got := s.kubectl("logs", "-n", system, "daemonset/csi-node", "-c", "csi-node", "--tail=50")
+		return got, strings.Contains(got, "method=NodeUnpublishVolume") && strings.Contains(got, "is still mounted by the sandbox of the pod at")
+	})
+	onlyPlaceholder(t, s.target("p", "data"))
+	if err := install(); err != nil { // CRUST is back
+		t.Fatal(err)
+	}
+	s.kubectl("wait", "-n", s.ns, "--for=delete", "pod/p", "--timeout=90s")
+	s.pod("q", []string{"data:/data"}, sandboxed)
+	if got := s.run("q", "cat /data/f"); got != "kept" {
+		t.Errorf("the next pod reads %q", got)
+	}
+}
