@@ -331,7 +331,7 @@ func (d Device) Detach() error {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	return fault.New(fault.State, "%s is still open in some process (see `fuser -v %s`); it is released when that ends", d.Path, d.Path)
+	return fault.New(fault.State, "%s is still open, in some process (see `fuser -v %s`) or under another loop device (see `losetup -l`; the kubelet locks raw block volumes so); it is released when that ends", d.Path, d.Path)
 }
 
 // Below gives the number of the block device that a loop device is bound to; ok

@@ -109,6 +109,21 @@ up() {
 	echo "cluster: up after $((SECONDS - t)) s; $here/cluster.sh exec kubectl get pods -A"
 }
 
+# loops prints the loop devices that the node made: over files of its disk, and,
+# first, over those (the kubelet locks raw block volumes so).
+loops() {
+	local disk all name back ino
+	disk=$(losetup -n -O NAME -j "$S/disk" | head -1)
+	[ -n "$disk" ] || return 0
+	disk=$(lsblk -dno MAJ:MIN "$disk" | tr -d ' ')
+	all=$(losetup -n -l -O NAME,BACK-MAJ:MIN,BACK-INO)
+	echo "$all" | awk -v d="$disk" '$2 == d { print $1 }' | while read -r name; do
+		ino=$(stat -c %i "$name")
+		echo "$all" | awk -v i="$ino" -v me="$name" '$3 == i && $1 != me { print $1 }'
+		echo "$name"
+	done
+}
+
 halt() {
 	local p n
 	if p=$(pid); then
@@ -116,14 +131,13 @@ halt() {
 		for n in $(seq 100); do pid >/dev/null || break; sleep 0.1; done
 	fi
 	rm -f "$S/pid"
-	# Processes in uninterruptible sleep, and the kernel's clean-up of namespaces,
-	# take a little longer.
+	# They do not end with a process, as they would with a machine; and the kernel's
+	# clean-up of namespaces takes a little.
 	for n in $(seq 100); do
-		losetup -l -n -O BACK-FILE | grep -qF "$S/disk" || break
+		loops | while read -r p; do losetup -d "$p" 2>/dev/null || true; done
+		[ -n "$(losetup -n -O NAME -j "$S/disk" 2>/dev/null)" ] || break
 		sleep 0.1
 	done
-	# Loop devices over files of the node's disk outlive it as they would not a machine.
-	losetup -l -n -O NAME,BACK-FILE | awk '$2 ~ /^\/var\/lib\/crust-csi\/|^\/crust-csi\// { print $1 }' | while read -r n; do losetup -d "$n"; done
 }
 
 down() {

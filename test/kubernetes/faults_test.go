@@ -74,7 +74,7 @@ func TestKilledFiftyTimes(t *testing.T) {
 	s.until(120*time.Second, "every pod runs or is gone", func() (string, bool) {
 		got := s.kubectl("get", "pods", "-n", s.ns, "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.phase} {.metadata.deletionTimestamp}{"\n"}{end}`)
 		lines := strings.Split(got, "\n")
-		return got, len(lines) == 2 && strings.Count(got, " Running ") == 2
+		return got, len(lines) == 2 && strings.Count(got, " Running") == 2
 	})
 	if got := s.run(pods(rounds - 1)[1], "cat /data/rounds"); !strings.Contains(got, fmt.Sprint(rounds-1)) {
 		t.Errorf("%q", got)
