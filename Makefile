@@ -24,7 +24,7 @@ demo: setup build
 
 test: setup guest
 	$(GO) build ./...
-	$(GO) vet -tags vm ./...
+	$(GO) vet -tags vm,kubernetes ./...
 	$(GO) test -p 1 -count=1 $(TESTFLAGS) ./...
 
 # csi-test's whole suite, once for each access type.
@@ -40,7 +40,7 @@ $(LINT): tools/go.mod
 
 lint: $(LINT)
 	test -z "$$(gofmt -l cmd internal pkg sanity deploy test)"
-	$(LINT) run --build-tags vm ./...
+	$(LINT) run --build-tags vm,kubernetes ./...
 
 # The tests that depend on the kernel, as root in microVMs with Linux 6.1 and
 # 6.12 and a loaded SELinux policy.
@@ -49,6 +49,21 @@ test-vm: setup
 	test/vm/prepare.sh
 	test/vm/tests.sh 6.1
 	test/vm/tests.sh 6.12
+
+# A real Kubernetes of one node on this machine, its images, and tests with pods.
+.PHONY: kubernetes cluster test-kubernetes
+kubernetes: setup
+	test/kubernetes/setup.sh
+	test/kubernetes/build.sh
+	LDFLAGS='$(LDFLAGS)' deploy/image/build.sh
+	test/kubernetes/images.sh
+
+test-kubernetes: kubernetes
+	$(GO) test -tags kubernetes -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/kubernetes
+
+# The same cluster, to try things on: test/kubernetes/cluster.sh exec bash; ... down.
+cluster: kubernetes
+	test/kubernetes/cluster.sh up
 
 # A SELinux label of 100,000 files against chcon -R, in a guest.
 .PHONY: bench-vm

@@ -13,6 +13,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/kustomize/api/krusty"
@@ -41,6 +42,7 @@ type objects struct {
 	clusterBindings []rbacv1.ClusterRoleBinding
 	roles           []rbacv1.Role
 	bindings        []rbacv1.RoleBinding
+	runtimeClasses  []nodev1.RuntimeClass
 	kustomizations  []types.Kustomization
 }
 
@@ -88,6 +90,8 @@ func (o *objects) add(t *testing.T, from string, b []byte) {
 		err = read(b, &o.roles)
 	case "rbac.authorization.k8s.io/v1 RoleBinding":
 		err = read(b, &o.bindings)
+	case "node.k8s.io/v1 RuntimeClass":
+		err = read(b, &o.runtimeClasses)
 	case "kustomize.config.k8s.io/v1beta1 Kustomization":
 		err = read(b, &o.kustomizations)
 	default:
@@ -100,6 +104,16 @@ func (o *objects) add(t *testing.T, from string, b []byte) {
 
 func render(t *testing.T, dir string) objects {
 	t.Helper()
+	o := renderAny(t, dir)
+	if len(o.namespaces) != 1 || len(o.drivers) != 1 || len(o.classes) != 4 || len(o.snapshotClasses) != 1 || len(o.daemons) != 1 || len(o.accounts) != 1 ||
+		len(o.clusterRoles) != 1 || len(o.clusterBindings) != 1 || len(o.roles) != 1 || len(o.bindings) != 1 {
+		t.Fatalf("%s: objects are missing, or there are too many: %+v", dir, o)
+	}
+	return o
+}
+
+func renderAny(t *testing.T, dir string) objects {
+	t.Helper()
 	m, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
 	if err != nil {
 		t.Fatal(err)
@@ -111,10 +125,6 @@ func render(t *testing.T, dir string) objects {
 			t.Fatal(err)
 		}
 		o.add(t, dir+": "+r.GetKind()+" "+r.GetName(), b)
-	}
-	if len(o.namespaces) != 1 || len(o.drivers) != 1 || len(o.classes) != 4 || len(o.snapshotClasses) != 1 || len(o.daemons) != 1 || len(o.accounts) != 1 ||
-		len(o.clusterRoles) != 1 || len(o.clusterBindings) != 1 || len(o.roles) != 1 || len(o.bindings) != 1 {
-		t.Fatalf("%s: objects are missing, or there are too many: %+v", dir, o)
 	}
 	return o
 }
@@ -137,7 +147,7 @@ func TestEveryFileIsStrict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(o.kustomizations) != 2 || len(o.classes) != 4 || len(o.daemons) != 1 {
+	if len(o.kustomizations) != 3 || len(o.classes) != 5 || len(o.daemons) != 2 {
 		t.Errorf("%d kustomizations, %d classes, %d daemon sets", len(o.kustomizations), len(o.classes), len(o.daemons))
 	}
 }
@@ -283,10 +293,18 @@ func checkPod(t *testing.T, pod corev1.PodSpec) map[string]corev1.Container {
 			}
 		}
 	}
-	// The binary itself reads its arguments.
-	args := append(slices.Clone(containers["csi-node"].Args), "--version")
-	if out, err := exec.Command(testnode.Build(t, ""), args...).CombinedOutput(); err != nil {
-		t.Errorf("csi-node %v: %v %s", args, err, out)
+	// The binaries themselves read their arguments.
+	for _, name := range []string{"csi-node", "crustd", "crust-agent"} {
+		c, ok := containers[name]
+		if !ok {
+			continue
+		}
+		args := append(slices.Clone(c.Args), "--version")
+		program := exec.Command(testnode.BuildCommand(t, name, ""), args...)
+		program.Env = append(os.Environ(), "NODE_NAME=n")
+		if out, err := program.CombinedOutput(); err != nil {
+			t.Errorf("%s %v: %v %s", name, args, err, out)
+		}
 	}
 	return containers
 }
@@ -355,5 +373,45 @@ func TestDeviceOverlay(t *testing.T) {
 	args := checkPod(t, render(t, "overlays/device-example").daemons[0].Spec.Template.Spec)["csi-node"].Args
 	if !slices.Equal(args, append(base, "--allow-device=/dev/disk/by-id/example-*")) {
 		t.Errorf("args: %v", args)
+	}
+}
+
+// With CRUST the agent is what the kubelet knows, and all parts mean the same
+// sockets.
+func TestCRUST(t *testing.T) {
+	o := renderAny(t, "crust")
+	all := map[string]corev1.Container{}
+	for _, d := range o.daemons {
+		for name, c := range checkPod(t, d.Spec.Template.Spec) {
+			all[name] = c
+		}
+		if !d.Spec.Template.Spec.HostPID || d.Namespace != namespace {
+			t.Errorf("%s: %+v", d.Name, d.Spec.Template.Spec)
+		}
+	}
+	for _, a := range all["csi-node"].Args {
+		if strings.HasPrefix(a, "--kubelet-registration-dir") {
+			t.Error("the driver and the agent both register")
+		}
+	}
+	if len(o.runtimeClasses) != 1 || len(o.classes) != 5 {
+		t.Fatalf("%d RuntimeClasses, %d StorageClasses", len(o.runtimeClasses), len(o.classes))
+	}
+	socket := o.runtimeClasses[0].Annotations["crust.csi.dev/fs-mgmt-socket"]
+	if !slices.Contains(all["crustd"].Args, "--endpoint="+socket) {
+		t.Errorf("crustd %v does not serve %s", all["crustd"].Args, socket)
+	}
+	own := slices.IndexFunc(all["csi-node"].Args, func(a string) bool { return strings.HasPrefix(a, "--endpoint=") })
+	if own < 0 || !slices.Contains(all["crust-agent"].Args, "--driver="+strings.TrimPrefix(all["csi-node"].Args[own], "--endpoint=")) {
+		t.Errorf("crust-agent %v does not find the driver %v", all["crust-agent"].Args, all["csi-node"].Args)
+	}
+	allowed := slices.ContainsFunc(o.classes, func(c storagev1.StorageClass) bool { return c.Parameters["allowRuntimeAssistedMount"] == "true" })
+	for _, c := range o.classes {
+		if _, err := csidriver.ParseParameters(c.Parameters); err != nil {
+			t.Errorf("%s: %v", c.Name, err)
+		}
+	}
+	if !allowed {
+		t.Error("no class allows it")
 	}
 }

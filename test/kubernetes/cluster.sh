@@ -140,6 +140,19 @@ halt() {
 	done
 }
 
+# earlier has what the node's records say of this boot be of another: the kernel's
+# boot id, which cannot be changed, is how they know that they are void.
+earlier() {
+	local m id
+	m=$(mktemp -d)
+	id=$(cat /proc/sys/kernel/random/boot_id)
+	mount -o loop "$S/disk" "$m"
+	grep -rlF "$id" "$m"/upper/var/lib/csi-node "$m"/upper/var/lib/crust "$m"/upper/var/lib/crust-agent 2>/dev/null |
+		while read -r f; do sed -i "s/$id/00000000-0000-0000-0000-000000000000/" "$f"; done
+	umount "$m"
+	rmdir "$m"
+}
+
 down() {
 	local f v m left
 	[ -d "$S" ] || { echo "cluster: nothing at $S"; return; }
@@ -157,7 +170,7 @@ down() {
 case ${1:-} in
 up) up ;;
 down) down ;;
-reboot) halt && up ;;
+reboot) halt && earlier && up ;;
 exec) shift && on_node "$@" ;;
 *) die "usage: cluster.sh up|down|reboot|exec CMD" ;;
 esac

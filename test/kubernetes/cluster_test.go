@@ -103,6 +103,13 @@ func onNode(t testing.TB, script string) string {
 	return out
 }
 
+// onNodeIn is that in a directory, for what takes longer.
+func onNodeIn(dir, script string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 6*time.Minute)
+	defer cancel()
+	return try(ctx, "", "bash", "-euc", "cd "+dir+"\n"+script)
+}
+
 // space is a test's own Kubernetes namespace.
 type space struct {
 	t  testing.TB

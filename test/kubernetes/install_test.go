@@ -1,0 +1,51 @@
+//go:build kubernetes
+
+package kubernetes_test
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var block = regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
+
+// Every command of the page is run, word by word, on the node. Only the image of
+// its pod is another: there is no registry here.
+func TestInstallDoc(t *testing.T) {
+	s := &space{t: t, ns: "default"}
+	page, err := os.ReadFile("../../docs/install.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := block.FindAllSubmatch(page, -1)
+	if len(blocks) < 5 {
+		t.Fatalf("%d blocks of commands", len(blocks))
+	}
+	project, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What other tests use, comes back.
+	t.Cleanup(func() {
+		if err := install(); err != nil {
+			t.Error(err)
+		}
+	})
+	s.kubectl("delete", "daemonset", "crust", "-n", system, "--timeout=60s", "--ignore-not-found")
+	var out string
+	for _, b := range blocks {
+		script := strings.ReplaceAll(string(b[1]), "image: busybox:1.36", "image: localhost/test/busybox:1")
+		said, err := onNodeIn(project+"/../..", script)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, script)
+		}
+		out += said + "\n"
+	}
+	for _, want := range []string{"csi.crust.dev", "pod/mine condition met", "hello", "2000", "CAP_SYS_RESOURCE"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q was not seen in:\n%s", want, out)
+		}
+	}
+}
