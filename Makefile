@@ -59,7 +59,7 @@ kubernetes: setup
 	test/kubernetes/images.sh
 
 test-kubernetes: kubernetes
-	$(GO) test -tags kubernetes -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/kubernetes
+	$(GO) test -tags kubernetes -count=1 -parallel 6 -timeout 30m $(TESTFLAGS) ./test/kubernetes
 
 # The same cluster, to try things on: test/kubernetes/cluster.sh exec bash; ... down.
 cluster: kubernetes
@@ -117,3 +117,4 @@ bench: setup build guest
 	cd test/bench/kubelet && $(GO) build -o ../../../bin/kubelet-ownership .
 	unshare -m --propagation private bin/bench -files $(FILES)
 	unshare -m --propagation private bin/bench -guest .cache/guest
+	unshare -m --propagation private bin/bench -agent

@@ -118,7 +118,7 @@ func run(args []string) error {
 	if err != nil {
 		return fmt.Errorf("--state-dir: %w", err)
 	}
-	conn, err := grpc.NewClient(o.driver, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	conn, err := grpc.NewClient(o.driver, append(orchestrator.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))...)
 	if err != nil {
 		return fmt.Errorf("--driver: %w", err)
 	}

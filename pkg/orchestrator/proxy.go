@@ -57,9 +57,20 @@ type Proxy struct {
 	Handlers map[string]Handler // by the method's full name
 }
 
+// window of gRPC's flow control, in bytes. A fixed one spares the measurements by
+// which it would be chosen, and with them a packet each way for most calls.
+const window = 1 << 20
+
 // Server makes a server that forwards.
 func (p *Proxy) Server(options ...grpc.ServerOption) *grpc.Server {
-	return grpc.NewServer(append(options, grpc.ForceServerCodecV2(wire{}), grpc.UnknownServiceHandler(p.handle))...)
+	const workers = 8 // that keep the stacks they grew
+	return grpc.NewServer(append(options, grpc.ForceServerCodecV2(wire{}), grpc.UnknownServiceHandler(p.handle),
+		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window), grpc.NumStreamWorkers(workers))...)
+}
+
+// DialOptions are for the connection to the driver.
+func DialOptions() []grpc.DialOption {
+	return []grpc.DialOption{grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window)}
 }
 
 func (p *Proxy) handle(_ any, stream grpc.ServerStream) error {

@@ -33,6 +33,8 @@ var (
 	rounds = flag.Int("n", 60, "rounds of each measurement")
 	many   = flag.Int("mounts", 10000, "unrelated mounts in the second half")
 	guest  = flag.String("guest", "", "measure volumes in a microVM instead, with the guest that is in this directory")
+	agents = flag.Bool("agent", false, "measure calls through crust-agent instead")
+	server = flag.String("serve-agent", "", "used by -agent: DRIVER,ENDPOINT")
 	files  = flag.Int("files", 0, "measure giving this many files to a group instead; wants bin/kubelet-ownership")
 	ctx    = context.Background()
 )
@@ -66,6 +68,10 @@ type bench struct {
 
 func main() {
 	flag.Parse()
+	if driver, endpoint, ok := strings.Cut(*server, ","); ok {
+		serveAgent(driver, endpoint)
+		return
+	}
 	dir, err := os.MkdirTemp("", "crust-bench-")
 	must(err)
 	b := &bench{dir: dir, kubelet: filepath.Join(dir, "kubelet")}
@@ -83,6 +89,11 @@ func main() {
 	if *guest != "" {
 		fmt.Println("| what | against | measured | ratio | target |\n|---|---|---|---|---|")
 		b.crust(*guest)
+		return
+	}
+	if *agents {
+		fmt.Println("| what | against | measured | ratio | target |\n|---|---|---|---|---|")
+		b.agent()
 		return
 	}
 	fmt.Printf("idle resident memory: %d MiB (target below 40)\n\n", b.resident())

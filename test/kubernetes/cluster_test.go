@@ -136,11 +136,13 @@ func use(t testing.TB) *space {
 	return s
 }
 
-// clear deletes the namespace and waits until its volumes are gone.
+// clear deletes what is in the namespace and waits until its volumes are gone; the
+// namespace itself takes its time.
 func (s *space) clear() {
 	s.t.Helper()
 	s.kubectl("delete", "pods", "--all", "-n", s.ns, "--grace-period=1", "--timeout=90s")
-	s.kubectl("delete", "namespace", s.ns, "--timeout=90s")
+	s.kubectl("delete", "pvc", "--all", "-n", s.ns, "--timeout=90s")
+	s.kubectl("delete", "namespace", s.ns, "--wait=false")
 	s.until(60*time.Second, "no persistent volume of the test is left", func() (string, bool) {
 		left := s.kubectl("get", "pv", "-o", `jsonpath={range .items[?(@.spec.claimRef.namespace=="`+s.ns+`")]}{.metadata.name} {.status.phase} {.status.message}{"\n"}{end}`)
 		return left, left == ""

@@ -172,6 +172,11 @@ func (s *space) class(more ...string) string {
 	s.apply(fmt.Sprintf(`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: %s}, provisioner: %s,
 volumeBindingMode: WaitForFirstConsumer, allowVolumeExpansion: true%s}`, name, driver, fields(more)))
 	s.t.Cleanup(func() { s.kubectl("delete", "storageclass", name) })
+	// The scheduler places no pod before it knows how much room there is.
+	s.until(120*time.Second, "the capacity for the class is published", func() (string, bool) {
+		got := s.kubectl("get", "csistoragecapacities", "-n", system, "-o", "jsonpath={.items[*].storageClassName}")
+		return got, strings.Contains(got, name)
+	})
 	return name
 }
 

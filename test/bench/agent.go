@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/rpcserver"
+	"github.com/crust-csi/crust-csi/pkg/orchestrator"
+)
+
+var benchPod = map[string]string{
+	"csi.storage.k8s.io/pod.name": "p", "csi.storage.k8s.io/pod.namespace": "ns", "csi.storage.k8s.io/pod.uid": "u",
+}
+
+// serveAgent is crust-agent with an API server in memory, in a process of its own.
+func serveAgent(driver, endpoint string) {
+	conn, err := grpc.NewClient(driver, append(orchestrator.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))...)
+	must(err)
+	records, err := orchestrator.LoadRecords(filepath.Dir(strings.TrimPrefix(endpoint, "unix://"))+"/deferrals", "boot")
+	must(err)
+	client := fake.NewClientset(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u"}, Spec: corev1.PodSpec{NodeName: "bench"}})
+	a := orchestrator.New(orchestrator.Config{
+		Driver: conn, Pods: orchestrator.WatchPods(context.Background(), client, "bench"), Records: records, Events: record.NewFakeRecorder(10), Log: slog.New(slog.DiscardHandler),
+	})
+	l, err := rpcserver.Listen(endpoint)
+	must(err)
+	must(a.Proxy().Server().Serve(l))
+}
+
+// agent compares calls through crust-agent with direct ones.
+func (b *bench) agent() {
+	socket := "unix://" + b.dir + "/agent.sock"
+	c := exec.Command(os.Args[0], "-serve-agent", "unix://"+b.dir+"/csi.sock,"+socket)
+	c.Stderr = os.Stderr
+	c.SysProcAttr = linux.KilledWithThread()
+	must(c.Start())
+	defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
+	through, err := csiclient.Dial(socket, b.kubelet)
+	must(err)
+	defer through.Close()
+	for range 500 {
+		if _, err = through.Probe(ctx, &csi.ProbeRequest{}); err == nil {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	must(err)
+	made, err := b.c.Create(ctx, "agent", 64<<20, csiclient.Volume{FSType: "ext4"}, nil, nil)
+	must(err)
+	v := csiclient.Volume{ID: made.GetVolumeId(), FSType: "ext4", Context: benchPod}
+	must(b.c.Stage(ctx, v))
+	first, target := b.kubelet+"/pods/a/volumes/first/mount", b.kubelet+"/pods/a/volumes/second/mount"
+	for _, t := range []string{first, target} {
+		must(os.MkdirAll(filepath.Dir(t), 0o755))
+	}
+	must(b.c.Publish(ctx, v, first, false))
+	s := series{}
+	for range *rounds * 20 {
+		for name, c := range map[string]*csiclient.Client{"direct": b.c, "agent": through} {
+			s.time(name+" empty", func() { _, err := c.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}); must(err) })
+			s.time(name+" publish", func() { must(c.Publish(ctx, v, target, false)) })
+			s.time(name+" stats", func() {
+				_, err := c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: target})
+				must(err)
+			})
+			s.time(name+" unpublish", func() { must(c.Unpublish(ctx, v.ID, target)) })
+		}
+	}
+	// One after the other, as the kubelet does it with a pod's volume.
+	for range *rounds {
+		for name, c := range map[string]*csiclient.Client{"direct": b.c, "agent": through} {
+			must(b.c.Unpublish(ctx, v.ID, first))
+			must(b.c.Unstage(ctx, v.ID))
+			s.time(name+" pod", func() {
+				must(c.Stage(ctx, v))
+				must(c.Publish(ctx, v, first, false))
+			})
+		}
+	}
+	b.row("stage + first publish through crust-agent", "the same without it", s.median("direct pod"), s.median("agent pod"), 1.6, false)
+	for _, name := range []string{"publish", "unpublish", "stats"} {
+		b.row(name+" through crust-agent", "the same without it", s.median("direct "+name), s.median("agent "+name), 1.6, false)
+	}
+	b.row("empty call through crust-agent", "the same without it", s.median("direct empty"), s.median("agent empty"), 0, false)
+	must(b.c.Unpublish(ctx, v.ID, first))
+	must(b.c.Unstage(ctx, v.ID))
+	must(b.c.Delete(ctx, v.ID))
+}
