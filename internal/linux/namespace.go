@@ -60,9 +60,7 @@ func ListenPrivate(path string, mode os.FileMode) (l net.Listener, err error) {
 // depends on the namespace. The thread ends with it.
 func InMountNamespace(ns *os.File, f func() error) error {
 	result := make(chan error, 1)
-	go func() {
-		// Never unlocked: the thread ends with this goroutine.
-		runtime.LockOSThread()
+	onOwnThread(func() {
 		if err := EnterMountNamespace(ns); err != nil {
 			result <- err
 			return
@@ -73,8 +71,31 @@ func InMountNamespace(ns *os.File, f func() error) error {
 			}
 		}()
 		result <- f()
-	}()
+	})
 	return <-result
+}
+
+// onOwnThread runs f, in the background, on a thread that ends with it, so that f
+// may leave it in any state. It is never the process's first thread: that one does
+// not end, and its namespaces are what /proc/PID/ns shows of the process, which
+// others enter (a container's runtime, for an exec in it).
+func onOwnThread(f func()) {
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != unix.Getpid() {
+			f() // never unlocked: the thread ends with this goroutine
+			return
+		}
+		// While this goroutine has the first thread, the next one has another.
+		elsewhere := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			close(elsewhere)
+			f()
+		}()
+		<-elsewhere
+		runtime.UnlockOSThread()
+	}()
 }
 
 // PinMountNamespace makes a mount namespace that is a slave of this one (what is
@@ -97,8 +118,7 @@ func pinMountNamespace(pin string, cpu int) error {
 	made := make(chan int, 1)
 	failed := make(chan error, 1)
 	pinned := make(chan struct{})
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
+	onOwnThread(func() {
 		if cpu >= 0 {
 			var set unix.CPUSet
 			set.Set(cpu)
@@ -115,7 +135,7 @@ func pinMountNamespace(pin string, cpu int) error {
 		}
 		made <- unix.Gettid()
 		<-pinned
-	}()
+	})
 	defer close(pinned)
 	select {
 	case err := <-failed:
