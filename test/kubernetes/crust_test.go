@@ -285,8 +285,7 @@ func (s *space) notRunning(pod string) {
 func TestC22_U03_TheDriverIsToldOfHostUsers(t *testing.T) {
 	t.Parallel()
 	s := use(t)
-	class := s.class("parameters: {fsGroupStrategy: idmap}")
-	s.claim("data", class, "64Mi", "ReadWriteOnce")
+	s.claim("data", "test-idmap", "64Mi", "ReadWriteOnce")
 	s.pod("p", []string{"data:/data"}, group(3000), "hostUsers: false")
 	s.run("p", "echo x >/data/f")
 	if got := s.run("p", "stat -c %g /data /data/f"); got != "3000\n3000" {

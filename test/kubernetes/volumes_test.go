@@ -149,8 +149,7 @@ func TestF01_FSGroupIsDelegated(t *testing.T) {
 func TestF05_TwoGroupsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := use(t)
-	class := s.class("parameters: {fsGroupStrategy: idmap}")
-	s.claim("data", class, "64Mi", "ReadWriteOnce")
+	s.claim("data", "test-idmap", "64Mi", "ReadWriteOnce")
 	s.pod("a", []string{"data:/data"}, group(3000))
 	s.pod("b", []string{"data:/data"}, group(4000))
 	s.run("a", "echo a >/data/a; chmod 660 /data/a")
@@ -163,21 +162,6 @@ func TestF05_TwoGroupsAtOnce(t *testing.T) {
 			t.Errorf("pod %s reads %q", pod, got)
 		}
 	}
-}
-
-// class makes a StorageClass of this test's own; more is fields of it.
-func (s *space) class(more ...string) string {
-	s.t.Helper()
-	name := "test-" + s.ns
-	s.apply(fmt.Sprintf(`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: %s}, provisioner: %s,
-volumeBindingMode: WaitForFirstConsumer, allowVolumeExpansion: true%s}`, name, driver, fields(more)))
-	s.t.Cleanup(func() { s.kubectl("delete", "storageclass", name) })
-	// The scheduler places no pod before it knows how much room there is.
-	s.until(120*time.Second, "the capacity for the class is published", func() (string, bool) {
-		got := s.kubectl("get", "csistoragecapacities", "-n", system, "-o", "jsonpath={.items[*].storageClassName}")
-		return got, strings.Contains(got, name)
-	})
-	return name
 }
 
 // F02, F09: 100,000 files are given to another group between two pods, in parallel
