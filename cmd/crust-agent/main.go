@@ -138,7 +138,9 @@ func run(args []string) error {
 // driverName waits until the driver is there.
 func driverName(ctx context.Context, log *slog.Logger, conn grpc.ClientConnInterface) (string, error) {
 	for {
-		r, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+		actx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		r, err := csi.NewIdentityClient(conn).GetPluginInfo(actx, &csi.GetPluginInfoRequest{})
+		cancel()
 		if err == nil {
 			return r.GetName(), nil
 		}
@@ -147,6 +149,23 @@ func driverName(ctx context.Context, log *slog.Logger, conn grpc.ClientConnInter
 		case <-time.After(time.Second):
 		case <-ctx.Done():
 			return "", ctx.Err()
+		}
+	}
+}
+
+// register makes the agent known to the kubelet, once a driver that registered
+// itself before has gone.
+func register(ctx context.Context, o *options, name string, log *slog.Logger) (*registration.Server, error) {
+	for {
+		r, err := registration.Serve(o.registration, name, o.endpoint, log)
+		if err == nil {
+			return r, nil
+		}
+		log.Warn("not registered with the kubelet yet; the driver must not register itself beside the agent", "error", err)
+		select {
+		case <-time.After(2 * time.Second):
+		case <-ctx.Done():
+			return nil, ctx.Err()
 		}
 	}
 }
@@ -199,10 +218,10 @@ func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry
 	}
 	s := agent.Proxy().Server(grpc.StreamInterceptor(observe(metrics)))
 	go func() { failed <- s.Serve(l) }()
-	r, err := registration.Serve(o.registration, name, o.endpoint, log)
+	r, err := register(ctx, o, name, log)
 	if err != nil {
 		s.Stop()
-		return err
+		return nil // told to stop meanwhile
 	}
 	registered.Store(r)
 	defer r.Stop()

@@ -47,13 +47,14 @@ func main() {
 // from where they get into a pod's events: to the file of --log.
 func logTo(args []string, failure error) error {
 	path, format := "", "text"
-	for i, a := range args {
-		name, value, has := strings.Cut("--"+strings.TrimLeft(a, "-"), "=")
-		if !has && i+1 < len(args) {
-			value = args[i+1]
+	// Only before the command: what stands behind it is the container's.
+	for i := 0; i < len(args) && strings.HasPrefix(args[i], "-"); i++ {
+		name, value, has := strings.Cut("--"+strings.TrimLeft(args[i], "-"), "=")
+		if !has && slices.Contains(withValue, name) && i+1 < len(args) {
+			i++
+			value = args[i]
 		}
 		switch {
-		case !strings.HasPrefix(a, "-"):
 		case name == "--log":
 			path = value
 		case name == "--log-format":

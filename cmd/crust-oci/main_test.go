@@ -37,7 +37,7 @@ func TestParse(t *testing.T) {
 
 func TestLastWordsAreWhereContainerdLooks(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "log.json")
-	for _, args := range []string{"--root /r --log " + file + " --log-format json create --bundle /b id", "--log=" + file + " --log-format=json run id", "create id"} {
+	for _, args := range []string{"--root /r --log " + file + " --log-format json create --bundle /b id", "--log=" + file + " --log-format=json run id", "create id", "exec id program --log=" + file} {
 		if err := logTo(strings.Fields(args), errors.New("the volume is elsewhere")); err != nil {
 			t.Fatal(err)
 		}

@@ -59,8 +59,13 @@ func install(path string, content []byte) error {
 		return err
 	}
 	next := path + ".new"
-	if err := os.WriteFile(next, content, 0o755); err != nil {
+	f, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o755)
+	if err != nil {
 		return err
 	}
-	return errors.Join(os.Chmod(next, 0o755), os.Rename(next, path))
+	_, err = f.Write(content)
+	if err := errors.Join(err, f.Chmod(0o755), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(next, path)
 }

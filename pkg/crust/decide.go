@@ -25,8 +25,7 @@ type PodVolume struct {
 	Filesystems  []string
 
 	Block bool // the pod uses it as a raw block device
-	// Exclusive: no other pod can have it at the same time (ReadWriteOncePod), or
-	// none writes it.
+	// Exclusive: no other pod can have it at the same time (ReadWriteOncePod).
 	Exclusive bool
 	// Group: the pod has an fsGroup. GroupPolicy is its fsGroupChangePolicy.
 	Group       bool
@@ -60,7 +59,7 @@ func Decide(v PodVolume) Decision {
 	case !v.Allowed:
 		return no("the volume's StorageClass does not allow runtime-assisted mounts")
 	case !v.Exclusive:
-		return no("another pod may use the volume at the same time; what a sandbox mounts is one pod's: it takes the access mode ReadWriteOncePod, or a read-only volume")
+		return no("another pod may use the volume at the same time; what a sandbox mounts is one pod's: it takes the access mode ReadWriteOncePod")
 	case !v.NodeDefers:
 		return no("the CSI driver does not defer mounts")
 	case len(v.Filesystems) == 0:

@@ -168,7 +168,8 @@ func (d *Driver) wouldDefer(p *publication, supported []string) (*deferral, erro
 
 // deferTo leaves the volume to the pod's runtime.
 func (d *Driver) deferTo(p *publication, want deferral) error {
-	if have, ok := d.deferrals.get(p.id); ok {
+	have, known := d.deferrals.get(p.id)
+	if known {
 		switch {
 		case have.Target != want.Target:
 			return d.notDeferred(p.id)
@@ -195,7 +196,12 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 		failpoint.Hit("defer.recorded")
 	}
 	if err := d.hostTarget(p.target, mounter.AttachPlaceholder); err != nil {
-		return fmt.Errorf("volume %s: the placeholder at its target: %w", p.id, err)
+		err = fmt.Errorf("volume %s: the placeholder at its target: %w", p.id, err)
+		if known {
+			return err
+		}
+		// Nobody was told, so nobody would end it.
+		return errors.Join(err, d.deferrals.remove(p.id))
 	}
 	failpoint.Hit("defer.placed")
 	return nil

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -60,27 +59,28 @@ type Agent struct {
 	Config
 	runtimes runtimes
 
-	mu    sync.Mutex
-	told  map[string]bool // events that were sent
-	tasks map[string]*task
-	life  context.Context
-	end   func()
-	work  sync.WaitGroup
+	mu     sync.Mutex
+	told   map[string]bool // events that were sent
+	tasks  map[string]*task
+	ending map[string]bool // targets that are being unpublished
+	life   context.Context
+	stop   func()
+	work   sync.WaitGroup
 }
 
 // New makes one. Close it at the end.
 func New(c Config) *Agent {
-	a := &Agent{Config: c, told: map[string]bool{}, tasks: map[string]*task{}}
+	a := &Agent{Config: c, told: map[string]bool{}, tasks: map[string]*task{}, ending: map[string]bool{}, runtimes: runtimes{registering: make(chan struct{}, 1)}}
 	if a.Count == nil {
 		a.Count = func(string) {}
 	}
-	a.life, a.end = context.WithCancel(context.Background())
+	a.life, a.stop = context.WithCancel(context.Background())
 	return a
 }
 
 // Close lets go of everything; what is published stays so.
 func (a *Agent) Close() error {
-	a.end()
+	a.stop()
 	a.work.Wait()
 	return a.runtimes.close()
 }
@@ -211,6 +211,12 @@ func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRe
 		return nil, status.Errorf(codes.Internal, "volume %s: %s", id, err)
 	}
 	if !deferred {
+		if known { // the driver has forgotten it
+			defer a.end(ctx, target)()
+			if err := a.Records.Remove(target); err != nil {
+				return nil, err
+			}
+		}
 		a.Count("host")
 		a.tell(k, corev1.EventTypeNormal, EventMountedByHost, fmt.Sprintf("volume %s was mounted by the host because the driver did not leave it to the runtime: its file system is none of %s, or it is published otherwise",
 			name, strings.Join(d.Filesystems, ", ")))
@@ -218,9 +224,12 @@ func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRe
 	}
 	d.Source, d.Type, d.Options = info.Source, info.Type, info.Options
 	if err := a.Records.Put(d); err != nil {
-		// Nobody would carry it out.
-		_, uerr := csi.NewNodeClient(a.Driver).NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
-		return nil, a.fails(k, codes.Internal, "volume %s: its deferral could not be written down: %s", name, errors.Join(err, uerr))
+		// Nobody would carry it out. The code is one after which the kubelet still
+		// unpublishes what it gives up.
+		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unpublishTimeout)
+		defer cancel()
+		_, uerr := csi.NewNodeClient(a.Driver).NodeUnpublishVolume(uctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+		return nil, a.fails(k, codes.Unavailable, "volume %s: its deferral could not be written down: %s", name, errors.Join(err, uerr))
 	}
 	if !known {
 		a.Count("deferred")
@@ -260,7 +269,7 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 	if err != nil {
 		return crust.Decision{}, err
 	}
-	ask.Allowed, ask.Exclusive = v.allowed, v.exclusive || req.GetReadonly()
+	ask.Allowed, ask.Exclusive = v.allowed, v.exclusive
 	if v.subPath {
 		return no("the pod uses a subPath of it, and this kubelet binds that on the host before the runtime is asked")
 	}
@@ -327,17 +336,7 @@ func (a *Agent) nodeUnpublish(ctx context.Context, request []byte, next Call) ([
 	if !ok {
 		return next(ctx, request)
 	}
-	a.cancel(d.Target)
-	if d.Sandbox != "" {
-		uctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-		err := a.runtimes.unpublish(uctx, d)
-		cancel()
-		if err != nil {
-			// The driver asks the device, which knows better than a runtime that is
-			// gone; what it refuses is tried again.
-			a.Log.Warn("the runtime does not let go of a volume", "volume_id", d.VolumeID, "sandbox_id", d.Sandbox, "error", err)
-		}
-	}
+	defer a.end(ctx, d.Target)()
 	b, err := next(ctx, request)
 	if err != nil {
 		return nil, err
@@ -378,7 +377,7 @@ func (a *Agent) nodeStats(ctx context.Context, request []byte, next Call) ([]byt
 	}
 	r, err := c.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: d.Sandbox, HostVolumeId: source})
 	if err != nil {
-		return nil, err
+		return nil, ofRuntime(d, err)
 	}
 	answer.Usage = nil
 	for _, u := range r.GetUsage() {
@@ -425,8 +424,19 @@ func (a *Agent) nodeExpand(ctx context.Context, request []byte, next Call) ([]by
 	}
 	r, err := c.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: d.Sandbox, HostVolumeId: source, RequiredBytes: req.GetCapacityRange().GetRequiredBytes()})
 	if err != nil {
-		return nil, err
+		return nil, ofRuntime(d, err)
 	}
 	answer.CapacityBytes = r.GetCapacityBytes()
 	return proto.Marshal(answer)
+}
+
+// ofRuntime is a runtime's refusal of what it said that it can. What it says of a
+// sandbox that is coming or going must not be final for the kubelet, which would
+// not try again.
+func ofRuntime(d Deferral, err error) error {
+	code := codes.Unavailable
+	if status.Code(err) == codes.Unimplemented {
+		code = codes.Unimplemented
+	}
+	return status.Errorf(code, "volume %s in the sandbox of pod %s/%s: %s", d.VolumeID, d.Pod.Namespace, d.Pod.Name, status.Convert(err).Message())
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -94,15 +95,19 @@ func (p *Pods) Volume(ctx context.Context, pod *corev1.Pod, name string) (volume
 	}
 	v := volume{exclusive: len(pv.Spec.AccessModes) > 0}
 	for _, m := range pv.Spec.AccessModes {
-		v.exclusive = v.exclusive && (m == corev1.ReadWriteOncePod || m == corev1.ReadOnlyMany)
+		v.exclusive = v.exclusive && m == corev1.ReadWriteOncePod
 	}
+	var class *storagev1.StorageClass
 	if pv.Spec.StorageClassName != "" {
-		class, err := p.client.StorageV1().StorageClasses().Get(ctx, pv.Spec.StorageClassName, metav1.GetOptions{})
+		class, err = p.client.StorageV1().StorageClasses().Get(ctx, pv.Spec.StorageClassName, metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return volume{}, err
 		}
-		v.allowed = err == nil && class.Parameters[allowParameter] == "true"
-	} else if pv.Spec.CSI != nil { // made by hand
+	}
+	switch {
+	case class != nil && err == nil:
+		v.allowed = class.Parameters[allowParameter] == "true"
+	case pv.Spec.CSI != nil: // made by hand, or the class was deleted since
 		v.allowed = pv.Spec.CSI.VolumeAttributes[allowParameter] == "true"
 	}
 	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.Namespace != pod.Namespace {

@@ -45,7 +45,8 @@ var deferralType = record.Type{Kind: "crust.deferral", Version: 1}
 // Records keeps deferrals on disk: the agent may end between any two steps.
 type Records struct {
 	dir, boot string
-	mu        sync.Mutex
+	write     sync.Mutex          // one writer at a time; not held by those who only look
+	mu        sync.Mutex          // guards m; never held while the disk is waited for
 	m         map[string]Deferral // by target
 }
 
@@ -100,42 +101,49 @@ func (r *Records) Of(uid string) []Deferral {
 	return list
 }
 
-// Put writes one, on disk first.
+// Put writes one, on disk first. Where it is published already, it stays so.
 func (r *Records) Put(d Deferral) error {
+	r.write.Lock()
+	defer r.write.Unlock()
+	if have, ok := r.Get(d.Target); ok && d.Sandbox == "" {
+		d.Sandbox = have.Sandbox
+	}
 	d.BootID = r.boot
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	return r.keep(d)
+}
+
+func (r *Records) keep(d Deferral) error {
 	if err := deferralType.Write(r.path(d.Target), d); err != nil {
 		return err
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.m[d.Target] = d
 	return nil
 }
 
-// Published notes the sandbox that a deferral is published in, unless the
+// Published notes the sandbox that a deferral is published in; false where the
 // deferral has ended meanwhile.
-func (r *Records) Published(target, sandbox string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	d, ok := r.m[target]
+func (r *Records) Published(target, sandbox string) (bool, error) {
+	r.write.Lock()
+	defer r.write.Unlock()
+	d, ok := r.Get(target)
 	if !ok || d.Sandbox == sandbox {
-		return nil
+		return ok, nil
 	}
 	d.Sandbox = sandbox
-	if err := deferralType.Write(r.path(target), d); err != nil {
-		return err
-	}
-	r.m[target] = d
-	return nil
+	return true, r.keep(d)
 }
 
 // Remove forgets one.
 func (r *Records) Remove(target string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.write.Lock()
+	defer r.write.Unlock()
 	if err := record.Remove(r.path(target)); err != nil {
 		return err
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	delete(r.m, target)
 	return nil
 }

@@ -20,6 +20,9 @@ import (
 type runtimes struct {
 	mu sync.Mutex
 	m  map[string]*crust.Client
+	// registering is held by who registers a sandbox: a pod's volumes are published
+	// at once, and their sandbox is registered once.
+	registering chan struct{}
 }
 
 func (r *runtimes) client(socket string) (*crust.Client, error) {
@@ -78,11 +81,12 @@ func unimplemented(err error) error {
 	return err
 }
 
-// publish has a runtime mount a deferred volume in a sandbox.
-func (r *runtimes) publish(ctx context.Context, d Deferral, sandbox string, pid int64) error {
-	c, err := r.client(d.Socket)
-	if err != nil {
-		return err
+func (r *runtimes) register(ctx context.Context, c *crust.Client, d Deferral, sandbox string, pid int64) error {
+	select {
+	case r.registering <- struct{}{}:
+		defer func() { <-r.registering }()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 	if d.Sandbox != "" && d.Sandbox != sandbox {
 		// The pod has a new sandbox; the device cannot be in both.
@@ -90,10 +94,19 @@ func (r *runtimes) publish(ctx context.Context, d Deferral, sandbox string, pid 
 			return fmt.Errorf("the pod's sandbox before this one: %w", err)
 		}
 	}
-	_, err = c.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{
+	_, err := c.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{
 		SandboxId: sandbox, Pid: pid, Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
 	})
-	if unimplemented(err) != nil {
+	return unimplemented(err)
+}
+
+// publish has a runtime mount a deferred volume in a sandbox.
+func (r *runtimes) publish(ctx context.Context, d Deferral, sandbox string, pid int64) error {
+	c, err := r.client(d.Socket)
+	if err != nil {
+		return err
+	}
+	if err := r.register(ctx, c, d, sandbox, pid); err != nil {
 		return err
 	}
 	req := &crustv1alpha1.RuntimePublishVolumeRequest{

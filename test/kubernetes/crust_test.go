@@ -76,6 +76,24 @@ func TestC21_C22_Story1(t *testing.T) {
 	}
 }
 
+// Several volumes of one pod are published at once, and by one registration.
+func TestC22_ThreeVolumesOfAPod(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	var volumes []string
+	for _, name := range []string{"a", "b", "c"} {
+		s.claim(name, "crust-sandbox", "64Mi", "ReadWriteOncePod")
+		volumes = append(volumes, name+":/"+name)
+	}
+	s.pod("p", volumes, sandboxed, group(3000))
+	if got := s.run("p", "for d in a b c; do echo $d >/$d/f; done; cat /a/f /b/f /c/f; grep -c ' - ext4 ' /proc/self/mountinfo"); got != "a\nb\nc\n3" {
+		t.Errorf("%q", got)
+	}
+	if got := s.kubectl("get", "events", "-n", s.ns, "-o", "jsonpath={.items[*].reason}"); strings.Contains(got, "SandboxMountFailed") || strings.Contains(got, "FailedCreatePodSandBox") {
+		t.Errorf("events %s", got)
+	}
+}
+
 type stats struct{ CapacityBytes, UsedBytes, Inodes int64 }
 
 // stats are the kubelet's of a claim.
