@@ -15,7 +15,7 @@ project=$(cd "$here/../.." && pwd)
 S=${CRUST_KUBERNETES_STATE:-$project/.cache/kubernetes/node}
 bin=$project/.cache/kubernetes/bin
 images=$project/.cache/image
-cgroup=crust-kubernetes
+cgroup=crust-kubernetes-$(echo "$S" | sha256sum | head -c 8)
 export PATH=$PATH:/usr/sbin:/sbin
 die() { echo "cluster: $*" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || die "needs root"

@@ -28,6 +28,7 @@ cd "$R"
 pivot_root . old
 cd /
 # What is under an overlay must not change; the project may.
+mkdir -p "$project" # it may lie in /tmp
 mount --bind "/old$project" "$project"
 mount --make-rshared /
 mkdir -p /run/{lock,test}
