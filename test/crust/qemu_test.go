@@ -352,12 +352,16 @@ func TestAThousandCallsToAGuest(t *testing.T) {
 	s.boot(p, "q35", "")
 	ok(t, s.runtimePublish(p))
 	for i := range 500 {
+		begin := time.Now()
 		_, err := s.client.ExecInSandbox(ctxOf(t), &crustv1alpha1.ExecInSandboxRequest{SandboxId: p.name})
 		if status.Code(err) != codes.InvalidArgument {
 			t.Fatalf("call %d: %v", i, err)
 		}
 		if _, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source}); err != nil {
 			t.Fatalf("call %d: %v", i, err)
+		}
+		if took := time.Since(begin); took > time.Second {
+			t.Logf("calls %d took %s", 2*i, took)
 		}
 	}
 	s.deregister(p)
