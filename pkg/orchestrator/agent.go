@@ -353,11 +353,11 @@ func (a *Agent) nodeStats(ctx context.Context, request []byte, next Call) ([]byt
 	if !ok {
 		return next(ctx, request)
 	}
-	caps, _, err := a.runtimes.can(ctx, d.Socket)
+	yes, err := a.can(ctx, d, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS)
 	if err != nil {
-		return nil, status.Errorf(codes.Unavailable, "volume %s: the runtime at %s: %s", d.VolumeID, d.Socket, err)
+		return nil, err
 	}
-	if err := crust.SetSupportsStats(req, slices.Contains(caps, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS)); err != nil {
+	if err := crust.SetSupportsStats(req, yes); err != nil {
 		return nil, err
 	}
 	answer, raw, err := forward[csi.NodeGetVolumeStatsResponse](ctx, next, req)
@@ -368,10 +368,7 @@ func (a *Agent) nodeStats(ctx context.Context, request []byte, next Call) ([]byt
 	if err != nil || source == "" {
 		return raw, err
 	}
-	if d.Sandbox == "" {
-		return nil, status.Errorf(codes.Unavailable, "volume %s is not mounted in the pod's sandbox yet", d.VolumeID)
-	}
-	c, err := a.runtimes.client(d.Socket)
+	c, err := a.inSandbox(d)
 	if err != nil {
 		return nil, err
 	}
@@ -400,11 +397,11 @@ func (a *Agent) nodeExpand(ctx context.Context, request []byte, next Call) ([]by
 	if !ok {
 		return next(ctx, request)
 	}
-	caps, _, err := a.runtimes.can(ctx, d.Socket)
+	yes, err := a.can(ctx, d, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE)
 	if err != nil {
-		return nil, status.Errorf(codes.Unavailable, "volume %s: the runtime at %s: %s", d.VolumeID, d.Socket, err)
+		return nil, err
 	}
-	if err := crust.SetSupportsExpand(req, slices.Contains(caps, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE)); err != nil {
+	if err := crust.SetSupportsExpand(req, yes); err != nil {
 		return nil, err
 	}
 	answer, raw, err := forward[csi.NodeExpandVolumeResponse](ctx, next, req)
@@ -415,10 +412,7 @@ func (a *Agent) nodeExpand(ctx context.Context, request []byte, next Call) ([]by
 	if err != nil || source == "" {
 		return raw, err
 	}
-	if d.Sandbox == "" {
-		return nil, status.Errorf(codes.Unavailable, "volume %s is not mounted in the pod's sandbox yet", d.VolumeID)
-	}
-	c, err := a.runtimes.client(d.Socket)
+	c, err := a.inSandbox(d)
 	if err != nil {
 		return nil, err
 	}
@@ -428,6 +422,23 @@ func (a *Agent) nodeExpand(ctx context.Context, request []byte, next Call) ([]by
 	}
 	answer.CapacityBytes = r.GetCapacityBytes()
 	return proto.Marshal(answer)
+}
+
+// can asks whether the runtime that has a volume does something with it.
+func (a *Agent) can(ctx context.Context, d Deferral, c crust.Capability) (bool, error) {
+	list, _, err := a.runtimes.can(ctx, d.Socket)
+	if err != nil {
+		return false, status.Errorf(codes.Unavailable, "volume %s: the runtime at %s: %s", d.VolumeID, d.Socket, err)
+	}
+	return slices.Contains(list, c), nil
+}
+
+// inSandbox gives the runtime that has a volume mounted.
+func (a *Agent) inSandbox(d Deferral) (*crust.Client, error) {
+	if d.Sandbox == "" {
+		return nil, status.Errorf(codes.Unavailable, "volume %s is not mounted in the pod's sandbox yet", d.VolumeID)
+	}
+	return a.runtimes.client(d.Socket)
 }
 
 // ofRuntime is a runtime's refusal of what it said that it can. What it says of a
