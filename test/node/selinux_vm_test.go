@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -85,6 +86,43 @@ func TestS02_EveryFileHasTheLabel(t *testing.T) {
 			down(t, n, v.ID, target)
 		})
 	}
+}
+
+// S01: the requests of Kubernetes' kubelet for a pod with seLinuxOptions, field by
+// field as 1.36 makes them (csi_attacher.go, csi_mounter.go; AddSELinuxMountOption
+// puts the label into double quotes), replayed: there is no kubelet in a guest.
+func TestS01_TheKubeletsRequestsAreReplayed(t *testing.T) {
+	n := testnode.New(t, "")
+	made, err := n.Client.Create(ctxOf(t), "pvc-1", 320<<20, csiclient.Volume{FSType: "xfs", Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER}, nil, nil)
+	ok(t, err)
+	id := made.GetVolumeId()
+	capability := &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{
+			FsType: "xfs", MountFlags: []string{`context="` + labelA + `"`}, VolumeMountGroup: "2000",
+		}},
+	}
+	attributes := map[string]string{"storage.kubernetes.io/csiProvisionerIdentity": "1795265676484-9482-csi.crust.dev-node"}
+	staging := n.Client.StagingPath(id)
+	ok(t, os.MkdirAll(staging, 0o750)) // the kubelet makes it
+	ok(t, os.MkdirAll(filepath.Dir(n.Target("pod")), 0o750))
+	_, err = n.Client.NodeStageVolume(ctxOf(t), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability, VolumeContext: attributes})
+	ok(t, err)
+	attributes["csi.storage.k8s.io/pod.name"], attributes["csi.storage.k8s.io/pod.namespace"], attributes["csi.storage.k8s.io/pod.uid"] = "pod", "default", "8edf0bd3-1f4c-4c9b-9b38-7d1c1ea2f0a7"
+	attributes["csi.storage.k8s.io/serviceAccount.name"], attributes["csi.storage.k8s.io/ephemeral"] = "default", "false"
+	target := n.Target("pod")
+	publish := &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: capability, VolumeContext: attributes}
+	for range 2 { // it repeats itself after a restart
+		_, err = n.Client.NodePublishVolume(ctxOf(t), publish)
+		ok(t, err)
+	}
+	ok(t, os.WriteFile(target+"/f", nil, 0o644))
+	var st syscall.Stat_t
+	ok(t, syscall.Stat(target+"/f", &st))
+	if got := label(t, target+"/f"); got != labelA || st.Gid != 2000 {
+		t.Errorf("label %s, group %d", got, st.Gid)
+	}
+	down(t, n, id, target)
 }
 
 func TestS02_LabelsThatThePolicyDoesNotKnow(t *testing.T) {
