@@ -54,10 +54,10 @@ func logTo(args []string, failure error) error {
 			i++
 			value = args[i]
 		}
-		switch {
-		case name == "--log":
+		switch name {
+		case "--log":
 			path = value
-		case name == "--log-format":
+		case "--log-format":
 			format = value
 		}
 	}
