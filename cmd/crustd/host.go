@@ -28,8 +28,8 @@ func enterHost(o *options) error {
 		return err
 	}
 	programs := map[string][]byte{}
-	for name, path := range map[string]string{"crustd": "/proc/self/exe", "crust-oci": filepath.Join(filepath.Dir(self), "crust-oci")} {
-		if programs[name], err = os.ReadFile(path); err != nil {
+	for _, name := range []string{"crustd", "crust-oci", "crustctl"} {
+		if programs[name], err = os.ReadFile(filepath.Join(filepath.Dir(self), name)); err != nil {
 			return fmt.Errorf("to be installed on the host: %w", err)
 		}
 	}
@@ -45,6 +45,7 @@ func enterHost(o *options) error {
 			return fmt.Errorf("--install-dir: %w", err)
 		}
 	}
+	// Whoever executes something in this container is on the host from now on.
 	program := filepath.Join(o.installDir, "crustd")
 	return linux.Exec(program, append([]string{program}, os.Args[1:]...), append(os.Environ(), entered+"=1"))
 }

@@ -72,7 +72,7 @@ func parse(args []string) (*options, error) {
 	})
 	f.DurationVar(&o.timeout, "timeout", 60*time.Second, "the longest that a sandbox may take for an answer")
 	f.StringVar(&o.hostNamespace, "host-mount-namespace", "", "mount namespace to run in; for a container that shares the host's pids: /proc/1/ns/mnt (default: this process's own)")
-	f.StringVar(&o.installDir, "install-dir", "/opt/crust/bin", "with --host-mount-namespace: directory there that this program and crust-oci are copied to")
+	f.StringVar(&o.installDir, "install-dir", "/opt/crust/bin", "with --host-mount-namespace: directory there that this program, crust-oci and crustctl, from the directory that it is in, are copied to")
 	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz (default: off)")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
