@@ -45,6 +45,7 @@ func TestC21_WhoMountsAVolume(t *testing.T) {
 		"story 4: the driver":                 {[]func(*PodVolume){func(v *PodVolume) { v.NodeDefers = false }}, false, "driver"},
 		"story 5: no file system at all":      {[]func(*PodVolume){func(v *PodVolume) { v.Filesystems = nil }}, false, "no file system"},
 		"a volume that others may have":       {[]func(*PodVolume){func(v *PodVolume) { v.Exclusive = false }}, false, "ReadWriteOncePod"},
+		"one that this pod only reads":        {[]func(*PodVolume){func(v *PodVolume) { v.Exclusive, v.ReadOnly = false, true }}, true, ""},
 		"a raw block device is never mounted": {[]func(*PodVolume){func(v *PodVolume) { v.Block = true }}, false, "block"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -27,6 +27,8 @@ type PodVolume struct {
 	Block bool // the pod uses it as a raw block device
 	// Exclusive: no other pod can have it at the same time (ReadWriteOncePod).
 	Exclusive bool
+	// ReadOnly: the pod only reads it (the claim's readOnly, or ReadOnlyMany).
+	ReadOnly bool
 	// Group: the pod has an fsGroup. GroupPolicy is its fsGroupChangePolicy.
 	Group       bool
 	GroupPolicy string
@@ -58,8 +60,8 @@ func Decide(v PodVolume) Decision {
 		return no("the pod's RuntimeClass names no CRUST socket")
 	case !v.Allowed:
 		return no("the volume's StorageClass does not allow runtime-assisted mounts")
-	case !v.Exclusive:
-		return no("another pod may use the volume at the same time; what a sandbox mounts is one pod's: it takes the access mode ReadWriteOncePod")
+	case !v.Exclusive && !v.ReadOnly:
+		return no("another pod may use the volume at the same time; what a sandbox writes to is one pod's: it takes the access mode ReadWriteOncePod, or readOnly")
 	case !v.NodeDefers:
 		return no("the CSI driver does not defer mounts")
 	case len(v.Filesystems) == 0:

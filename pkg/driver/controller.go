@@ -302,8 +302,8 @@ func (d *Driver) describeWhole(v volume.Volume) *csi.Volume {
 	if v.Block {
 		out.VolumeContext[listUse] = "block"
 	}
-	if r, ok := d.deferrals.get(v.ID); ok {
-		out.VolumeContext[listPublishedAt] = r.Target + " (deferred to the pod's runtime)"
+	if all := d.deferrals.of(v.ID); len(all) > 0 {
+		out.VolumeContext[listPublishedAt] = targetsOf(all) + " (deferred to the pod's runtime)"
 	}
 	if at := d.published.of(v.ID); len(at) > 0 {
 		out.VolumeContext[listPublishedAt] = strings.Join(at, "\n")

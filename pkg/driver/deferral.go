@@ -41,17 +41,18 @@ type deferral struct {
 // deferral means must not touch the volume.
 var deferralType = record.Type{Kind: "crust-csi.deferral", Version: 1}
 
+// deferrals of one volume are several when their sandboxes only read.
 type deferrals struct {
 	dir, boot string
 	mu        sync.Mutex
-	m         map[string]deferral
+	m         map[string]map[string]deferral // by volume and target
 }
 
 func loadDeferrals(dir, boot string) (*deferrals, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	d := &deferrals{dir: dir, boot: boot, m: map[string]deferral{}}
+	d := &deferrals{dir: dir, boot: boot, m: map[string]map[string]deferral{}}
 	names, err := record.Names(dir)
 	if err != nil {
 		return nil, err
@@ -67,42 +68,64 @@ func loadDeferrals(dir, boot string) (*deferrals, error) {
 			}
 			continue
 		}
-		d.m[r.VolumeID] = r
+		d.remember(r)
 	}
 	return d, nil
 }
 
-func (d *deferrals) path(id string) string {
-	sum := sha256.Sum256([]byte(id))
+func (d *deferrals) path(r deferral) string {
+	sum := sha256.Sum256([]byte(r.VolumeID + "\x00" + r.Target))
 	return filepath.Join(d.dir, hex.EncodeToString(sum[:16])+record.Extension)
 }
 
-func (d *deferrals) get(id string) (deferral, bool) {
+func (d *deferrals) remember(r deferral) {
+	if d.m[r.VolumeID] == nil {
+		d.m[r.VolumeID] = map[string]deferral{}
+	}
+	d.m[r.VolumeID][r.Target] = r
+}
+
+// of gives the deferrals of a volume, by target.
+func (d *deferrals) of(id string) []deferral {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	r, ok := d.m[id]
+	return slices.SortedFunc(maps.Values(d.m[id]), func(a, b deferral) int { return strings.Compare(a.Target, b.Target) })
+}
+
+func (d *deferrals) at(id, target string) (deferral, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	r, ok := d.m[id][target]
 	return r, ok
 }
 
 func (d *deferrals) put(r deferral) error {
 	r.BootID = d.boot
-	if err := deferralType.Write(d.path(r.VolumeID), r); err != nil {
+	if err := deferralType.Write(d.path(r), r); err != nil {
 		return err
 	}
 	d.mu.Lock()
-	d.m[r.VolumeID] = r
-	d.mu.Unlock()
+	defer d.mu.Unlock()
+	d.remember(r)
 	return nil
 }
 
-func (d *deferrals) remove(id string) error {
-	if err := record.Remove(d.path(id)); err != nil {
+func (d *deferrals) remove(r deferral) error {
+	if err := record.Remove(d.path(r)); err != nil {
 		return err
 	}
 	d.mu.Lock()
-	delete(d.m, id)
-	d.mu.Unlock()
+	defer d.mu.Unlock()
+	delete(d.m[r.VolumeID], r.Target)
+	if len(d.m[r.VolumeID]) == 0 {
+		delete(d.m, r.VolumeID)
+	}
 	return nil
+}
+
+func (r deferral) readOnly() bool {
+	_, ok := r.Options["ro"]
+	return ok
 }
 
 // hostTarget runs f with the target as it is in the host's mount namespace.
@@ -122,13 +145,21 @@ func (d *Driver) hostTarget(path string, f func(*mounter.Target) error) error {
 	})
 }
 
+func targetsOf(all []deferral) string {
+	var at []string
+	for _, r := range all {
+		at = append(at, r.Target)
+	}
+	return strings.Join(at, ", ")
+}
+
 // notDeferred refuses what must not happen while a runtime has the volume.
 func (d *Driver) notDeferred(id string) error {
-	r, ok := d.deferrals.get(id)
-	if !ok {
+	all := d.deferrals.of(id)
+	if len(all) == 0 {
 		return nil
 	}
-	return fault.New(fault.State, "volume %s is deferred to the runtime of the pod at %s (runtime-assisted mount): the node does not mount, check or grow it until that pod is gone and the target is unpublished", id, r.Target)
+	return fault.New(fault.State, "volume %s is deferred to the runtime of the pod at %s (runtime-assisted mount): the node does not mount, check or grow it until that pod is gone and the target is unpublished", id, targetsOf(all))
 }
 
 // wouldDefer gives the deferral that answers this publish, nil when the node
@@ -136,6 +167,9 @@ func (d *Driver) notDeferred(id string) error {
 func (d *Driver) wouldDefer(p *publication, supported []string) (*deferral, error) {
 	if !d.Defers || !p.attrs.AllowRuntimeAssistedMount || len(supported) == 0 || p.use.block {
 		return nil, nil
+	}
+	if p.readOnly && len(d.publishedAt(p.src, p.id)) > 0 {
+		return nil, nil // a reader beside pods of this node reads what they do
 	}
 	r := &deferral{VolumeID: p.id, Target: p.target}
 	if share := p.attachment.Share; share != nil {
@@ -168,16 +202,23 @@ func (d *Driver) wouldDefer(p *publication, supported []string) (*deferral, erro
 
 // deferTo leaves the volume to the pod's runtime.
 func (d *Driver) deferTo(p *publication, want deferral) error {
-	have, known := d.deferrals.get(p.id)
-	if known {
-		switch {
-		case have.Target != want.Target:
-			return d.notDeferred(p.id)
-		case have.Source != want.Source || have.Type != want.Type || !maps.Equal(have.Options, want.Options):
+	have, known := d.deferrals.at(p.id, p.target)
+	others := d.deferrals.of(p.id)
+	switch {
+	case known:
+		if have.Source != want.Source || have.Type != want.Type || !maps.Equal(have.Options, want.Options) {
 			return fault.New(fault.Exists, "volume %s is deferred to a runtime at %s in another way (%s %s %v, now asked for %s %s %v); unpublish it first",
 				p.id, have.Target, have.Type, have.Source, have.Options, want.Type, want.Source, want.Options)
 		}
-	} else {
+	case len(others) > 0:
+		// Of readers there can be several; that the device is in use says nothing then.
+		if !want.readOnly() || slices.ContainsFunc(others, func(r deferral) bool { return !r.readOnly() }) {
+			return d.notDeferred(p.id)
+		}
+		if err := d.deferrals.put(want); err != nil {
+			return err
+		}
+	default:
 		if others := d.publishedAt(p.src, p.id); len(others) > 0 {
 			return fault.New(fault.State, "volume %s is published at %s by this node, so it cannot be deferred to another pod's runtime at the same time", p.id, others[0])
 		}
@@ -201,7 +242,7 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 			return err
 		}
 		// Nobody was told, so nobody would end it.
-		return errors.Join(err, d.deferrals.remove(p.id))
+		return errors.Join(err, d.deferrals.remove(want))
 	}
 	failpoint.Hit("defer.placed")
 	return nil
@@ -229,9 +270,13 @@ func (r deferral) answer(resp *csi.NodePublishVolumeResponse) error {
 // was never mounted here. While the sandbox has it nothing is touched: a removed
 // target would take the sandbox's mount with it, and the volume would be given to
 // others.
+//
+// Beside other readers the device cannot tell; but the volume stays theirs.
 func (d *Driver) undefer(id string, r deferral) error {
-	if err := d.releasedBySandbox(id, r); err != nil {
-		return err
+	if len(d.deferrals.of(id)) == 1 {
+		if err := d.releasedBySandbox(id, r); err != nil {
+			return err
+		}
 	}
 	err := d.hostTarget(r.Target, func(t *mounter.Target) error {
 		s, err := t.Glance()
@@ -258,7 +303,7 @@ func (d *Driver) undefer(id string, r deferral) error {
 		return fmt.Errorf("volume %s: %w", id, err)
 	}
 	failpoint.Hit("undefer.removed")
-	return d.deferrals.remove(id)
+	return d.deferrals.remove(r)
 }
 
 func (d *Driver) releasedBySandbox(id string, r deferral) error {
@@ -329,7 +374,7 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 		return nil, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, more than the limit of %d: volumes do not shrink", r.VolumeID, size, limit)
 	}
 	resp := &csi.NodeExpandVolumeResponse{CapacityBytes: size}
-	if supported {
+	if supported && !r.readOnly() {
 		return resp, crust.SetExpandSource(resp, r.Source)
 	}
 	// It may have been grown when it was staged. What is read beside the sandbox's
@@ -339,7 +384,7 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 		return nil, fmt.Errorf("volume %s: %w", r.VolumeID, err)
 	}
 	if mounter.Unfilled(found, size) {
-		return nil, fault.New(fault.State, "volume %s is mounted by the pod's runtime, which cannot grow its file system: end the pod, and the volume is grown when it is next staged", r.VolumeID)
+		return nil, fault.New(fault.State, "volume %s is mounted by the pod's runtime, which cannot grow its file system or only reads it: end the pod, and the volume is grown when it is next staged", r.VolumeID)
 	}
 	return resp, nil
 }

@@ -349,7 +349,7 @@ func (d *Driver) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 }
 
 func (d *Driver) unpublish(ctx context.Context, id, target string) error {
-	if r, ok := d.deferrals.get(id); ok && r.Target == target {
+	if r, ok := d.deferrals.at(id, target); ok {
 		return d.undefer(id, r)
 	}
 	t, err := d.Root.Target(target)

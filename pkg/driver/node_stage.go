@@ -362,8 +362,8 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 	if targets := d.publishedAt(src, id); len(targets) > 0 {
 		return fault.New(fault.State, "volume %s is still published at %s; unpublish it first", id, targets[0])
 	}
-	if r, ok := d.deferrals.get(id); ok {
-		return fault.New(fault.State, "volume %s is still deferred to a runtime at %s; unpublish it first", id, r.Target)
+	if all := d.deferrals.of(id); len(all) > 0 {
+		return fault.New(fault.State, "volume %s is still deferred to a runtime at %s; unpublish it first", id, targetsOf(all))
 	}
 	if err := src.Detach(ctx, id); err != nil {
 		return err

@@ -48,11 +48,11 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeSta
 		return nil, err
 	}
 	staged, isStaged := d.staged.get(id)
-	if r, ok := d.deferrals.get(id); ok {
-		if path != r.Target && path != staged.StagingPath {
-			return nil, fault.New(fault.NotFound, "volume %s is deferred to the runtime of the pod at %s, not at %s", id, r.Target, path)
+	if all := d.deferrals.of(id); len(all) > 0 {
+		if _, ok := d.deferrals.at(id, path); !ok && path != staged.StagingPath {
+			return nil, fault.New(fault.NotFound, "volume %s is deferred to the runtime of the pod at %s, not at %s", id, targetsOf(all), path)
 		}
-		return deferredStats(r, req)
+		return deferredStats(all[0], req)
 	}
 	if isStaged && staged.StagingPath == path {
 		return d.stagedStats(src, staged)
@@ -140,8 +140,8 @@ func (d *Driver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHe
 		return nil, err
 	}
 	ailments := src.Health(id)
-	if r, ok := d.deferrals.get(id); ok {
-		ailments = append(ailments, mounter.Ailment{Reason: "DeferredToRuntime", Message: "the runtime of the pod at " + r.Target + " has mounted the volume or will; ask it for the health of its file system"})
+	if all := d.deferrals.of(id); len(all) > 0 {
+		ailments = append(ailments, mounter.Ailment{Reason: "DeferredToRuntime", Message: "the runtime of the pod at " + targetsOf(all) + " has mounted the volume or will; ask it for the health of its file system"})
 	}
 	if _, ok := d.staged.get(id); ok {
 		ailments = append(ailments, d.stagedAilments(src, id, req.GetVolumePublishPath())...)
@@ -214,14 +214,15 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	if err != nil {
 		return nil, err
 	}
-	if r, ok := d.deferrals.get(id); ok {
+	if len(d.deferrals.of(id)) > 0 {
 		var resp *csi.NodeExpandVolumeResponse
 		err := d.ops.short("NodeExpandVolume", func() error {
-			var err error
-			if r, ok = d.deferrals.get(id); !ok {
+			all := d.deferrals.of(id)
+			if len(all) == 0 {
 				return fault.New(fault.Busy, "volume %s was unpublished just now; try again", id)
 			}
-			resp, err = d.deferredExpand(ctx, r, req)
+			var err error
+			resp, err = d.deferredExpand(ctx, all[0], req)
 			return err
 		}, id)
 		if err != nil {

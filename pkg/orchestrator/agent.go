@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -218,11 +219,18 @@ func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRe
 			}
 		}
 		a.Count("host")
-		a.tell(k, corev1.EventTypeNormal, EventMountedByHost, fmt.Sprintf("volume %s was mounted by the host because the driver did not leave it to the runtime: its file system is none of %s, or it is published otherwise",
+		a.tell(k, corev1.EventTypeNormal, EventMountedByHost, fmt.Sprintf("volume %s was mounted by the host because the driver did not leave it to the runtime: its file system is none of %s, or a pod of this node has it already",
 			name, strings.Join(d.Filesystems, ", ")))
 		return raw, nil
 	}
 	d.Source, d.Type, d.Options = info.Source, info.Type, info.Options
+	if readOnly(req) { // whether the driver says so or not
+		d.Options = maps.Clone(d.Options)
+		if d.Options == nil {
+			d.Options = map[string]string{}
+		}
+		d.Options["ro"] = ""
+	}
 	if err := a.Records.Put(d); err != nil {
 		// Nobody would carry it out. The code is one after which the kubelet still
 		// unpublishes what it gives up.
@@ -236,6 +244,14 @@ func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRe
 		a.tell(k, corev1.EventTypeNormal, EventDeferred, fmt.Sprintf("volume %s (%s) is left to the pod's sandbox, which mounts it; the node's mount table does not show it", name, d.Type))
 	}
 	return raw, nil
+}
+
+func readOnly(req *csi.NodePublishVolumeRequest) bool {
+	switch req.GetVolumeCapability().GetAccessMode().GetMode() {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
+		return true
+	}
+	return req.GetReadonly()
 }
 
 func (a *Agent) byHost(ctx context.Context, req proto.Message, next Call, k PodKey, name, why string) ([]byte, error) {
@@ -269,7 +285,7 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 	if err != nil {
 		return crust.Decision{}, err
 	}
-	ask.Allowed, ask.Exclusive = v.allowed, v.exclusive
+	ask.Allowed, ask.Exclusive, ask.ReadOnly = v.allowed, v.exclusive, readOnly(req)
 	if v.subPath {
 		return no("the pod uses a subPath of it, and this kubelet binds that on the host before the runtime is asked")
 	}

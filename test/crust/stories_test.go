@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -209,6 +210,40 @@ func TestC19_OneDeviceInOneSandbox(t *testing.T) {
 	s.deregister(q)
 	ok(t, os.Remove(q.target))
 	s.nodeUnpublish(p)
+	s.delete(v)
+}
+
+// Two pods that only read one volume have it in two sandboxes at once.
+func TestC19_C21_ReadersOfOneVolume(t *testing.T) {
+	s := newServer(t, "namespace", "")
+	v := s.volume("a", "xfs") // of which one kernel mounts no second superblock
+	w := s.node.Target("writer")
+	ok(t, os.MkdirAll(filepath.Dir(w), 0o750))
+	ok(t, s.node.Client.Publish(ctxOf(t), v, w, false))
+	ok(t, os.WriteFile(w+"/f", []byte("read by two\n"), 0o644))
+	ok(t, s.node.Client.Unpublish(ctxOf(t), v.ID, w))
+	var pods []*pod
+	for _, name := range []string{"one", "two"} {
+		p := s.pod(name, v)
+		p.asks.Exclusive, p.asks.ReadOnly, p.ro = false, true, true
+		pods = append(pods, p)
+		ok(t, s.nodePublish(p))
+		if !p.deferred {
+			t.Fatalf("%s is not deferred", name)
+		}
+		sb := s.namespace(p)
+		ok(t, s.runtimePublish(p))
+		if out, err := sb.exec("cat " + p.target + "/f; touch " + p.target + "/g"); err == nil || !strings.Contains(out, "read by two\n") || !strings.Contains(out, "Read-only file system") {
+			t.Errorf("%s: %v %s", name, err, out)
+		}
+	}
+	// Each goes by itself.
+	s.deregister(pods[0])
+	s.nodeUnpublish(pods[0])
+	s.restart()
+	ok(t, s.runtimePublish(pods[1])) // it has it still
+	s.deregister(pods[1])
+	s.nodeUnpublish(pods[1])
 	s.delete(v)
 }
 

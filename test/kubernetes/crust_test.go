@@ -97,6 +97,40 @@ func TestC22_ThreeVolumesOfAPod(t *testing.T) {
 	}
 }
 
+// Pods that only read share a volume, each in its sandbox; a pod that wants to
+// write waits until they have ended.
+func TestC21_ReadersOfOneVolume(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOnce")
+	s.pod("writer", []string{"data:/data"})
+	s.run("writer", "echo for readers >/data/f; sync")
+	s.delete("writer")
+	reader := func(name string) string {
+		return strings.Replace(podText(name, []string{"data:/data"}, sandboxed), "claimName: data", "claimName: data, readOnly: true", 1)
+	}
+	for _, name := range []string{"one", "two"} {
+		s.apply(reader(name))
+	}
+	s.ready("one", "two")
+	for _, name := range []string{"one", "two"} {
+		s.said("Pod/"+name, "MountedInSandbox: volume pvc-.* \\(ext4\\)")
+		onlyPlaceholder(t, s.target(name, "data"))
+		if got, err := s.tryRun(name, "cat /data/f; touch /data/g"); err == nil || got != "for readers" || !strings.Contains(err.Error(), "Read-only file system") {
+			t.Errorf("%s: %q %v", name, got, err)
+		}
+	}
+	s.apply(podText("writer", []string{"data:/data"}))
+	s.said("Pod/writer", "FailedMount: .*is deferred to the runtime of the pod")
+	s.notRunning("writer")
+	s.delete("one", "two")
+	s.ready("writer")
+	// Beside it a reader is the node's.
+	s.apply(reader("one"))
+	s.ready("one")
+	s.said("Pod/one", "MountedByHost: .*a pod of this node has it already")
+}
+
 type stats struct{ CapacityBytes, UsedBytes, Inodes int64 }
 
 // stats are the kubelet's of a claim.

@@ -114,8 +114,8 @@ func TestC03_C08_C24_ADeferredVolumeIsMountedNowhereHere(t *testing.T) {
 		}
 		_, _, err = publishTo(t, n, v, target, false, fs)
 		refused(t, err, codes.AlreadyExists, "in another way")
-		// It is exclusive.
-		_, _, err = publishTo(t, n, v, n.Target(fs+"2"), true, fs)
+		// It is not for others, unless all of them only read.
+		_, _, err = publishTo(t, n, v, n.Target(fs+"2"), false, fs)
 		refused(t, err, codes.FailedPrecondition, "deferred", target)
 		refused(t, n.Client.Publish(ctxOf(t), v, n.Target(fs+"2"), true), codes.FailedPrecondition, "deferred", target)
 		refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, target)
@@ -174,6 +174,48 @@ func TestC04_MountedHereUnlessEverythingSaysOtherwise(t *testing.T) {
 			down(t, n, v.ID, target)
 		})
 	}
+}
+
+// Of sandboxes that only read there can be several; nobody writes meanwhile. Where
+// the node has the volume mounted already, one more reader is the node's.
+func TestC19_ReadersShareADeferredVolume(t *testing.T) {
+	n := testnode.New(t, "")
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	var targets []string
+	source := ""
+	for _, name := range []string{"one", "two", "three"} {
+		targets = append(targets, n.Target(name))
+		info, deferred, err := publishTo(t, n, v, n.Target(name), true, "ext4")
+		ok(t, err)
+		if _, ro := info.Options["ro"]; !deferred || !ro {
+			t.Errorf("%s: deferred %v, %+v", name, deferred, info)
+		}
+		source = info.Source
+	}
+	writer := n.Target("writer")
+	_, _, err := publishTo(t, n, v, writer, false, "ext4")
+	refused(t, err, codes.FailedPrecondition, append([]string{"deferred"}, targets...)...)
+	refused(t, n.Client.Publish(ctxOf(t), v, writer, false), codes.FailedPrecondition, "deferred")
+	refused(t, n.Client.Publish(ctxOf(t), v, writer, true), codes.FailedPrecondition, "deferred")
+	// The sandboxes' mounts keep the device in use; each target goes when its pod
+	// does, all the same.
+	held, err := os.OpenFile(source, os.O_RDONLY|syscall.O_EXCL, 0)
+	ok(t, err)
+	n.Restart()
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, targets[0]))
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, targets[1]))
+	refused(t, n.Client.Unpublish(ctxOf(t), v.ID, targets[2]), codes.FailedPrecondition, "still mounted by the sandbox")
+	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, targets[2])
+	ok(t, held.Close())
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, targets[2]))
+	ok(t, n.Client.Publish(ctxOf(t), v, writer, false))
+	_, deferred, err := publishTo(t, n, v, targets[0], true, "ext4")
+	ok(t, err)
+	if deferred {
+		t.Error("deferred beside a pod of this node that writes")
+	}
+	down(t, n, v.ID, writer, targets[0])
 }
 
 // A sandbox that has not let go yet holds the device, as QEMU does.
