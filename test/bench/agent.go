@@ -81,6 +81,26 @@ func (b *bench) agent() {
 			s.time(name+" unpublish", func() { must(c.Unpublish(ctx, v.ID, target)) })
 		}
 	}
+	// The kubelet makes a connection for each call.
+	for range *rounds * 5 {
+		for name, endpoint := range map[string]string{"direct": "unix://" + b.dir + "/csi.sock", "agent": socket} {
+			call := func(what string, f func(*csiclient.Client)) {
+				s.time(name+" "+what+" of the kubelet", func() {
+					c, err := csiclient.Dial(endpoint, b.kubelet)
+					must(err)
+					f(c)
+					must(c.Close())
+				})
+			}
+			call("empty", func(c *csiclient.Client) { _, err := c.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}); must(err) })
+			call("publish", func(c *csiclient.Client) { must(c.Publish(ctx, v, target, false)) })
+			call("stats", func(c *csiclient.Client) {
+				_, err := c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: target})
+				must(err)
+			})
+			call("unpublish", func(c *csiclient.Client) { must(c.Unpublish(ctx, v.ID, target)) })
+		}
+	}
 	// One after the other, as the kubelet does it with a pod's volume.
 	for range *rounds {
 		for name, c := range map[string]*csiclient.Client{"direct": b.c, "agent": through} {
@@ -93,10 +113,12 @@ func (b *bench) agent() {
 		}
 	}
 	b.row("stage + first publish through crust-agent", "the same without it", s.median("direct pod"), s.median("agent pod"), 1.6, false)
-	for _, name := range []string{"publish", "unpublish", "stats"} {
-		b.row(name+" through crust-agent", "the same without it", s.median("direct "+name), s.median("agent "+name), 1.6, false)
+	for _, name := range []string{"publish", "unpublish", "stats", "empty"} {
+		b.row(name+" through crust-agent, a connection a call as the kubelet makes", "the same without it", s.median("direct "+name+" of the kubelet"), s.median("agent "+name+" of the kubelet"), 1.6, false)
 	}
-	b.row("empty call through crust-agent", "the same without it", s.median("direct empty"), s.median("agent empty"), 0, false)
+	for _, name := range []string{"publish", "unpublish", "stats", "empty"} {
+		b.row(name+" through crust-agent, all in one connection", "the same without it", s.median("direct "+name), s.median("agent "+name), 0, false)
+	}
 	must(b.c.Unpublish(ctx, v.ID, first))
 	must(b.c.Unstage(ctx, v.ID))
 	must(b.c.Delete(ctx, v.ID))

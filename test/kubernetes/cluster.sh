@@ -25,7 +25,7 @@ starttime() { local s; s=$(cat "/proc/$1/stat" 2>/dev/null) || return 1; s=${s##
 pid() {
 	local p at
 	read -r p at 2>/dev/null <"$S/pid" || return 1
-	[ "$(starttime "$p")" = "$at" ] && echo "$p"
+	[ -n "$at" ] && [ "$(starttime "$p")" = "$at" ] && echo "$p"
 }
 on_node() {
 	local p
@@ -65,7 +65,7 @@ keys() {
 try() { # seconds what command...
 	local end=$((SECONDS + $1)) what=$2
 	shift 2
-	until "$@" >/dev/null 2>&1; do
+	until ("$@") >/dev/null 2>&1; do
 		[ $SECONDS -lt "$end" ] || die "$what: not within its time; see $S/log"
 		pid >/dev/null || die "the node ended; see $S/log/node.log"
 		sleep 0.3
@@ -73,7 +73,7 @@ try() { # seconds what command...
 }
 
 up() {
-	local f p t=$SECONDS
+	local f p child= t=$SECONDS
 	mkdir -p "$S/log"
 	if ! pid >/dev/null; then
 		[ -x "$bin/hyper" ] || die "build it first: test/kubernetes/build.sh"
@@ -95,11 +95,12 @@ up() {
 		setsid unshare --mount --pid --net --uts --fork --kill-child --propagation slave "$here/node.sh" "$S" "$bin" "$images" "$cgroup" </dev/null >>"$S/log/node.log" 2>&1 &
 		p=$!
 		for f in $(seq 100); do
-			f=$(cat "/proc/$p/task/$p/children" 2>/dev/null) && [ -n "$f" ] && break
+			child=$(cat "/proc/$p/task/$p/children" 2>/dev/null) && [ -n "$child" ] && break
 			sleep 0.05
 		done
-		f=${f%% *}
-		echo "$f $(starttime "$f")" >"$S/pid"
+		child=${child%% *}
+		[ -n "$child" ] || die "the node did not start; see $S/log/node.log"
+		echo "$child $(starttime "$child")" >"$S/pid"
 	fi
 	try 180 "API server" on_node kubectl get --raw /readyz
 	try 90 "kubelet" on_node kubectl get node node
@@ -125,14 +126,18 @@ loops() {
 }
 
 halt() {
-	local p n
+	local p n m
 	if p=$(pid); then
 		kill -KILL "$p"
 		for n in $(seq 100); do pid >/dev/null || break; sleep 0.1; done
 	fi
 	rm -f "$S/pid"
-	# They do not end with a process, as they would with a machine; and the kernel's
-	# clean-up of namespaces takes a little.
+	# Cgroups outlive their processes; a kubelet that finds those of dead containers
+	# takes a minute to start.
+	cgroups | while read -r m; do
+		[ ! -d "$m/$cgroup" ] || find "$m/$cgroup" -mindepth 1 -depth -type d -exec rmdir {} + 2>/dev/null || true
+	done
+	# So do loop devices, which would end with a machine; and the kernel's clean-up of namespaces takes a little.
 	for n in $(seq 100); do
 		loops | while read -r p; do losetup -d "$p" 2>/dev/null || true; done
 		[ -n "$(losetup -n -O NAME -j "$S/disk" 2>/dev/null)" ] || break
@@ -140,26 +145,24 @@ halt() {
 	done
 }
 
-# earlier has what the node's records say of this boot be of another: the kernel's
-# boot id, which cannot be changed, is how they know that they are void.
+# earlier rewrites this boot's id in the node's records, so that they look like an
+# earlier boot's. (The kernel's cannot be changed.)
 earlier() {
 	local m id
 	m=$(mktemp -d)
 	id=$(cat /proc/sys/kernel/random/boot_id)
 	mount -o loop "$S/disk" "$m"
-	grep -rlF "$id" "$m"/upper/var/lib/csi-node "$m"/upper/var/lib/crust "$m"/upper/var/lib/crust-agent 2>/dev/null |
+	{ grep -rlF "$id" "$m"/upper/var/lib/csi-node "$m"/upper/var/lib/crust "$m"/upper/var/lib/crust-agent 2>/dev/null || true; } |
 		while read -r f; do sed -i "s/$id/00000000-0000-0000-0000-000000000000/" "$f"; done
 	umount "$m"
 	rmdir "$m"
 }
 
 down() {
-	local f v m left
+	local f v left
 	[ -d "$S" ] || { echo "cluster: nothing at $S"; return; }
 	halt
-	cgroups | while read -r m; do
-		[ ! -d "$m/$cgroup" ] || find "$m/$cgroup" -depth -type d -exec rmdir {} + 2>/dev/null || true
-	done
+	cgroups | while read -r f; do [ ! -d "$f/$cgroup" ] || rmdir "$f/$cgroup" || true; done
 	[ ! -e "$S/sysctl" ] || while read -r f v; do echo "$v" >"/proc/sys/$f"; done <"$S/sysctl"
 	left=$(losetup -l -n -O NAME,BACK-FILE | grep -F "$S/" || true)
 	[ -z "$left" ] || die "still there: $left"
@@ -170,7 +173,11 @@ down() {
 case ${1:-} in
 up) up ;;
 down) down ;;
-reboot) halt && earlier && up ;;
+reboot)
+	halt
+	earlier
+	up
+	;;
 exec) shift && on_node "$@" ;;
 *) die "usage: cluster.sh up|down|reboot|exec CMD" ;;
 esac
