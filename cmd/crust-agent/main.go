@@ -9,8 +9,6 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -19,9 +17,9 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -37,9 +35,6 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/orchestrator"
 )
-
-// stopTimeout is how long calls in flight may take after SIGTERM.
-const stopTimeout = 20 * time.Second
 
 type options struct {
 	driver, endpoint, registration, nri, node, kubeconfig, stateDir, metricsAddress, logFormat string
@@ -118,7 +113,7 @@ func run(args []string) error {
 	if err != nil {
 		return fmt.Errorf("--state-dir: %w", err)
 	}
-	conn, err := grpc.NewClient(o.driver, append(orchestrator.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))...)
+	conn, err := orchestrator.Dial(o.driver)
 	if err != nil {
 		return fmt.Errorf("--driver: %w", err)
 	}
@@ -136,38 +131,31 @@ func run(args []string) error {
 }
 
 // driverName waits until the driver is there.
-func driverName(ctx context.Context, log *slog.Logger, conn grpc.ClientConnInterface) (string, error) {
-	for {
-		actx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		r, err := csi.NewIdentityClient(conn).GetPluginInfo(actx, &csi.GetPluginInfoRequest{})
-		cancel()
-		if err == nil {
-			return r.GetName(), nil
+func driverName(ctx context.Context, log *slog.Logger, conn grpc.ClientConnInterface) (name string, err error) {
+	err = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		r, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+		if err != nil {
+			log.Info("waiting for the driver", "error", err)
 		}
-		log.Info("waiting for the driver", "error", err)
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-			return "", ctx.Err()
-		}
-	}
+		name = r.GetName()
+		return err == nil, nil
+	})
+	return name, err
 }
 
 // register makes the agent known to the kubelet, once a driver that registered
 // itself before has gone.
-func register(ctx context.Context, o *options, name string, log *slog.Logger) (*registration.Server, error) {
-	for {
-		r, err := registration.Serve(o.registration, name, o.endpoint, log)
-		if err == nil {
-			return r, nil
+func register(ctx context.Context, o *options, name string, log *slog.Logger) (r *registration.Server, err error) {
+	err = wait.PollUntilContextCancel(ctx, 2*time.Second, true, func(context.Context) (bool, error) {
+		var err error
+		if r, err = registration.Serve(o.registration, name, o.endpoint, log); err != nil {
+			log.Warn("not registered with the kubelet yet; a driver must not register itself beside the agent", "error", err)
 		}
-		log.Warn("not registered with the kubelet yet; the driver must not register itself beside the agent", "error", err)
-		select {
-		case <-time.After(2 * time.Second):
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
+		return err == nil, nil
+	})
+	return r, err
 }
 
 // observe counts the calls that are forwarded.
@@ -186,62 +174,54 @@ func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry
 	nri.Store(&notYet)
 	var registered atomic.Pointer[registration.Server]
 	failed := make(chan error, 2)
-	if o.metricsAddress != "" {
-		l, err := net.Listen("tcp", o.metricsAddress)
-		if err != nil {
-			return fmt.Errorf("--metrics-address: %w", err)
+	ready := func() error {
+		if r := registered.Load(); r != nil {
+			return errors.Join(*nri.Load(), r.Err())
 		}
-		h := &http.Server{ReadHeaderTimeout: 5 * time.Second, Handler: metrics.Handler(func() error {
-			err := *nri.Load()
-			if r := registered.Load(); r != nil {
-				err = errors.Join(err, r.Err())
-			} else {
-				err = errors.Join(err, errors.New("the driver does not answer yet"))
-			}
+		return errors.Join(*nri.Load(), errors.New("not registered with the kubelet yet"))
+	}
+	closeHTTP, err := rpcserver.ServeHTTP(o.metricsAddress, metrics.Handler(ready), failed)
+	if err != nil {
+		return err
+	}
+	defer closeHTTP()
+	// Whatever fails meanwhile ends what is waited for.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		if err := <-failed; err != nil {
+			cancel(err)
+		}
+	}()
+	ended := func() error {
+		if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
 			return err
-		})}
-		defer h.Close()
-		go func() {
-			if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				failed <- err
-			}
-		}()
+		}
+		return nil // told to stop
 	}
 	go agent.ServeNRI(ctx, o.nri, func(err error) { nri.Store(&err) })
 	name, err := driverName(ctx, log, conn)
 	if err != nil {
-		return nil // told to stop meanwhile
+		return ended()
 	}
 	l, err := rpcserver.Listen(o.endpoint)
 	if err != nil {
 		return err
 	}
 	s := agent.Proxy().Server(grpc.StreamInterceptor(observe(metrics)))
+	defer s.Stop()
 	go func() { failed <- s.Serve(l) }()
 	r, err := register(ctx, o, name, log)
 	if err != nil {
-		s.Stop()
-		return nil // told to stop meanwhile
+		return ended()
 	}
 	registered.Store(r)
 	defer r.Stop()
 	log.Info("serving", "endpoint", o.endpoint, "driver_name", name)
-	select {
-	case err := <-failed:
-		return err
-	case <-ctx.Done():
-	}
+	<-ctx.Done()
 	log.Info("stopping: calls in flight are finished, what is published stays so")
-	stop(s)
-	return nil
-}
-
-func stop(s *grpc.Server) {
-	done := make(chan struct{})
-	go func() { s.GracefulStop(); close(done) }()
-	select {
-	case <-done:
-	case <-time.After(stopTimeout):
-		s.Stop()
-	}
+	sctx, stop := context.WithTimeout(context.Background(), rpcserver.StopTimeout)
+	defer stop()
+	rpcserver.Stop(sctx, s)
+	return ended()
 }

@@ -9,14 +9,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"strconv"
 	"time"
-
-	"google.golang.org/grpc"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
@@ -29,9 +26,6 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// stopTimeout is how long calls in flight may take after SIGTERM.
-const stopTimeout = 20 * time.Second
-
 type options struct {
 	endpoint, backend, stateDir, kubeletDir, metricsAddress, logFormat string
 
@@ -40,6 +34,7 @@ type options struct {
 	allow     []string
 	uids      []uint32
 	timeout   time.Duration
+	ownership time.Duration
 	verbosity int
 	version   bool
 }
@@ -71,6 +66,7 @@ func parse(args []string) (*options, error) {
 		return err
 	})
 	f.DurationVar(&o.timeout, "timeout", 60*time.Second, "the longest that a sandbox may take for an answer")
+	f.DurationVar(&o.ownership, "ownership-timeout", 10*time.Minute, "the longest that it may take to mount a volume whose files are given to a group")
 	f.StringVar(&o.hostNamespace, "host-mount-namespace", "", "mount namespace to run in; for a container that shares the host's pids: /proc/1/ns/mnt (default: this process's own)")
 	f.StringVar(&o.installDir, "install-dir", "/opt/crust/bin", "with --host-mount-namespace: directory there that this program, crust-oci and crustctl, from the directory that it is in, are copied to")
 	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz (default: off)")
@@ -134,6 +130,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
+	defer l.Close()
 	var backend sandbox.Backend
 	switch o.backend {
 	case "namespace":
@@ -146,10 +143,10 @@ func run(args []string) error {
 		}
 	}
 	m, err := sandbox.New(ctx, sandbox.Config{
-		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend, Devices: sandbox.Devices{Allow: o.allow}, Log: log, Timeout: o.timeout,
+		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend, Devices: sandbox.Devices{Allow: o.allow}, Log: log, Timeout: o.timeout, OwnershipTimeout: o.ownership,
 	})
 	if err != nil {
-		return errors.Join(err, l.Close())
+		return err
 	}
 	defer m.Stop()
 	log.Info("starting", "version", version.String(), "backend", o.backend, "capabilities", fmt.Sprint(backend.Capabilities()))
@@ -160,19 +157,11 @@ func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry
 	g := rpcserver.New(log, metrics, crust.Limits()...)
 	(&sandbox.Server{Manager: m}).Serve(g)
 	failed := make(chan error, 2)
-	if o.metricsAddress != "" {
-		ml, err := net.Listen("tcp", o.metricsAddress)
-		if err != nil {
-			return errors.Join(fmt.Errorf("--metrics-address: %w", err), l.Close())
-		}
-		h := &http.Server{Handler: metrics.Handler(func() error { return nil }), ReadHeaderTimeout: 5 * time.Second}
-		defer h.Close()
-		go func() {
-			if err := h.Serve(ml); !errors.Is(err, http.ErrServerClosed) {
-				failed <- err
-			}
-		}()
+	closeHTTP, err := rpcserver.ServeHTTP(o.metricsAddress, metrics.Handler(func() error { return nil }), failed)
+	if err != nil {
+		return err
 	}
+	defer closeHTTP()
 	go func() { failed <- g.Serve(l) }()
 	log.Info("serving", "endpoint", o.endpoint)
 	select {
@@ -181,16 +170,8 @@ func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry
 	case <-ctx.Done():
 	}
 	log.Info("stopping: calls in flight are finished, sandboxes go on")
-	stop(g)
+	sctx, cancel := context.WithTimeout(context.Background(), rpcserver.StopTimeout)
+	defer cancel()
+	rpcserver.Stop(sctx, g)
 	return nil
-}
-
-func stop(g *grpc.Server) {
-	done := make(chan struct{})
-	go func() { g.GracefulStop(); close(done) }()
-	select {
-	case <-done:
-	case <-time.After(stopTimeout):
-		g.Stop()
-	}
 }

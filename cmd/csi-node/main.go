@@ -8,16 +8,12 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
@@ -32,9 +28,6 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/looppool"
 	"github.com/crust-csi/crust-csi/pkg/volume/static"
 )
-
-// stopTimeout is how long calls in flight may take after SIGTERM.
-const stopTimeout = 20 * time.Second
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -176,52 +169,33 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 	csi.RegisterControllerServer(s, d)
 	csi.RegisterNodeServer(s, d)
 	failed := make(chan error, 2)
-	if o.metricsAddress != "" {
-		ml, err := net.Listen("tcp", o.metricsAddress)
-		if err != nil {
-			return errors.Join(fmt.Errorf("--metrics-address: %w", err), l.Close())
-		}
-		h := &http.Server{Handler: metrics.Handler(d.Ready), ReadHeaderTimeout: 5 * time.Second}
-		defer h.Close()
-		go func() {
-			if err := h.Serve(ml); !errors.Is(err, http.ErrServerClosed) {
-				failed <- err
-			}
-		}()
-		log.Info("metrics", "address", ml.Addr().String())
-	}
 	go func() { failed <- s.Serve(l) }()
 	log.Info("serving", "endpoint", o.endpoint)
+	ready := d.Ready
 	if o.registration != "" {
 		r, err := registration.Serve(o.registration, o.driverName, o.endpoint, log)
 		if err != nil {
 			return err
 		}
 		defer r.Stop()
+		ready = func() error { return errors.Join(d.Ready(), r.Err()) }
 	}
+	closeHTTP, err := rpcserver.ServeHTTP(o.metricsAddress, metrics.Handler(ready), failed)
+	if err != nil {
+		return err
+	}
+	defer closeHTTP()
 	select {
 	case err := <-failed:
 		return err
 	case <-ctx.Done():
 	}
 	log.Info("stopping: calls in flight are finished")
-	stop(s, d)
-	return nil
-}
-
-// stop lets calls in flight end; when the time is up, they are cut off, which
-// they survive like a kill.
-func stop(s *grpc.Server, d *driver.Driver) {
-	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	sctx, cancel := context.WithTimeout(context.Background(), rpcserver.StopTimeout)
 	defer cancel()
-	done := make(chan struct{})
-	go func() { s.GracefulStop(); close(done) }()
-	select {
-	case <-done:
-	case <-ctx.Done():
-		s.Stop()
-	}
-	d.Drain(ctx)
+	rpcserver.Stop(sctx, s)
+	d.Drain(sctx)
+	return nil
 }
 
 type poolSpec struct{ name, dir string }

@@ -58,17 +58,24 @@ func loadDeferrals(dir, boot string) (*deferrals, error) {
 		return nil, err
 	}
 	for _, name := range names {
+		path := filepath.Join(dir, name+record.Extension)
 		var r deferral
-		if err := deferralType.Read(filepath.Join(dir, name+record.Extension), &r); err != nil {
+		if err := deferralType.Read(path, &r); err != nil {
 			return nil, fmt.Errorf("a deferred volume: %w", err)
 		}
-		if r.BootID != boot {
-			if err := record.Remove(filepath.Join(dir, name+record.Extension)); err != nil {
+		if r.BootID == boot {
+			d.remember(r)
+			if path == d.path(r) {
+				continue
+			}
+			// Of a driver that kept one a volume, under another name.
+			if err := deferralType.Write(d.path(r), r); err != nil {
 				return nil, err
 			}
-			continue
 		}
-		d.remember(r)
+		if err := record.Remove(path); err != nil {
+			return nil, err
+		}
 	}
 	return d, nil
 }

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -22,7 +22,6 @@ import (
 
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
-	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
 // What the kubelet tells a driver of a pod (podInfoOnMount), and what the agent
@@ -61,8 +60,9 @@ type Agent struct {
 	runtimes runtimes
 
 	mu     sync.Mutex
-	told   map[string]bool // events that were sent
+	told   map[string]time.Time // events that were sent
 	tasks  map[string]*task
+	calls  map[string]bool // targets that a call is under way for
 	ending map[string]bool // targets that are being unpublished
 	life   context.Context
 	stop   func()
@@ -71,7 +71,7 @@ type Agent struct {
 
 // New makes one. Close it at the end.
 func New(c Config) *Agent {
-	a := &Agent{Config: c, told: map[string]bool{}, tasks: map[string]*task{}, ending: map[string]bool{}, runtimes: runtimes{registering: make(chan struct{}, 1)}}
+	a := &Agent{Config: c, told: map[string]time.Time{}, tasks: map[string]*task{}, calls: map[string]bool{}, ending: map[string]bool{}, runtimes: runtimes{m: map[string]*crust.Client{}}}
 	if a.Count == nil {
 		a.Count = func(string) {}
 	}
@@ -91,11 +91,31 @@ const node = "/csi.v1.Node/"
 // Proxy stands for the driver.
 func (a *Agent) Proxy() *Proxy {
 	return &Proxy{Driver: a.Driver, Handlers: map[string]Handler{
-		node + "NodePublishVolume":   a.nodePublish,
-		node + "NodeUnpublishVolume": a.nodeUnpublish,
-		node + "NodeGetVolumeStats":  a.nodeStats,
-		node + "NodeExpandVolume":    a.nodeExpand,
+		node + "NodePublishVolume":   decoded(a.nodePublish),
+		node + "NodeUnpublishVolume": decoded(a.nodeUnpublish),
+		node + "NodeGetVolumeStats":  decoded(a.nodeStats),
+		node + "NodeExpandVolume":    decoded(a.nodeExpand),
 	}}
+}
+
+// decoded is a Handler of messages of one type; raw is what came.
+func decoded[T any, P interface {
+	*T
+	proto.Message
+}](h func(ctx context.Context, req P, raw []byte, next Call) ([]byte, error)) Handler {
+	return func(ctx context.Context, raw []byte, next Call) ([]byte, error) {
+		req := P(new(T))
+		if err := proto.Unmarshal(raw, req); err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "%s: %s", req.ProtoReflect().Descriptor().Name(), err)
+		}
+		return h(ctx, req, raw, next)
+	}
+}
+
+// undecided is the code of what fails after the driver has acted: a final one would
+// have the kubelet think that there is nothing to be undone.
+func undecided(format string, args ...any) error {
+	return status.Errorf(codes.Unavailable, format, args...)
 }
 
 // forward sends a message that was changed, and reads the answer.
@@ -112,39 +132,55 @@ func forward[T any, P interface {
 	}
 	answer = new(T)
 	if err := proto.Unmarshal(raw, answer); err != nil {
-		return nil, nil, status.Errorf(codes.Internal, "the driver's answer: %s", err)
+		return nil, nil, undecided("the driver's answer: %s", err)
 	}
 	return answer, raw, nil
 }
 
-// tell sends an event on a pod, each text once.
-func (a *Agent) tell(k PodKey, kind, reason, text string) {
-	id := k.UID + " " + reason + " " + text
+// tell sends an event on a pod. The same text about the same thing is sent again
+// only after a while: the API server forgets events after an hour.
+func (a *Agent) tell(k PodKey, kind, reason, text, about string) {
+	const repeat, most = 10 * time.Minute, 10_000
+	id := strings.Join([]string{k.UID, reason, about, text}, " ")
 	a.mu.Lock()
-	sent := a.told[id]
-	if len(a.told) > 10_000 {
-		clear(a.told)
+	now := time.Now()
+	again := now.Sub(a.told[id]) > repeat
+	if again {
+		if len(a.told) > most {
+			clear(a.told)
+		}
+		a.told[id] = now
 	}
-	a.told[id] = true
 	a.mu.Unlock()
-	if !sent {
+	if again {
 		a.Events.Event(&corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: k.Namespace, Name: k.Name, UID: types.UID(k.UID)}, kind, reason, text)
 	}
+}
+
+// only lets one publish or unpublish of a target happen at a time.
+func (a *Agent) only(target string) (done func(), err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.calls[target] {
+		return nil, status.Errorf(codes.Aborted, "%s: another call for it is under way; try again", target)
+	}
+	a.calls[target] = true
+	return func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		delete(a.calls, target)
+	}, nil
 }
 
 // fails is an error that the pod is told of as well.
 func (a *Agent) fails(k PodKey, code codes.Code, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	a.Count("failed")
-	a.tell(k, corev1.EventTypeWarning, EventFailed, err.Error())
+	a.tell(k, corev1.EventTypeWarning, EventFailed, err.Error(), "")
 	return status.Error(code, err.Error())
 }
 
-func (a *Agent) nodePublish(ctx context.Context, request []byte, next Call) ([]byte, error) {
-	req := &csi.NodePublishVolumeRequest{}
-	if err := proto.Unmarshal(request, req); err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "NodePublishVolumeRequest: %s", err)
-	}
+func (a *Agent) nodePublish(ctx context.Context, req *csi.NodePublishVolumeRequest, request []byte, next Call) ([]byte, error) {
 	attrs := req.GetVolumeContext()
 	k := PodKey{attrs[attrPodNamespace], attrs[attrPodName], attrs[attrPodUID]}
 	if k.UID == "" || k.Name == "" {
@@ -187,17 +223,22 @@ func add(attrs map[string]string, pod *corev1.Pod) (changed bool) {
 }
 
 func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRequest, next Call, pod *corev1.Pod, k PodKey, socket string) ([]byte, error) {
-	target, id := req.GetTargetPath(), req.GetVolumeId()
-	name := volumeName(target, req.GetVolumeCapability().GetBlock() != nil)
+	target := req.GetTargetPath()
+	done, err := a.only(target)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	d, known := a.Records.Get(target)
 	if !known {
-		d = Deferral{Pod: k, VolumeID: id, Volume: name, Target: target, Socket: socket}
-		decision, err := a.decide(ctx, req, pod, name, &d)
+		name := volumeName(target, req.GetVolumeCapability().GetBlock() != nil)
+		d = Deferral{Pod: k, VolumeID: req.GetVolumeId(), Volume: name, Target: target, Socket: socket}
+		decision, err := a.decide(ctx, req, pod, &d)
 		if err != nil {
 			return nil, a.fails(k, codes.Unavailable, "volume %s: it cannot be decided who mounts it: %s", name, err)
 		}
 		if !decision.Defer {
-			return a.byHost(ctx, req, next, k, name, decision.Why)
+			return a.byHost(ctx, req, next, d, decision.Why)
 		}
 	}
 	if err := crust.SetSupportedFilesystems(req, d.Filesystems); err != nil {
@@ -209,19 +250,10 @@ func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRe
 	}
 	info, deferred, err := crust.MountInfoOf(answer)
 	if err != nil {
-		return nil, status.Errorf(codes.Internal, "volume %s: %s", id, err)
+		return nil, undecided("volume %s: %s", d.VolumeID, err)
 	}
 	if !deferred {
-		if known { // the driver has forgotten it
-			defer a.end(ctx, target)()
-			if err := a.Records.Remove(target); err != nil {
-				return nil, err
-			}
-		}
-		a.Count("host")
-		a.tell(k, corev1.EventTypeNormal, EventMountedByHost, fmt.Sprintf("volume %s was mounted by the host because the driver did not leave it to the runtime: its file system is none of %s, or a pod of this node has it already",
-			name, strings.Join(d.Filesystems, ", ")))
-		return raw, nil
+		return raw, a.notDeferred(ctx, d, known)
 	}
 	d.Source, d.Type, d.Options = info.Source, info.Type, info.Options
 	if readOnly(req) { // whether the driver says so or not
@@ -231,140 +263,85 @@ func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRe
 		}
 		d.Options["ro"] = ""
 	}
+	return raw, a.deferred(ctx, d, known)
+}
+
+// notDeferred notes that the driver has mounted the volume itself.
+func (a *Agent) notDeferred(ctx context.Context, d Deferral, known bool) error {
+	if known { // the driver has forgotten it
+		allow, err := a.letGo(ctx, d.Target)
+		defer allow()
+		if err != nil {
+			return err
+		}
+		if err := a.Records.Remove(d.Target); err != nil {
+			return undecided("volume %s: %s", d.VolumeID, err)
+		}
+	}
+	a.mountedByHost(d, "the driver did not leave it to the runtime: its file system is none of "+strings.Join(d.Filesystems, ", ")+", or a pod of this node has it already")
+	return nil
+}
+
+// deferred writes down what is to be carried out.
+func (a *Agent) deferred(ctx context.Context, d Deferral, known bool) error {
 	if err := a.Records.Put(d); err != nil {
 		// Nobody would carry it out. The code is one after which the kubelet still
 		// unpublishes what it gives up.
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unpublishTimeout)
 		defer cancel()
-		_, uerr := csi.NewNodeClient(a.Driver).NodeUnpublishVolume(uctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
-		return nil, a.fails(k, codes.Unavailable, "volume %s: its deferral could not be written down: %s", name, errors.Join(err, uerr))
+		_, uerr := csi.NewNodeClient(a.Driver).NodeUnpublishVolume(uctx, &csi.NodeUnpublishVolumeRequest{VolumeId: d.VolumeID, TargetPath: d.Target})
+		return a.fails(d.Pod, codes.Unavailable, "volume %s: its deferral could not be written down: %s", d.Volume, errors.Join(err, uerr))
 	}
 	if !known {
 		a.Count("deferred")
-		a.tell(k, corev1.EventTypeNormal, EventDeferred, fmt.Sprintf("volume %s (%s) is left to the pod's sandbox, which mounts it; the node's mount table does not show it", name, d.Type))
+		a.tell(d.Pod, corev1.EventTypeNormal, EventDeferred, fmt.Sprintf("volume %s (%s) is left to the pod's sandbox, which mounts it; the node's mount table does not show it", d.Volume, d.Type), "")
 	}
-	return raw, nil
+	return nil
 }
 
-func readOnly(req *csi.NodePublishVolumeRequest) bool {
-	switch req.GetVolumeCapability().GetAccessMode().GetMode() {
-	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
-		return true
-	}
-	return req.GetReadonly()
+func (a *Agent) mountedByHost(d Deferral, why string) {
+	a.Count("host")
+	a.tell(d.Pod, corev1.EventTypeNormal, EventMountedByHost, fmt.Sprintf("volume %s was mounted by the host because %s", d.Volume, why), "")
 }
 
-func (a *Agent) byHost(ctx context.Context, req proto.Message, next Call, k PodKey, name, why string) ([]byte, error) {
+func (a *Agent) byHost(ctx context.Context, req proto.Message, next Call, d Deferral, why string) ([]byte, error) {
 	b, err := proto.Marshal(req)
 	if err != nil {
 		return nil, err
 	}
 	b, err = next(ctx, b)
 	if err == nil {
-		a.Count("host")
-		a.tell(k, corev1.EventTypeNormal, EventMountedByHost, fmt.Sprintf("volume %s was mounted by the host because %s", name, why))
+		a.mountedByHost(d, why)
 	}
 	return b, err
 }
 
-// decide asks everybody who has a say, and completes the deferral with what they
-// said.
-func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, pod *corev1.Pod, name string, d *Deferral) (crust.Decision, error) {
-	no := func(why string) (crust.Decision, error) { return crust.Decision{Why: why}, nil }
-	ask := crust.PodVolume{Socket: d.Socket, Block: req.GetVolumeCapability().GetBlock() != nil}
-	if ask.Block {
-		return crust.Decide(ask), nil
-	}
-	if req.GetVolumeContext()[attrEphemeral] == "true" {
-		return no("it is an inline volume of the pod, which has no StorageClass to allow anything else")
-	}
-	if name == "" {
-		return no("its target path is not one of the kubelet's, so the persistent volume is not known")
-	}
-	v, err := a.Pods.Volume(ctx, pod, name)
+func (a *Agent) nodeUnpublish(ctx context.Context, req *csi.NodeUnpublishVolumeRequest, request []byte, next Call) ([]byte, error) {
+	target := req.GetTargetPath()
+	done, err := a.only(target)
 	if err != nil {
-		return crust.Decision{}, err
+		return nil, err
 	}
-	ask.Allowed, ask.Exclusive, ask.ReadOnly = v.allowed, v.exclusive, readOnly(req)
-	if v.subPath {
-		return no("the pod uses a subPath of it, and this kubelet binds that on the host before the runtime is asked")
-	}
-	caps, err := csi.NewNodeClient(a.Driver).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-	if err != nil {
-		return crust.Decision{}, fmt.Errorf("the driver's capabilities: %w", err)
-	}
-	ask.NodeDefers = slices.ContainsFunc(caps.GetCapabilities(), func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == crust.NodeCapability })
-	if c := pod.Spec.SecurityContext; c != nil {
-		if c.FSGroup != nil {
-			gid := uint32(*c.FSGroup)
-			ask.Group, d.Group = true, &gid
-		}
-		// The kubelet's default.
-		d.GroupPolicy = string(corev1.FSGroupChangeAlways)
-		if c.FSGroupChangePolicy != nil {
-			d.GroupPolicy = string(*c.FSGroupChangePolicy)
-		}
-		ask.GroupPolicy = d.GroupPolicy
-	}
-	ask.LabelOnMount = slices.ContainsFunc(req.GetVolumeCapability().GetMount().GetMountFlags(), func(o string) bool { return strings.HasPrefix(o, "context=") })
-	ask.Label = ask.LabelOnMount || labelled(pod) && mounter.SELinux().Answer == mounter.Yes
-	// The cheap answers first: a runtime is not bothered with volumes that are not
-	// for it.
-	ask.Capabilities, ask.Filesystems = everything, []string{"any"}
-	if decision := crust.Decide(ask); !decision.Defer {
-		return decision, nil
-	}
-	if ask.Capabilities, ask.Filesystems, err = a.runtimes.can(ctx, d.Socket); err != nil {
-		return crust.Decision{}, fmt.Errorf("the runtime at %s: %w", d.Socket, err)
-	}
-	d.Filesystems = ask.Filesystems
-	return crust.Decide(ask), nil
-}
-
-// everything is a runtime that lacks nothing.
-var everything = func() (list []crust.Capability) {
-	for n := range crustv1alpha1.RuntimeCapability_RPC_Type_name {
-		list = append(list, crust.Capability(n))
-	}
-	return list
-}()
-
-// volumeName reads the name of the PersistentVolume from a target path as the
-// kubelet makes them; empty where it is another.
-func volumeName(target string, block bool) string {
-	if block {
-		return filepath.Base(filepath.Dir(target))
-	}
-	dir, last := filepath.Split(target)
-	name := filepath.Base(dir)
-	if last != "mount" || filepath.Base(filepath.Dir(filepath.Clean(dir))) != "kubernetes.io~csi" {
-		return ""
-	}
-	return name
-}
-
-func (a *Agent) nodeUnpublish(ctx context.Context, request []byte, next Call) ([]byte, error) {
-	req := &csi.NodeUnpublishVolumeRequest{}
-	if err := proto.Unmarshal(request, req); err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "NodeUnpublishVolumeRequest: %s", err)
-	}
-	d, ok := a.Records.Get(req.GetTargetPath())
-	if !ok {
+	defer done()
+	if _, ok := a.Records.Get(target); !ok {
 		return next(ctx, request)
 	}
-	defer a.end(ctx, d.Target)()
+	allow, err := a.letGo(ctx, target)
+	defer allow()
+	if err != nil {
+		return nil, err
+	}
 	b, err := next(ctx, request)
 	if err != nil {
 		return nil, err
 	}
-	return b, a.Records.Remove(d.Target)
+	if err := a.Records.Remove(target); err != nil {
+		return nil, undecided("volume %s: %s", req.GetVolumeId(), err)
+	}
+	return b, nil
 }
 
-func (a *Agent) nodeStats(ctx context.Context, request []byte, next Call) ([]byte, error) {
-	req := &csi.NodeGetVolumeStatsRequest{}
-	if err := proto.Unmarshal(request, req); err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "NodeGetVolumeStatsRequest: %s", err)
-	}
+func (a *Agent) nodeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest, request []byte, next Call) ([]byte, error) {
 	d, ok := a.Records.Get(req.GetVolumePath())
 	if !ok {
 		return next(ctx, request)
@@ -399,16 +376,12 @@ func (a *Agent) nodeStats(ctx context.Context, request []byte, next Call) ([]byt
 		})
 	}
 	if r.GetVolumeCondition().GetAbnormal() {
-		a.tell(d.Pod, corev1.EventTypeWarning, "VolumeNotWell", fmt.Sprintf("volume %s in the pod's sandbox: %s", d.Volume, r.GetVolumeCondition().GetMessage()))
+		a.tell(d.Pod, corev1.EventTypeWarning, "VolumeNotWell", fmt.Sprintf("volume %s in the pod's sandbox: %s", d.Volume, r.GetVolumeCondition().GetMessage()), "")
 	}
 	return proto.Marshal(answer)
 }
 
-func (a *Agent) nodeExpand(ctx context.Context, request []byte, next Call) ([]byte, error) {
-	req := &csi.NodeExpandVolumeRequest{}
-	if err := proto.Unmarshal(request, req); err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "NodeExpandVolumeRequest: %s", err)
-	}
+func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest, request []byte, next Call) ([]byte, error) {
 	d, ok := a.Records.Get(req.GetVolumePath())
 	if !ok {
 		return next(ctx, request)
@@ -427,6 +400,11 @@ func (a *Agent) nodeExpand(ctx context.Context, request []byte, next Call) ([]by
 	source, err := crust.ExpandSource(answer)
 	if err != nil || source == "" {
 		return raw, err
+	}
+	// A kubelet that mounts a volume which was enlarged meanwhile grows it before the
+	// pod has a sandbox. What is mounted there later is made to fill its device.
+	if now, ok := a.Records.Get(d.Target); ok && now.Sandbox == "" {
+		return raw, nil
 	}
 	c, err := a.inSandbox(d)
 	if err != nil {
@@ -451,7 +429,7 @@ func (a *Agent) can(ctx context.Context, d Deferral, c crust.Capability) (bool, 
 
 // inSandbox gives the runtime that has a volume mounted.
 func (a *Agent) inSandbox(d Deferral) (*crust.Client, error) {
-	if d.Sandbox == "" {
+	if !d.Published {
 		return nil, status.Errorf(codes.Unavailable, "volume %s is not mounted in the pod's sandbox yet", d.VolumeID)
 	}
 	return a.runtimes.client(d.Socket)

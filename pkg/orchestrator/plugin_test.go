@@ -2,6 +2,8 @@ package orchestrator
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,11 +20,9 @@ import (
 
 // A runtime that is busy or away for a moment is asked again, in the same sandbox.
 func TestC22_ABusyRuntimeIsAskedAgain(t *testing.T) {
-	r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(nil))...)
-	_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
-	ok(t, err)
+	r := deferredRig(t)
 	var mu sync.Mutex
-	answers := []codes.Code{codes.Aborted, codes.Unavailable}
+	answers := []codes.Code{codes.Aborted, codes.Unavailable, codes.DeadlineExceeded}
 	r.runtime.Fail = func(_ context.Context, call string, _ proto.Message) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -34,26 +34,22 @@ func TestC22_ABusyRuntimeIsAskedAgain(t *testing.T) {
 		return status.Error(code, "one moment")
 	}
 	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
-	ok(t, r.agent.published("u1", "sb"))
+	ok(t, r.agent.missing("u1", "sb"))
 }
 
 // The kubelet's repeated publish does not undo what the sandbox has done meanwhile.
 func TestC22_ARepeatedPublishKeepsTheSandbox(t *testing.T) {
-	r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(nil))...)
-	_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
-	ok(t, err)
+	r := deferredRig(t)
 	before, _ := r.agent.Records.Get(target) // as a call that is under way has it
 	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
 	ok(t, r.agent.Records.Put(before))
-	ok(t, r.agent.published("u1", "sb"))
+	ok(t, r.agent.missing("u1", "sb"))
 }
 
 // After a reconnection the runtime lists sandboxes that have ended too; nothing is
 // taken from one that runs.
 func TestC22_SynchronizeMovesNothingFromARunningSandbox(t *testing.T) {
-	r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(nil))...)
-	_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
-	ok(t, err)
+	r := deferredRig(t)
 	p := &Plugin{r.agent}
 	ended, lives := &api.PodSandbox{Id: "old", Uid: "u1"}, &api.PodSandbox{Id: "new", Uid: "u1", Pid: 1}
 	sandboxIs := func(want string) {
@@ -68,12 +64,12 @@ func TestC22_SynchronizeMovesNothingFromARunningSandbox(t *testing.T) {
 			}
 		}
 	}
-	_, err = p.Synchronize(r.ctx(), []*api.PodSandbox{ended, lives}, nil)
+	_, err := p.Synchronize(r.ctx(), []*api.PodSandbox{ended, lives}, nil)
 	ok(t, err)
 	sandboxIs("new")
 	_, err = p.Synchronize(r.ctx(), []*api.PodSandbox{lives, ended}, nil)
 	ok(t, err)
-	ok(t, r.agent.published("u1", "new"))
+	ok(t, r.agent.missing("u1", "new"))
 	if got := r.runtime.Published("old", "/dev/loop7"); got != nil {
 		t.Errorf("in the sandbox that has ended: %v", got)
 	}
@@ -92,22 +88,113 @@ func TestC22_SynchronizeMovesNothingFromARunningSandbox(t *testing.T) {
 	}
 }
 
+// hold keeps the runtime's calls of one name until they are given up, or released;
+// began is told of each.
+func (r *rig) hold(name string) (began chan struct{}, release func()) {
+	began = make(chan struct{}, 100)
+	released := make(chan struct{})
+	r.runtime.Fail = func(ctx context.Context, call string, _ proto.Message) error {
+		if call != name {
+			return nil
+		}
+		began <- struct{}{}
+		select {
+		case <-released:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return began, func() { close(released) }
+}
+
 // While a volume is unpublished nothing publishes it again.
 func TestC22_NothingBeginsWhileAVolumeIsUnpublished(t *testing.T) {
-	r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(nil))...)
-	_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
+	r := deferredRig(t)
+	allow, err := r.agent.letGo(r.ctx(), target)
 	ok(t, err)
-	d, _ := r.agent.Records.Get(target)
-	begin := r.agent.end(r.ctx(), target)
-	if err := r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}); err == nil {
-		t.Error("published")
+	if err := r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}); !errors.Is(err, errEnded) {
+		t.Errorf("%v", err)
 	}
 	ok(t, r.agent.Records.Remove(target))
-	begin()
+	allow()
 	// One that had looked before.
-	task := r.agent.start(d, box{"sb", 1})
+	task := r.agent.start(target, box{"sb", 1})
 	<-task.done
-	if task.err == nil || !strings.Contains(task.err.Error(), "the pod has ended") {
+	if !errors.Is(task.err, errEnded) || slices.Contains(r.runtime.Calls(), "RuntimePublishVolume") {
+		t.Errorf("%v, calls %v", task.err, r.runtime.Calls())
+	}
+}
+
+// A publish that is under way is ended by the unpublish, and the runtime is asked to
+// let go, as often as it is busy, before the driver is.
+func TestC22_UnpublishEndsAPublish(t *testing.T) {
+	r := deferredRig(t)
+	began, _ := r.hold("RuntimePublishVolume")
+	task := r.agent.start(target, box{"sb", 1})
+	<-began
+	if d, _ := r.agent.Records.Get(target); d.Sandbox != "sb" || d.in("sb") {
+		t.Errorf("%+v", d)
+	}
+	r.manager.busy.Store(2)
+	ok(t, r.unpublish())
+	if <-task.done; !errors.Is(task.err, errEnded) || r.manager.asked.Load() != 3 {
+		t.Errorf("%v, asked %d times", task.err, r.manager.asked.Load())
+	}
+	if said := r.said(); strings.Contains(said, EventFailed) {
+		t.Errorf("events: %s", said)
+	}
+	if _, known := r.agent.Records.Get(target); known || r.driver.deferred[target] {
+		t.Error("still deferred")
+	}
+}
+
+// The kubelet gives up a publish and unpublishes: one after the other.
+func TestC22_OneCallForATargetAtATime(t *testing.T) {
+	r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(nil))...)
+	began, release := r.hold("RuntimeGetCapabilities")
+	published := make(chan error, 1)
+	go func() { _, err := r.kubelet.NodePublishVolume(r.ctx(), request()); published <- err }()
+	<-began
+	if err := r.unpublish(); status.Code(err) != codes.Aborted {
+		t.Errorf("%v", err)
+	}
+	release()
+	ok(t, <-published)
+	ok(t, r.unpublish())
+	if _, known := r.agent.Records.Get(target); known {
+		t.Error("a record without a deferral")
+	}
+}
+
+// The end of a sandbox is the end of what was tried in it.
+func TestC22_ASandboxEndsDuringAPublish(t *testing.T) {
+	r := deferredRig(t)
+	began, _ := r.hold("RuntimePublishVolume")
+	task := r.agent.start(target, box{"sb", 1})
+	<-began
+	ok(t, (&Plugin{r.agent}).StopPodSandbox(r.ctx(), &api.PodSandbox{Id: "sb", Uid: "u1"}))
+	if <-task.done; !errors.Is(task.err, errEnded) {
 		t.Errorf("%v", task.err)
+	}
+	if said := r.said(); strings.Contains(said, EventFailed) {
+		t.Errorf("events: %s", said)
+	}
+}
+
+// A runtime that has lost a volume gets it again when a container wants it: the
+// record is taken at its word, and the runtime is asked besides.
+func TestC22_ALostVolumeIsPublishedAgain(t *testing.T) {
+	r := deferredRig(t)
+	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	asked, release := r.hold("RuntimePublishVolume")
+	release()
+	if _, _, err := (&Plugin{r.agent}).CreateContainer(r.ctx(), &api.PodSandbox{Id: "sb", Uid: "u1", Pid: 1}, nil); err != nil {
+		t.Errorf("the record says that it is there: %v", err)
+	}
+	select {
+	case <-asked:
+	case <-time.After(5 * time.Second):
+		t.Error("the runtime is not asked whether it is")
 	}
 }

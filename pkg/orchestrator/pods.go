@@ -3,10 +3,10 @@ package orchestrator
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -93,23 +93,21 @@ func (p *Pods) Volume(ctx context.Context, pod *corev1.Pod, name string) (volume
 	if err != nil {
 		return volume{}, err
 	}
-	v := volume{exclusive: len(pv.Spec.AccessModes) > 0}
-	for _, m := range pv.Spec.AccessModes {
-		v.exclusive = v.exclusive && m == corev1.ReadWriteOncePod
+	// It cannot be combined with another.
+	v := volume{exclusive: slices.Contains(pv.Spec.AccessModes, corev1.ReadWriteOncePod)}
+	var parameters map[string]string
+	if pv.Spec.CSI != nil { // made by hand, or the class was deleted since
+		parameters = pv.Spec.CSI.VolumeAttributes
 	}
-	var class *storagev1.StorageClass
-	if pv.Spec.StorageClassName != "" {
-		class, err = p.client.StorageV1().StorageClasses().Get(ctx, pv.Spec.StorageClassName, metav1.GetOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
+	if name := pv.Spec.StorageClassName; name != "" {
+		class, err := p.client.StorageV1().StorageClasses().Get(ctx, name, metav1.GetOptions{})
+		if err == nil {
+			parameters = class.Parameters
+		} else if !apierrors.IsNotFound(err) {
 			return volume{}, err
 		}
 	}
-	switch {
-	case class != nil && err == nil:
-		v.allowed = class.Parameters[allowParameter] == "true"
-	case pv.Spec.CSI != nil: // made by hand, or the class was deleted since
-		v.allowed = pv.Spec.CSI.VolumeAttributes[allowParameter] == "true"
-	}
+	v.allowed = parameters[allowParameter] == "true"
 	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.Namespace != pod.Namespace {
 		return volume{}, fmt.Errorf("persistent volume %s is not bound to a claim in the pod's namespace", name)
 	}
@@ -129,19 +127,11 @@ func (p *Pods) Volume(ctx context.Context, pod *corev1.Pod, name string) (volume
 }
 
 func usesSubPath(pod *corev1.Pod, volume string) bool {
-	var mounts []corev1.VolumeMount
-	for _, c := range pod.Spec.InitContainers {
-		mounts = append(mounts, c.VolumeMounts...)
-	}
-	for _, c := range pod.Spec.Containers {
-		mounts = append(mounts, c.VolumeMounts...)
-	}
-	for _, c := range pod.Spec.EphemeralContainers {
-		mounts = append(mounts, c.VolumeMounts...)
-	}
-	for _, m := range mounts {
-		if m.Name == volume && (m.SubPath != "" || m.SubPathExpr != "") {
-			return true
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for _, m := range c.VolumeMounts {
+			if m.Name == volume && (m.SubPath != "" || m.SubPathExpr != "") {
+				return true
+			}
 		}
 	}
 	return false
@@ -152,11 +142,9 @@ func labelled(pod *corev1.Pod) bool {
 	if c := pod.Spec.SecurityContext; c != nil && c.SELinuxOptions != nil {
 		return true
 	}
-	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for _, c := range list {
-			if c.SecurityContext != nil && c.SecurityContext.SELinuxOptions != nil {
-				return true
-			}
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		if c.SecurityContext != nil && c.SecurityContext.SELinuxOptions != nil {
+			return true
 		}
 	}
 	return false

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
@@ -68,9 +69,10 @@ func (p *Proxy) Server(options ...grpc.ServerOption) *grpc.Server {
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window), grpc.NumStreamWorkers(workers))...)
 }
 
-// DialOptions are for the connection to the driver.
-func DialOptions() []grpc.DialOption {
-	return []grpc.DialOption{grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window)}
+// Dial connects to a CSI driver's socket, unix:///path.
+func Dial(endpoint string) (*grpc.ClientConn, error) {
+	return grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window))
 }
 
 func (p *Proxy) handle(_ any, stream grpc.ServerStream) error {

@@ -28,10 +28,15 @@ type Deferral struct {
 	// What the pod asks for.
 	Group       *uint32 `json:"group,omitempty"`
 	GroupPolicy string  `json:"groupPolicy,omitempty"`
-	// Sandbox that it is published in; empty before.
-	Sandbox string `json:"sandbox,omitempty"`
-	BootID  string `json:"bootID"`
+	// Sandbox that it is published in, or that it was tried to be published in;
+	// empty before.
+	Sandbox   string `json:"sandbox,omitempty"`
+	Published bool   `json:"published,omitempty"`
+	BootID    string `json:"bootID"`
 }
+
+// in tells whether it is published in a sandbox.
+func (d Deferral) in(sandbox string) bool { return d.Published && d.Sandbox == sandbox }
 
 // PodKey names a pod.
 type PodKey struct {
@@ -101,12 +106,12 @@ func (r *Records) Of(uid string) []Deferral {
 	return list
 }
 
-// Put writes one, on disk first. Where it is published already, it stays so.
+// Put writes one, on disk first. Where it has a sandbox already, it keeps it.
 func (r *Records) Put(d Deferral) error {
 	r.write.Lock()
 	defer r.write.Unlock()
 	if have, ok := r.Get(d.Target); ok && d.Sandbox == "" {
-		d.Sandbox = have.Sandbox
+		d.Sandbox, d.Published = have.Sandbox, have.Published
 	}
 	d.BootID = r.boot
 	return r.keep(d)
@@ -122,17 +127,22 @@ func (r *Records) keep(d Deferral) error {
 	return nil
 }
 
-// Published notes the sandbox that a deferral is published in; false where the
-// deferral has ended meanwhile.
-func (r *Records) Published(target, sandbox string) (bool, error) {
+// errEnded: nobody wants the volume published any more.
+var errEnded = errors.New("its pod has ended, or is ending")
+
+// Place notes the sandbox that a deferral is about to be published in, or is.
+func (r *Records) Place(target, sandbox string, published bool) error {
 	r.write.Lock()
 	defer r.write.Unlock()
 	d, ok := r.Get(target)
-	if !ok || d.Sandbox == sandbox {
-		return ok, nil
+	switch {
+	case !ok:
+		return errEnded
+	case d.Sandbox == sandbox && (d.Published || !published):
+		return nil
 	}
-	d.Sandbox = sandbox
-	return true, r.keep(d)
+	d.Sandbox, d.Published = sandbox, published
+	return r.keep(d)
 }
 
 // Remove forgets one.

@@ -20,9 +20,6 @@ import (
 type runtimes struct {
 	mu sync.Mutex
 	m  map[string]*crust.Client
-	// registering is held by who registers a sandbox: a pod's volumes are published
-	// at once, and their sandbox is registered once.
-	registering chan struct{}
 }
 
 func (r *runtimes) client(socket string) (*crust.Client, error) {
@@ -81,32 +78,34 @@ func unimplemented(err error) error {
 	return err
 }
 
-func (r *runtimes) register(ctx context.Context, c *crust.Client, d Deferral, sandbox string, pid int64) error {
-	select {
-	case r.registering <- struct{}{}:
-		defer func() { <-r.registering }()
-	case <-ctx.Done():
-		return ctx.Err()
+// registerTimeout bounds what a runtime may take for a sandbox.
+const registerTimeout = 90 * time.Second
+
+// register makes a pod's sandbox known to a runtime; d's volume leaves the pod's
+// sandbox before, if it is in one. A pod's volumes do so at once: a runtime that
+// is busy with the sandbox is asked again.
+func (r *runtimes) register(ctx context.Context, d Deferral, b box) error {
+	c, err := r.client(d.Socket)
+	if err != nil {
+		return err
 	}
-	if d.Sandbox != "" && d.Sandbox != sandbox {
-		// The pod has a new sandbox; the device cannot be in both.
+	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
+	defer cancel()
+	if d.Sandbox != "" && d.Sandbox != b.id {
 		if _, err := c.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: d.Sandbox}); unimplemented(err) != nil {
 			return fmt.Errorf("the pod's sandbox before this one: %w", err)
 		}
 	}
-	_, err := c.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{
-		SandboxId: sandbox, Pid: pid, Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
+	_, err = c.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{
+		SandboxId: b.id, Pid: b.pid, Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
 	})
 	return unimplemented(err)
 }
 
 // publish has a runtime mount a deferred volume in a sandbox.
-func (r *runtimes) publish(ctx context.Context, d Deferral, sandbox string, pid int64) error {
+func (r *runtimes) publish(ctx context.Context, d Deferral, sandbox string) error {
 	c, err := r.client(d.Socket)
 	if err != nil {
-		return err
-	}
-	if err := r.register(ctx, c, d, sandbox, pid); err != nil {
 		return err
 	}
 	req := &crustv1alpha1.RuntimePublishVolumeRequest{

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
@@ -29,7 +27,7 @@ var benchPod = map[string]string{
 
 // serveAgent is crust-agent with an API server in memory, in a process of its own.
 func serveAgent(driver, endpoint string) {
-	conn, err := grpc.NewClient(driver, append(orchestrator.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))...)
+	conn, err := orchestrator.Dial(driver)
 	must(err)
 	records, err := orchestrator.LoadRecords(filepath.Dir(strings.TrimPrefix(endpoint, "unix://"))+"/deferrals", "boot")
 	must(err)

@@ -33,6 +33,8 @@ type Config struct {
 	// Timeout bounds what is asked of a sandbox: one that never answers must not
 	// hold up its callers.
 	Timeout time.Duration
+	// OwnershipTimeout bounds a publish that gives a volume's files to a group.
+	OwnershipTimeout time.Duration
 }
 
 // Manager knows the sandboxes and what they have.

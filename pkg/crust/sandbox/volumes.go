@@ -42,7 +42,11 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 	if v.Shared, err = m.claim(id, v); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	limit := m.Timeout
+	if v.Group != nil {
+		limit = max(limit, m.OwnershipTimeout)
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	if !m.Backend.Mounts(v.Type) {
 		return fault.New(fault.Invalid, "file_system %q cannot be mounted in a sandbox: its kernel does not have it", v.Type)

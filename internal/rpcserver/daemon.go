@@ -1,0 +1,41 @@
+package rpcserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// StopTimeout is how long calls in flight may take after SIGTERM.
+const StopTimeout = 20 * time.Second
+
+// Stop lets calls in flight end until ctx does; then they are cut off, which they
+// survive like a kill.
+func Stop(ctx context.Context, s *grpc.Server) {
+	defer context.AfterFunc(ctx, s.Stop)()
+	s.GracefulStop()
+}
+
+// ServeHTTP serves metrics and health at --metrics-address until it is closed;
+// nothing where that is empty. What ends it otherwise is sent to failed.
+func ServeHTTP(address string, h http.Handler, failed chan<- error) (closer func() error, err error) {
+	if address == "" {
+		return func() error { return nil }, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics-address: %w", err)
+	}
+	s := &http.Server{ReadHeaderTimeout: 5 * time.Second, Handler: h}
+	go func() {
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			failed <- err
+		}
+	}()
+	return s.Close, nil
+}

@@ -1,0 +1,100 @@
+package orchestrator
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/crust-csi/crust-csi/pkg/crust"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+// decide asks everybody who has a say, and completes the deferral with what they
+// said.
+func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, pod *corev1.Pod, d *Deferral) (crust.Decision, error) {
+	no := func(why string) (crust.Decision, error) { return crust.Decision{Why: why}, nil }
+	ask := crust.PodVolume{Socket: d.Socket, Block: req.GetVolumeCapability().GetBlock() != nil}
+	if ask.Block {
+		return crust.Decide(ask), nil
+	}
+	if req.GetVolumeContext()[attrEphemeral] == "true" {
+		return no("it is an inline volume of the pod, which has no StorageClass to allow anything else")
+	}
+	if d.Volume == "" {
+		return no("its target path is not one of the kubelet's, so the persistent volume is not known")
+	}
+	v, err := a.Pods.Volume(ctx, pod, d.Volume)
+	if err != nil {
+		return crust.Decision{}, err
+	}
+	ask.Allowed, ask.Exclusive, ask.ReadOnly = v.allowed, v.exclusive, readOnly(req)
+	if v.subPath {
+		return no("the pod uses a subPath of it, and this kubelet binds that on the host before the runtime is asked")
+	}
+	caps, err := csi.NewNodeClient(a.Driver).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	if err != nil {
+		return crust.Decision{}, fmt.Errorf("the driver's capabilities: %w", err)
+	}
+	ask.NodeDefers = slices.ContainsFunc(caps.GetCapabilities(), func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == crust.NodeCapability })
+	if c := pod.Spec.SecurityContext; c != nil {
+		if c.FSGroup != nil {
+			gid := uint32(*c.FSGroup)
+			ask.Group, d.Group = true, &gid
+		}
+		// The kubelet's default.
+		d.GroupPolicy = string(corev1.FSGroupChangeAlways)
+		if c.FSGroupChangePolicy != nil {
+			d.GroupPolicy = string(*c.FSGroupChangePolicy)
+		}
+		ask.GroupPolicy = d.GroupPolicy
+	}
+	ask.LabelOnMount = slices.ContainsFunc(req.GetVolumeCapability().GetMount().GetMountFlags(), func(o string) bool { return strings.HasPrefix(o, "context=") })
+	ask.Label = ask.LabelOnMount || labelled(pod) && mounter.SELinux().Answer == mounter.Yes
+	// The cheap answers first: a runtime is not bothered with volumes that are not
+	// for it.
+	ask.Capabilities, ask.Filesystems = everything, []string{"any"}
+	if decision := crust.Decide(ask); !decision.Defer {
+		return decision, nil
+	}
+	if ask.Capabilities, ask.Filesystems, err = a.runtimes.can(ctx, d.Socket); err != nil {
+		return crust.Decision{}, fmt.Errorf("the runtime at %s: %w", d.Socket, err)
+	}
+	d.Filesystems = ask.Filesystems
+	return crust.Decide(ask), nil
+}
+
+// everything is a runtime that lacks nothing.
+var everything = func() (list []crust.Capability) {
+	for n := range crustv1alpha1.RuntimeCapability_RPC_Type_name {
+		list = append(list, crust.Capability(n))
+	}
+	return list
+}()
+
+// volumeName reads the name of the PersistentVolume from a target path as the
+// kubelet makes them; empty where it is another.
+func volumeName(target string, block bool) string {
+	if block {
+		return filepath.Base(filepath.Dir(target))
+	}
+	dir, last := filepath.Split(target)
+	name := filepath.Base(dir)
+	if last != "mount" || filepath.Base(filepath.Dir(filepath.Clean(dir))) != "kubernetes.io~csi" {
+		return ""
+	}
+	return name
+}
+
+func readOnly(req *csi.NodePublishVolumeRequest) bool {
+	switch req.GetVolumeCapability().GetAccessMode().GetMode() {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
+		return true
+	}
+	return req.GetReadonly()
+}

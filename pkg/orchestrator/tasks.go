@@ -1,0 +1,263 @@
+package orchestrator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// publishTimeout bounds one attempt to publish a volume in a sandbox; giving many
+// files to a group takes long.
+const publishTimeout = 10 * time.Minute
+
+// box is a pod's running sandbox.
+type box struct {
+	id  string
+	pid int64
+}
+
+// task is a publish in a sandbox that is under way, or has ended.
+type task struct {
+	sandbox string
+	cancel  func()
+	done    chan struct{}
+	err     error // once done is closed
+
+	mu   sync.Mutex
+	last error // of an attempt that is repeated
+}
+
+func finished(sandbox string, err error) *task {
+	t := &task{sandbox: sandbox, cancel: func() {}, done: make(chan struct{}), err: err}
+	close(t.done)
+	return t
+}
+
+func (t *task) running() bool {
+	select {
+	case <-t.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// failure is what it ended with, or what its last attempt did.
+func (t *task) failure() error {
+	if !t.running() {
+		return t.err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.last
+}
+
+// start publishes what was deferred at a target in a sandbox, in the background;
+// or finds that under way, or done.
+func (a *Agent) start(target string, b box) *task {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	d, ok := a.Records.Get(target)
+	if !ok || a.ending[target] || b.pid == 0 {
+		return finished(b.id, fmt.Errorf("the volume at %s: %w", target, errEnded))
+	}
+	if d.in(b.id) {
+		return finished(b.id, nil)
+	}
+	before := a.tasks[target]
+	if before != nil && before.running() {
+		if before.sandbox == b.id {
+			return before
+		}
+		before.cancel() // of a sandbox that the pod does not have any more
+	}
+	return a.run(target, b, before, publishTimeout, func(ctx context.Context, t *task) error {
+		err := a.publish(ctx, target, b, t)
+		if err == nil {
+			a.Count("published")
+			a.tell(d.Pod, corev1.EventTypeNormal, EventPublished, fmt.Sprintf("volume %s (%s) is mounted in the pod's sandbox", d.Volume, d.Type), b.id)
+		}
+		return err
+	})
+}
+
+// run begins a task, after the one before it. The caller holds a.mu.
+func (a *Agent) run(target string, b box, before *task, limit time.Duration, f func(context.Context, *task) error) *task {
+	ctx, cancel := context.WithTimeout(a.life, limit)
+	t := &task{sandbox: b.id, cancel: cancel, done: make(chan struct{})}
+	a.tasks[target] = t
+	a.work.Go(func() {
+		defer close(t.done)
+		defer cancel()
+		if before != nil {
+			<-before.done
+		}
+		t.err = f(ctx, t)
+	})
+	return t
+}
+
+// refresh has the runtime look whether a published volume is still there: one that
+// lost it mounts it again, for a later attempt of the container.
+func (a *Agent) refresh(target string, b box) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	before := a.tasks[target]
+	if a.ending[target] || before != nil && before.running() {
+		return
+	}
+	a.run(target, b, before, registerTimeout, func(ctx context.Context, _ *task) error {
+		if err := a.attempt(ctx, target, b); err != nil && !errors.Is(err, errEnded) {
+			a.Log.Warn("a published volume cannot be looked after", "target", target, "sandbox_id", b.id, "error", err)
+		}
+		return nil
+	})
+}
+
+// attempt publishes once.
+func (a *Agent) attempt(ctx context.Context, target string, b box) error {
+	d, ok := a.Records.Get(target)
+	if !ok {
+		return errEnded
+	}
+	if err := a.runtimes.register(ctx, d, b); err != nil {
+		return err
+	}
+	// Whatever becomes of the call, it is known whom to ask to let go.
+	if !d.in(b.id) {
+		if err := a.Records.Place(target, b.id, false); err != nil {
+			return err
+		}
+	}
+	if err := a.runtimes.publish(ctx, d, b.id); err != nil {
+		return err
+	}
+	return a.Records.Place(target, b.id, true)
+}
+
+// publish does so until it has an answer: a runtime that is busy, slow or away is
+// asked again.
+func (a *Agent) publish(ctx context.Context, target string, b box, t *task) error {
+	const shortest, longest = 50 * time.Millisecond, 5 * time.Second
+	for wait := shortest; ; wait = min(2*wait, longest) {
+		err := a.attempt(ctx, target, b)
+		if err == nil {
+			return nil
+		}
+		d, ok := a.Records.Get(target)
+		if !ok || errors.Is(ctx.Err(), context.Canceled) {
+			return fmt.Errorf("the volume at %s: %w", target, errEnded)
+		}
+		code := status.Code(err)
+		err = fmt.Errorf("volume %s: it was left to the pod's sandbox, and cannot be mounted there: %w", d.Volume, err)
+		again := code == codes.Aborted || code == codes.Unavailable || code == codes.DeadlineExceeded
+		if code != codes.Aborted {
+			a.tell(d.Pod, corev1.EventTypeWarning, EventFailed, err.Error(), "")
+			a.Log.Error("publishing in a sandbox", "volume_id", d.VolumeID, "pod", d.Pod.Namespace+"/"+d.Pod.Name, "sandbox_id", b.id, "again", again, "error", err)
+			t.mu.Lock()
+			t.last = err
+			t.mu.Unlock()
+		}
+		if !again || ctx.Err() != nil {
+			a.Count("failed")
+			return err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// unpublishTimeout bounds what a runtime may take to let go.
+const unpublishTimeout = 30 * time.Second
+
+// letGo has the runtime let go of a volume for good: what is under way is ended,
+// and nothing is begun until allow is called.
+func (a *Agent) letGo(ctx context.Context, target string) (allow func(), err error) {
+	a.mu.Lock()
+	a.ending[target] = true
+	t := a.tasks[target]
+	delete(a.tasks, target)
+	a.mu.Unlock()
+	allow = func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		delete(a.ending, target)
+	}
+	if t != nil {
+		t.cancel()
+		<-t.done
+	}
+	d, ok := a.Records.Get(target)
+	if !ok || d.Sandbox == "" {
+		return allow, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, unpublishTimeout)
+	defer cancel()
+	const pause = 200 * time.Millisecond
+	for {
+		err := a.runtimes.unpublish(ctx, d)
+		if status.Code(err) == codes.Aborted {
+			// It may be mounting it right now, for a call that was given up.
+			select {
+			case <-time.After(pause):
+				continue
+			case <-ctx.Done():
+				return allow, status.Errorf(codes.Aborted, "volume %s: the runtime is still busy with it in the pod's sandbox: %s", d.VolumeID, err)
+			}
+		}
+		if err != nil {
+			// The driver asks the device, which knows better than a runtime that is
+			// gone; what it refuses is tried again.
+			a.Log.Warn("the runtime does not let go of a volume", "volume_id", d.VolumeID, "sandbox_id", d.Sandbox, "error", err)
+		}
+		return allow, nil
+	}
+}
+
+// publishAll publishes a pod's deferrals, and waits a little. What takes longer
+// goes on; until then its containers are refused.
+func (a *Agent) publishAll(ctx context.Context, uid string, b box) error {
+	ctx, cancel := context.WithTimeout(ctx, hookPatience)
+	defer cancel()
+	var errs []error
+	var all []*task
+	for _, d := range a.Records.Of(uid) {
+		all = append(all, a.start(d.Target, b))
+	}
+	for _, t := range all {
+		select {
+		case <-t.done:
+			errs = append(errs, t.err)
+		case <-ctx.Done():
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// missing tells what a pod's containers have to wait for, nil for nothing. It asks
+// nobody.
+func (a *Agent) missing(uid, sandbox string) error {
+	for _, d := range a.Records.Of(uid) {
+		if d.in(sandbox) {
+			continue
+		}
+		a.mu.Lock()
+		t := a.tasks[d.Target]
+		a.mu.Unlock()
+		if t != nil && t.sandbox == sandbox {
+			if err := t.failure(); err != nil {
+				return err
+			}
+		}
+		return fmt.Errorf("volume %s: it is being mounted in the pod's sandbox; a container can have it when that is done", d.Volume)
+	}
+	return nil
+}
