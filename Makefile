@@ -55,7 +55,7 @@ test-vm: setup
 kubernetes: setup
 	test/kubernetes/setup.sh
 	test/kubernetes/build.sh
-	LDFLAGS='$(LDFLAGS)' deploy/image/build.sh
+	VERSION='$(VERSION)' deploy/image/build.sh
 	test/kubernetes/images.sh
 
 test-kubernetes: kubernetes
@@ -64,6 +64,7 @@ test-kubernetes: kubernetes
 # The same cluster, to try things on: test/kubernetes/cluster.sh exec bash; ... down.
 cluster: kubernetes
 	test/kubernetes/cluster.sh up
+	test/kubernetes/cluster.sh exec kubectl apply -k $(CURDIR)/.cache/kubernetes/bin/crd
 
 # A SELinux label of 100,000 files against chcon -R, in a guest.
 .PHONY: bench-vm

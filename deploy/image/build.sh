@@ -2,7 +2,8 @@
 # Builds the OCI images of the project, as archives in .cache/image, without a
 # container daemon: localhost/crust-csi/{csi-node,crustd,crust-agent}:TAG. Load one with
 # `ctr -n k8s.io images import`, `skopeo copy oci-archive:...` or `crane push`.
-# The same binaries and Debian packages give the same bytes.
+# TAG (dev) and VERSION (0.1.0-dev) are variables. The same binaries and Debian
+# packages give the same bytes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=$PWD/.cache/image
@@ -23,7 +24,7 @@ if [ ! -e "$base" ]; then
 fi
 
 export CGO_ENABLED=0
-go build -trimpath -buildvcs=false -ldflags "-s -w ${LDFLAGS:-}" -o "$out/bin/" ./cmd/csi-node ./cmd/crustctl ./cmd/crustd ./cmd/crust-oci ./cmd/crust-agent
+go build -trimpath -buildvcs=false -ldflags "-s -w -X github.com/crust-csi/crust-csi/internal/version.number=${VERSION:-0.1.0-dev}" -o "$out/bin/" ./cmd/csi-node ./cmd/crustctl ./cmd/crustd ./cmd/crust-oci ./cmd/crust-agent
 go build -C deploy/image -o "$out/bin/image" .
 image() { echo "image: $2"; "$out/bin/image" -out "$out/$1.tar" -name "$2" "${@:3}"; }
 cd "$out/bin"

@@ -17,6 +17,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -30,10 +31,10 @@ import (
 )
 
 type options struct {
-	name, out, base, arch string
-	entrypoint            []string
-	entries               []string
-	created               time.Time
+	name, out, base string
+	entrypoint      []string
+	entries         []string
+	created         time.Time
 }
 
 func main() {
@@ -48,7 +49,6 @@ func run() error {
 	flag.StringVar(&o.name, "name", "", "name and tag, as manifests have it")
 	flag.StringVar(&o.out, "out", "", "archive to write")
 	flag.StringVar(&o.base, "base", "", "archive of a root directory to begin with; none: an empty one")
-	flag.StringVar(&o.arch, "arch", "amd64", "architecture")
 	flag.Func("entrypoint", "a word of the entrypoint; repeatable", func(s string) error {
 		o.entrypoint = append(o.entrypoint, s)
 		return nil
@@ -98,7 +98,7 @@ func (o *options) build() (v1.Image, error) {
 		return nil, err
 	}
 	c = c.DeepCopy()
-	c.OS, c.Architecture, c.Created = "linux", o.arch, v1.Time{Time: o.created}
+	c.OS, c.Architecture, c.Created = "linux", runtime.GOARCH, v1.Time{Time: o.created}
 	c.Config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	c.Config.Entrypoint = o.entrypoint
 	for i := range c.History {
