@@ -47,8 +47,7 @@ lint: $(LINT)
 .PHONY: test-vm
 test-vm: setup
 	test/vm/prepare.sh
-	test/vm/tests.sh 6.1
-	test/vm/tests.sh 6.12
+	test/vm/tests.sh 6.1,6.12
 
 # A real Kubernetes of one node on this machine, its images, and tests with pods.
 .PHONY: kubernetes cluster test-kubernetes
@@ -59,7 +58,7 @@ kubernetes: setup
 	test/kubernetes/images.sh
 
 test-kubernetes: kubernetes
-	$(GO) test -tags kubernetes -count=1 -parallel 6 -timeout 30m $(TESTFLAGS) ./test/kubernetes
+	$(GO) test -tags kubernetes -count=1 -parallel 10 -timeout 30m $(TESTFLAGS) ./test/kubernetes
 
 # The same cluster, to try things on: test/kubernetes/cluster.sh exec bash; ... down.
 cluster: kubernetes

@@ -391,7 +391,11 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 		return nil, fmt.Errorf("volume %s: %w", r.VolumeID, err)
 	}
 	if mounter.Unfilled(found, size) {
-		return nil, fault.New(fault.State, "volume %s is mounted by the pod's runtime, which cannot grow its file system or only reads it: end the pod, and the volume is grown when it is next staged", r.VolumeID)
+		why := "cannot grow its file system"
+		if r.readOnly() {
+			why = "only reads it"
+		}
+		return nil, fault.New(fault.State, "volume %s is mounted by the pod's runtime, which %s: end the pod, and the volume is grown when it is next staged", r.VolumeID, why)
 	}
 	return resp, nil
 }

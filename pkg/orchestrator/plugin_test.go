@@ -56,7 +56,7 @@ func TestC22_SynchronizeMovesNothingFromARunningSandbox(t *testing.T) {
 		t.Helper()
 		for end := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 			d, _ := r.agent.Records.Get(target)
-			if d.Sandbox == want {
+			if d.in(want) {
 				return
 			}
 			if time.Now().After(end) {

@@ -343,3 +343,10 @@ func mountOf(t testing.TB, path string) string {
 	t.Helper()
 	return onNode(t, `awk -v p='`+path+`' '$5 == p' /proc/1/mountinfo`)
 }
+
+// allCapabilities tells whether root on this machine has all; ext4 grows while it is
+// mounted only with CAP_SYS_RESOURCE.
+func allCapabilities(t testing.TB) bool {
+	t.Helper()
+	return strings.HasSuffix(onNode(t, "grep CapEff /proc/1/status"), "1ffffffffff")
+}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,18 +24,21 @@ import (
 
 const sandboxed = "runtimeClassName: crust"
 
-// onlyPlaceholder fails unless the node's mount table has the placeholder at a
-// target, and the volume's file system nowhere.
-func onlyPlaceholder(t testing.TB, target string) {
-	t.Helper()
-	if got := mountOf(t, target); !strings.Contains(got, "unbindable") || !strings.Contains(got, " - tmpfs crust-deferred ") {
-		t.Errorf("at the target: %q", got)
+// onlyPlaceholder fails unless the node's mount table has the placeholder where a
+// pod has a claim, and the claim's file system nowhere.
+func (s *space) onlyPlaceholder(pod, claim string) {
+	s.t.Helper()
+	if got := mountOf(s.t, s.target(pod, claim)); !strings.Contains(got, "unbindable") || !strings.Contains(got, " - tmpfs crust-deferred ") {
+		s.t.Errorf("at the target: %q", got)
 	}
-	device := onNode(t, `losetup -n -O NAME,BACK-FILE | awk '$2 ~ /crust-csi.pool/ { print $1 }'`)
-	for _, d := range strings.Fields(device) {
-		if got := onNode(t, `awk '$0 ~ " `+d+` "' /proc/1/mountinfo | grep -F "`+target+`" || true`); got != "" {
-			t.Errorf("the node shows %s", got)
-		}
+	handle := s.kubectl("get", "pv", s.get("pvc/"+claim, ".spec.volumeName"), "-o", "jsonpath={.spec.csi.volumeHandle}")
+	_, file, _ := strings.Cut(handle, ".")
+	device := onNode(s.t, "losetup -n -O NAME,BACK-FILE | awk '/"+file+"[.]img/ { print $1 }'")
+	if !strings.HasPrefix(device, "/dev/loop") {
+		s.t.Fatalf("volume %s has device %q", handle, device)
+	}
+	if got := onNode(s.t, "grep -F ' "+device+" ' /proc/1/mountinfo || true"); got != "" {
+		s.t.Errorf("the node shows %s", got)
 	}
 }
 
@@ -48,7 +52,7 @@ func TestC21_C22_Story1(t *testing.T) {
 	s.said("Pod/p", "MountDeferred: volume pvc-.* \\(ext4\\) is left to the pod's sandbox")
 	s.said("Pod/p", "MountedInSandbox: volume pvc-.* \\(ext4\\) is mounted in the pod's sandbox")
 	target := s.target("p", "data")
-	onlyPlaceholder(t, target)
+	s.onlyPlaceholder("p", "data")
 	s.run("p", "echo from the sandbox >/data/f; sync")
 	if got := s.run("p", "grep ' /data ' /proc/self/mountinfo; stat -c %g /data /data/f"); !strings.Contains(got, " - ext4 /dev/loop") || !strings.HasSuffix(got, "4321\n4321") {
 		t.Errorf("in the pod: %s", got)
@@ -115,7 +119,7 @@ func TestC21_ReadersOfOneVolume(t *testing.T) {
 	s.ready("one", "two")
 	for _, name := range []string{"one", "two"} {
 		s.said("Pod/"+name, "MountedInSandbox: volume pvc-.* \\(ext4\\)")
-		onlyPlaceholder(t, s.target(name, "data"))
+		s.onlyPlaceholder(name, "data")
 		if got, err := s.tryRun(name, "cat /data/f; touch /data/g"); err == nil || got != "for readers" || !strings.Contains(err.Error(), "Read-only file system") {
 			t.Errorf("%s: %q %v", name, got, err)
 		}
@@ -190,13 +194,7 @@ func (s *space) runtimeClass(name, annotation string) string {
 func TestC21_Stories2To5(t *testing.T) {
 	without := func(c crust.Capability) *crusttest.Server {
 		r := crusttest.New()
-		var kept []crust.Capability
-		for _, have := range r.Capabilities {
-			if have != c {
-				kept = append(kept, have)
-			}
-		}
-		r.Capabilities = kept
+		r.Capabilities = slices.DeleteFunc(r.Capabilities, func(have crust.Capability) bool { return have == c })
 		return r
 	}
 	btrfs := crusttest.New()
@@ -276,7 +274,7 @@ func TestC17_C22_Story6(t *testing.T) {
 	s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOncePod")
 	s.pod("p", []string{"data:/data"}, sandboxed)
 	s.kubectl("patch", "pvc", "data", "-n", s.ns, "-p", `{"spec":{"resources":{"requests":{"storage":"128Mi"}}}}`)
-	if !strings.HasSuffix(onNode(t, "grep CapEff /proc/1/status"), "1ffffffffff") {
+	if !allCapabilities(t) {
 		s.until(60*time.Second, "the claim says that the runtime does not grow it", func() (string, bool) {
 			got := s.get("pvc/data", ".status.conditions[?(@.type=='NodeResizeError')].message")
 			return got, strings.Contains(got, "cannot grow its file system: end the pod")
@@ -289,6 +287,27 @@ func TestC17_C22_Story6(t *testing.T) {
 		got := s.run("p", "df -k /data | tail -1 | awk '{print $2}'")
 		return got, len(got) >= 6
 	})
+}
+
+// A claim that is enlarged while no pod has it: the kubelet grows the volume before
+// there is a sandbox that could.
+func TestC22_GrownWhileNoPodHadIt(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOncePod")
+	s.pod("p", []string{"data:/data"}, sandboxed)
+	s.delete("p")
+	s.kubectl("patch", "pvc", "data", "-n", s.ns, "-p", `{"spec":{"resources":{"requests":{"storage":"128Mi"}}}}`)
+	s.until(60*time.Second, "the persistent volume is larger", func() (string, bool) {
+		got := s.kubectl("get", "pv", s.get("pvc/data", ".spec.volumeName"), "-o", "jsonpath={.spec.capacity.storage}")
+		return got, got == "128Mi"
+	})
+	s.pod("q", []string{"data:/data"}, sandboxed)
+	s.onlyPlaceholder("q", "data")
+	if got := s.run("q", "df -k /data | tail -1 | awk '{print $2}'"); len(got) < 6 {
+		t.Errorf("the sandbox sees %s KiB", got)
+	}
+	s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.capacity.storage}=128Mi", "pvc/data", "--timeout=90s")
 }
 
 // C23: what fails on the way to the sandbox fails the pod, in words, and the node
@@ -320,7 +339,7 @@ func TestC23_FailuresFailThePod(t *testing.T) {
 		s.said("Pod/p", "SandboxMountFailed: .*cannot be mounted there: .*the disk does not fit")
 		s.said("Pod/p", "FailedCreatePodSandBox: .*the disk does not fit")
 		s.notRunning("p")
-		onlyPlaceholder(t, s.target("p", "data"))
+		s.onlyPlaceholder("p", "data")
 	})
 }
 

@@ -18,10 +18,18 @@ func pidOf(t testing.TB, name string) string {
 	return onNode(t, `cat /run/test/`+name+`.pid 2>/dev/null || pgrep -o -x `+name+` || true`)
 }
 
+// signal sends one to a process of the node, which may be starting just now.
 func signal(t testing.TB, sig, name string) {
 	t.Helper()
-	if pid := pidOf(t, name); pid != "" {
-		onNode(t, "kill -"+sig+" "+pid+" || true")
+	for end := time.Now().Add(60 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		if pid := pidOf(t, name); pid != "" {
+			if _, err := onNodeIn("/", "kill -"+sig+" "+pid); err == nil {
+				return
+			}
+		}
+		if time.Now().After(end) {
+			t.Fatalf("no process %s", name)
+		}
 	}
 }
 
@@ -42,7 +50,7 @@ func settled(s *space) {
 func TestKilledFiftyTimes(t *testing.T) {
 	s := use(t)
 	victims := []string{"csi-node", "kubelet", "containerd", "crust-agent", "crustd"}
-	const sets, rounds = 2, 50
+	const sets, rounds, settle = 2, 50, 25
 	for i := range sets {
 		s.claim(fmt.Sprintf("plain-%d", i), "crust-ext4", "64Mi", "ReadWriteOncePod")
 		s.claim(fmt.Sprintf("sandbox-%d", i), "crust-sandbox", "64Mi", "ReadWriteOncePod")
@@ -59,9 +67,9 @@ func TestKilledFiftyTimes(t *testing.T) {
 			s.try("delete", "pod", "-n", s.ns, old[0], old[1], "--grace-period=1", "--wait=false")
 		}
 		victim := victims[round%len(victims)]
-		time.Sleep(time.Duration(rand.IntN(900)) * time.Millisecond)
+		time.Sleep(time.Duration(rand.IntN(600)) * time.Millisecond)
 		signal(t, "KILL", victim)
-		if round%10 == 9 {
+		if round%settle == settle-1 {
 			// Let them all arrive; between, pods of several rounds are on their way.
 			settled(s)
 			for _, p := range pods(round) {
@@ -106,7 +114,7 @@ func TestNodeReset(t *testing.T) {
 	if got := s.run("b", "cat /data/f; stat -c %g /data/f"); got != "sandbox\n3000" {
 		t.Errorf("b reads %q", got)
 	}
-	onlyPlaceholder(t, s.target("b", "sandbox"))
+	s.onlyPlaceholder("b", "sandbox")
 }
 
 // sandboxOf is a pod's sandbox in containerd.
@@ -123,21 +131,20 @@ func TestC24_AnAgentThatDoesNotAnswer(t *testing.T) {
 	s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOncePod")
 	s.pod("p", []string{"data:/data"}, sandboxed)
 	s.run("p", "echo kept >/data/f; sync")
-	target := s.target("p", "data")
 	signal(t, "STOP", "crust-agent")
-	t.Cleanup(func() { signal(t, "CONT", "crust-agent") })
+	t.Cleanup(func() { onNode(t, "pkill -CONT -x crust-agent || true") })
 	onNode(t, "ctr -n k8s.io tasks kill -s KILL "+s.sandboxOf("p"))
 	s.said("Pod/p", "Failed: .*of a volume that was deferred")
 	if out, err := s.tryRun("p", "echo node >/data/g"); err == nil {
 		t.Errorf("it ran: %s", out)
 	}
-	onlyPlaceholder(t, target)
+	s.onlyPlaceholder("p", "data")
 	signal(t, "CONT", "crust-agent")
 	s.until(90*time.Second, "the pod runs again", func() (string, bool) {
 		out, err := s.tryRun("p", "cat /data/f && echo back >/data/g")
 		return fmt.Sprint(out, err), err == nil && out == "kept"
 	})
-	onlyPlaceholder(t, target)
+	s.onlyPlaceholder("p", "data")
 }
 
 // C22: an agent that is killed leaves what is published as it is, and the driver
@@ -190,7 +197,7 @@ func TestC24_CRUSTIsRemovedUnderAPod(t *testing.T) {
 		got := s.kubectl("logs", "-n", system, "daemonset/csi-node", "-c", "csi-node", "--tail=50")
 		return got, strings.Contains(got, "method=NodeUnpublishVolume") && strings.Contains(got, "is still mounted by the sandbox of the pod at")
 	})
-	onlyPlaceholder(t, s.target("p", "data"))
+	s.onlyPlaceholder("p", "data")
 	if err := install(); err != nil { // CRUST is back
 		t.Fatal(err)
 	}

@@ -4,9 +4,11 @@ package kubernetes_test
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 )
 
 var block = regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
@@ -23,7 +25,7 @@ func TestInstallDoc(t *testing.T) {
 	if len(blocks) < 5 {
 		t.Fatalf("%d blocks of commands", len(blocks))
 	}
-	project, err := os.Getwd()
+	project, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,10 +39,12 @@ func TestInstallDoc(t *testing.T) {
 	var out string
 	for _, b := range blocks {
 		script := strings.ReplaceAll(string(b[1]), "image: busybox:1.36", "image: localhost/test/busybox:1")
-		said, err := onNodeIn(project+"/../..", script)
+		begin := time.Now()
+		said, err := onNodeIn(project, script)
 		if err != nil {
 			t.Fatalf("%v\n%s", err, script)
 		}
+		t.Logf("%s: %s", time.Since(begin).Round(time.Second), strings.SplitN(script, "\n", 2)[0])
 		out += said + "\n"
 	}
 	for _, want := range []string{"csi.crust.dev", "pod/mine condition met", "hello", "2000", "CAP_SYS_RESOURCE"} {

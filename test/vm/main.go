@@ -22,6 +22,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -108,6 +109,8 @@ func runCommand(args []string) (code int, err error) {
 	state := flags.String("state", ".cache/vm", "what prepare.sh made")
 	share := flags.String("share", ".", "directory that the guest has at the same path")
 	memory := flags.String("memory", "2G", "of the guest")
+	// Software emulation of several breaks a guest's kernel now and then.
+	cpus := flags.Int("cpus", 1, "processors of the guest")
 	if err := flags.Parse(args); err != nil || flags.NArg() == 0 {
 		return 2, errors.New("no command was given")
 	}
@@ -123,7 +126,7 @@ func runCommand(args []string) (code int, err error) {
 	g := &guest{dir: dir}
 	begin := time.Now()
 	defer g.stop()
-	if err := g.start(ctx, *kernel, *state, *share, *memory); err != nil {
+	if err := g.start(ctx, *kernel, *state, *share, *memory, *cpus); err != nil {
 		return 2, fmt.Errorf("%w\nthe guest's console said:\n%s", err, g.console())
 	}
 	fmt.Fprintf(os.Stderr, "vm: guest with Linux %s is up after %v\n", *kernel, time.Since(begin).Round(10*time.Millisecond))
@@ -160,7 +163,7 @@ func (g *guest) child(ctx context.Context, name string, args ...string) *exec.Cm
 	return c
 }
 
-func (g *guest) start(ctx context.Context, kernel, state, share, memory string) error {
+func (g *guest) start(ctx context.Context, kernel, state, share, memory string, cpus int) error {
 	var err error
 	if share, err = filepath.Abs(share); err != nil {
 		return err
@@ -185,7 +188,7 @@ func (g *guest) start(ctx context.Context, kernel, state, share, memory string) 
 		return err
 	}
 	g.qemu = g.child(ctx, "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-M", "q35,accel=tcg", "-cpu", "max,la57=off", "-smp", "2", "-m", memory,
+		"-M", "q35,accel=tcg", "-cpu", "max,la57=off", "-smp", strconv.Itoa(cpus), "-m", memory,
 		"-object", "memory-backend-memfd,id=mem,size="+memory+",share=on", "-numa", "node,memdev=mem",
 		"-kernel", images[0], "-initrd", filepath.Join(state, "initramfs-"+kernel),
 		"-append", "console=ttyS0 quiet panic=-1 reboot=t random.trust_cpu=on security=selinux selinux=1 enforcing=0 crust.share="+share,
