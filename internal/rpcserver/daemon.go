@@ -23,9 +23,9 @@ func Stop(ctx context.Context, s *grpc.Server) {
 
 // ServeHTTP serves metrics and health at --metrics-address until it is closed;
 // nothing where that is empty. What ends it otherwise is sent to failed.
-func ServeHTTP(address string, h http.Handler, failed chan<- error) (closer func() error, err error) {
+func ServeHTTP(address string, h http.Handler, failed chan<- error) (closer func(), err error) {
 	if address == "" {
-		return func() error { return nil }, nil
+		return func() {}, nil
 	}
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -37,5 +37,5 @@ func ServeHTTP(address string, h http.Handler, failed chan<- error) (closer func
 			failed <- err
 		}
 	}()
-	return s.Close, nil
+	return func() { _ = s.Close() }, nil // the listener is gone either way
 }
