@@ -20,6 +20,9 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
@@ -320,6 +323,23 @@ func (s *spec) closed() error {
 	return err
 }
 
+// resolve asks where a mount's source is in a sandbox, as long as the server is busy
+// with that volume.
+func resolve(ctx context.Context, client *crust.Client, id, source string) (*crustv1alpha1.ResolveMountResponse, error) {
+	const pause = 50 * time.Millisecond
+	for {
+		r, err := client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: id, Source: source})
+		if status.Code(err) != codes.Aborted {
+			return r, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
 // enter has the mounts lead to the sandbox's volumes, and moves this thread,
 // which will be the runtime, into its mount namespace.
 func (s *spec) enter(ctx context.Context, client *crust.Client, id, namespace string) error {
@@ -334,7 +354,7 @@ func (s *spec) enter(ctx context.Context, client *crust.Client, id, namespace st
 		return errors.Join(fmt.Errorf("sandbox %s was deregistered just now", id), err)
 	}
 	changed, err := s.binds(func(source string) (string, error) {
-		r, err := client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: id, Source: source})
+		r, err := resolve(ctx, client, id, source)
 		switch {
 		case err != nil:
 			return "", err

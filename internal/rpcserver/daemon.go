@@ -15,10 +15,15 @@ import (
 const StopTimeout = 20 * time.Second
 
 // Stop lets calls in flight end until ctx does; then they are cut off, which they
-// survive like a kill.
+// survive like a kill. Those that cannot be ended are not waited for.
 func Stop(ctx context.Context, s *grpc.Server) {
-	defer context.AfterFunc(ctx, s.Stop)()
-	s.GracefulStop()
+	done := make(chan struct{})
+	go func() { s.GracefulStop(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		s.Stop()
+	}
 }
 
 // ServeHTTP serves metrics and health at --metrics-address until it is closed;

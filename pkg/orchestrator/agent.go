@@ -284,7 +284,11 @@ func (a *Agent) notDeferred(ctx context.Context, d Deferral, known bool) error {
 
 // deferred writes down what is to be carried out.
 func (a *Agent) deferred(ctx context.Context, d Deferral, known bool) error {
-	if err := a.Records.Put(d); err != nil {
+	err := a.Records.Put(d)
+	if err != nil && known {
+		return undecided("volume %s: its deferral could not be written down again: %s", d.Volume, err)
+	}
+	if err != nil {
 		// Nobody would carry it out. The code is one after which the kubelet still
 		// unpublishes what it gives up.
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unpublishTimeout)
@@ -402,8 +406,9 @@ func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest
 		return raw, err
 	}
 	// A kubelet that mounts a volume which was enlarged meanwhile grows it before the
-	// pod has a sandbox. What is mounted there later is made to fill its device.
-	if now, ok := a.Records.Get(d.Target); ok && now.Sandbox == "" {
+	// pod has a sandbox, or another one, and makes none until that succeeds. What is
+	// mounted there later is made to fill its device.
+	if now, ok := a.Records.Get(d.Target); ok && !now.Published && !a.publishing(d.Target) {
 		return raw, nil
 	}
 	c, err := a.inSandbox(d)
@@ -411,6 +416,9 @@ func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest
 		return nil, err
 	}
 	r, err := c.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: d.Sandbox, HostVolumeId: source, RequiredBytes: req.GetCapacityRange().GetRequiredBytes()})
+	if status.Code(err) == codes.NotFound { // that sandbox has ended
+		return raw, nil
+	}
 	if err != nil {
 		return nil, ofRuntime(d, err)
 	}

@@ -51,6 +51,7 @@ type driver struct {
 	md        metadata.MD
 	deadline  time.Duration
 	fail      error
+	options   map[string]string
 }
 
 func (d *driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
@@ -76,7 +77,7 @@ func (d *driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 		return resp, err
 	}
 	d.deferred[r.GetTargetPath()] = true
-	return resp, crust.SetMountInfo(resp, crust.MountInfo{Source: "/dev/loop7", Type: "ext4", Options: map[string]string{"noatime": ""}})
+	return resp, crust.SetMountInfo(resp, crust.MountInfo{Source: "/dev/loop7", Type: "ext4", Options: d.options})
 }
 
 func (d *driver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
@@ -173,7 +174,7 @@ func deferredRig(t testing.TB) *rig {
 
 func newRig(t testing.TB, objects ...runtime.Object) *rig {
 	t.Helper()
-	r := &rig{t: t, driver: &driver{deferred: map[string]bool{}}, runtime: crusttest.New(), events: eventrecorder.NewFakeRecorder(100), records: t.TempDir(), manager: &sandboxes{}}
+	r := &rig{t: t, driver: &driver{deferred: map[string]bool{}, options: map[string]string{"noatime": ""}}, runtime: crusttest.New(), events: eventrecorder.NewFakeRecorder(100), records: t.TempDir(), manager: &sandboxes{}}
 	ds := grpc.NewServer()
 	csi.RegisterNodeServer(ds, r.driver)
 	own := serve(t, ds, "csi.sock")

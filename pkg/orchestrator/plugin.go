@@ -28,7 +28,8 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api
 	for _, pod := range pods {
 		b := box{pod.GetId(), int64(pod.GetPid())}
 		for _, d := range a.Records.Of(pod.GetUid()) {
-			if b.pid != 0 && !alive[d.Sandbox] {
+			begun := d.Sandbox == b.id && !d.Published // and nobody may have heard the end
+			if b.pid != 0 && (begun || !alive[d.Sandbox]) {
 				a.Log.Info("publishing what was missed", "volume_id", d.VolumeID, "sandbox_id", b.id)
 				a.start(d.Target, b)
 			}

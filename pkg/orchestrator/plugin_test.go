@@ -3,12 +3,14 @@ package orchestrator
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/containerd/nri/pkg/api"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -37,12 +39,62 @@ func TestC22_ABusyRuntimeIsAskedAgain(t *testing.T) {
 	ok(t, r.agent.missing("u1", "sb"))
 }
 
+// An agent that ended in the middle finds its record, and goes on when it hears of the
+// sandbox; until then a kubelet that grows the volume is not kept from making one.
+func TestC22_APublishThatWasBegunIsFinished(t *testing.T) {
+	r := deferredRig(t)
+	ok(t, r.agent.Records.Place(target, "sb", false))
+	grow := &csi.NodeExpandVolumeRequest{VolumeId: "vol", VolumePath: target}
+	if _, err := r.kubelet.NodeExpandVolume(r.ctx(), grow); err != nil {
+		t.Errorf("growth: %v", err)
+	}
+	began, release := r.hold("RuntimePublishVolume")
+	_, err := (&Plugin{r.agent}).Synchronize(r.ctx(), []*api.PodSandbox{{Id: "sb", Uid: "u1", Pid: 1}}, nil)
+	ok(t, err)
+	<-began
+	if _, err := r.kubelet.NodeExpandVolume(r.ctx(), grow); status.Code(err) != codes.Unavailable {
+		t.Errorf("growth while it is mounted: %v", err)
+	}
+	release()
+	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	ok(t, r.agent.missing("u1", "sb"))
+	// A sandbox that has ended has nothing to grow.
+	r.runtime.Fail = func(_ context.Context, call string, _ proto.Message) error {
+		if call == "RuntimeExpandVolume" {
+			return status.Error(codes.NotFound, "no such sandbox")
+		}
+		return nil
+	}
+	if _, err := r.kubelet.NodeExpandVolume(r.ctx(), grow); err != nil {
+		t.Errorf("growth after the sandbox: %v", err)
+	}
+}
+
+// A record that cannot be written again leaves what is published as it is.
+func TestC22_ARecordThatCannotBeWrittenAgain(t *testing.T) {
+	r := deferredRig(t)
+	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	ok(t, os.RemoveAll(r.records))
+	r.driver.mu.Lock()
+	r.driver.options = map[string]string{"nodev": ""} // something to be written
+	r.driver.mu.Unlock()
+	if _, err := r.kubelet.NodePublishVolume(r.ctx(), request()); status.Code(err) != codes.Unavailable {
+		t.Errorf("%v", err)
+	}
+	if !r.driver.deferred[target] {
+		t.Error("the driver was told to unpublish")
+	}
+}
+
 // The kubelet's repeated publish does not undo what the sandbox has done meanwhile.
 func TestC22_ARepeatedPublishKeepsTheSandbox(t *testing.T) {
 	r := deferredRig(t)
 	before, _ := r.agent.Records.Get(target) // as a call that is under way has it
+	ok(t, r.agent.Records.Place(target, "sb", false))
+	begun, _ := r.agent.Records.Get(target)
 	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
 	ok(t, r.agent.Records.Put(before))
+	ok(t, r.agent.Records.Put(begun))
 	ok(t, r.agent.missing("u1", "sb"))
 }
 

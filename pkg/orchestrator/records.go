@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -106,14 +107,15 @@ func (r *Records) Of(uid string) []Deferral {
 	return list
 }
 
-// Put writes one, on disk first. Where it has a sandbox already, it keeps it.
+// Put writes one, on disk first. Which sandbox it has is Place's to say.
 func (r *Records) Put(d Deferral) error {
 	r.write.Lock()
 	defer r.write.Unlock()
-	if have, ok := r.Get(d.Target); ok && d.Sandbox == "" {
-		d.Sandbox, d.Published = have.Sandbox, have.Published
+	have, ok := r.Get(d.Target)
+	d.Sandbox, d.Published, d.BootID = have.Sandbox, have.Published, r.boot
+	if ok && reflect.DeepEqual(have, d) {
+		return nil
 	}
-	d.BootID = r.boot
 	return r.keep(d)
 }
 

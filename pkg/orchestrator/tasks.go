@@ -112,12 +112,26 @@ func (a *Agent) refresh(target string, b box) {
 	if a.ending[target] || before != nil && before.running() {
 		return
 	}
+	const pause = 50 * time.Millisecond
 	a.run(target, b, before, registerTimeout, func(ctx context.Context, _ *task) error {
-		if err := a.attempt(ctx, target, b); err != nil && !errors.Is(err, errEnded) {
+		err := a.attempt(ctx, target, b)
+		for status.Code(err) == codes.Aborted && ctx.Err() == nil { // busy with another volume of the pod
+			time.Sleep(pause)
+			err = a.attempt(ctx, target, b)
+		}
+		if err != nil && !errors.Is(err, errEnded) && ctx.Err() == nil {
 			a.Log.Warn("a published volume cannot be looked after", "target", target, "sandbox_id", b.id, "error", err)
 		}
 		return nil
 	})
+}
+
+// publishing tells whether a volume is being published.
+func (a *Agent) publishing(target string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	t := a.tasks[target]
+	return t != nil && t.running()
 }
 
 // attempt publishes once.

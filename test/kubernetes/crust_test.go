@@ -192,6 +192,7 @@ func (s *space) runtimeClass(name, annotation string) string {
 // Stories 2 to 5: one of those who are asked says no; the node mounts the volume,
 // and the pod's events say why.
 func TestC21_Stories2To5(t *testing.T) {
+	t.Parallel()
 	without := func(c crust.Capability) *crusttest.Server {
 		r := crusttest.New()
 		r.Capabilities = slices.DeleteFunc(r.Capabilities, func(have crust.Capability) bool { return have == c })
@@ -313,6 +314,7 @@ func TestC22_GrownWhileNoPodHadIt(t *testing.T) {
 // C23: what fails on the way to the sandbox fails the pod, in words, and the node
 // mounts nothing instead.
 func TestC23_FailuresFailThePod(t *testing.T) {
+	t.Parallel()
 	t.Run("no runtime", func(t *testing.T) {
 		t.Parallel()
 		s := use(t)

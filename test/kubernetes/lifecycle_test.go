@@ -34,6 +34,7 @@ volumeClaimTemplates: [{metadata: {name: data}, spec: {storageClassName: crust-e
 // The claim before its pod, the pod without a wait, everything at once: nothing
 // is left of any.
 func TestDeletedInEveryOrder(t *testing.T) {
+	t.Parallel()
 	for name, orders := range map[string][][]string{
 		"claim first":    {{"delete", "pvc", "data", "--wait=false"}, {"delete", "pod", "p", "--grace-period=1"}},
 		"pod first":      {{"delete", "pod", "p", "--grace-period=1"}, {"delete", "pvc", "data"}},

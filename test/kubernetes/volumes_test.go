@@ -12,6 +12,7 @@ import (
 )
 
 func TestDynamicVolumes(t *testing.T) {
+	t.Parallel()
 	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fs, func(t *testing.T) {
 			t.Parallel()
@@ -318,6 +319,7 @@ spec: {volumeSnapshotClassName: crust, source: {persistentVolumeClaimName: %s}}}
 }
 
 func TestSnapshotRestoredLargerAndClone(t *testing.T) {
+	t.Parallel()
 	for _, fs := range []string{"ext4", "xfs"} {
 		t.Run(fs, func(t *testing.T) {
 			t.Parallel()

@@ -83,6 +83,9 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 	}
 	failpoint.Hit("publish.mounted")
 	want.State, want.Place = published, place
+	if known && reflect.DeepEqual(have, want) {
+		return nil
+	}
 	if err := m.keep(b, source, &want); err != nil {
 		return err
 	}
