@@ -58,7 +58,7 @@ kubernetes: setup
 	test/kubernetes/images.sh
 
 test-kubernetes: kubernetes
-	$(GO) test -tags kubernetes -count=1 -parallel 10 -timeout 30m $(TESTFLAGS) ./test/kubernetes
+	$(GO) test -tags kubernetes -count=1 -parallel 12 -timeout 30m $(TESTFLAGS) ./test/kubernetes
 
 # The same cluster, to try things on: test/kubernetes/cluster.sh exec bash; ... down.
 cluster: kubernetes

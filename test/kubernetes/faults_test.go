@@ -67,7 +67,7 @@ func TestKilledFiftyTimes(t *testing.T) {
 			s.try("delete", "pod", "-n", s.ns, old[0], old[1], "--grace-period=1", "--wait=false")
 		}
 		victim := victims[round%len(victims)]
-		time.Sleep(time.Duration(rand.IntN(600)) * time.Millisecond)
+		time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
 		signal(t, "KILL", victim)
 		if round%settle == settle-1 {
 			// Let them all arrive; between, pods of several rounds are on their way.
