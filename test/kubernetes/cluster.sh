@@ -15,6 +15,7 @@ project=$(cd "$here/../.." && pwd)
 S=${CRUST_KUBERNETES_STATE:-$project/.cache/kubernetes/node}
 bin=$project/.cache/kubernetes/bin
 images=$project/.cache/image
+patience=${CRUST_KUBERNETES_PATIENCE:-1} # a factor, for slow machines
 cgroup=crust-kubernetes-$(echo "$S" | sha256sum | head -c 8)
 export PATH=$PATH:/usr/sbin:/sbin
 die() { echo "cluster: $*" >&2; exit 1; }
@@ -63,7 +64,7 @@ keys() {
 }
 
 try() { # seconds what command...
-	local end=$((SECONDS + $1)) what=$2
+	local end=$((SECONDS + $1 * patience)) what=$2
 	shift 2
 	until ("$@") >/dev/null 2>&1; do
 		[ $SECONDS -lt "$end" ] || die "$what: not within its time; see $S/log"
@@ -90,7 +91,10 @@ up() {
 			mkfs.xfs -q "$S/disk.new" # shares extents: snapshots take no time
 			mv "$S/disk.new" "$S/disk"
 		fi
-		cgroups | while read -r f; do mkdir -p "$f/$cgroup"; done
+		cgroups | while read -r f; do
+			mkdir -p "$f/$cgroup"
+			[ ! -e "$f/cgroup.controllers" ] || for p in $(cat "$f/cgroup.controllers"); do echo "+$p" >"$f/cgroup.subtree_control" || true; done
+		done
 		rm -f "$S/api.sock" "$S/ready"
 		setsid unshare --mount --pid --net --uts --fork --kill-child --propagation slave "$here/node.sh" "$S" "$bin" "$images" "$cgroup" </dev/null >>"$S/log/node.log" 2>&1 &
 		p=$!
@@ -105,7 +109,7 @@ up() {
 	try 180 "API server" on_node kubectl get --raw /readyz
 	try 90 "kubelet" on_node kubectl get node node
 	try 120 "container images" test -e "$S/ready"
-	on_node kubectl wait --for=condition=Ready node/node --timeout=90s >/dev/null
+	on_node kubectl wait --for=condition=Ready node/node --timeout=$((90 * patience))s >/dev/null
 	try 60 "default service account" on_node kubectl get serviceaccount default
 	echo "cluster: up after $((SECONDS - t)) s; $here/cluster.sh exec kubectl get pods -A"
 }

@@ -27,9 +27,11 @@ mkdir -p "$R/old"
 cd "$R"
 pivot_root . old
 cd /
-# What is under an overlay must not change; the project may.
-mkdir -p "$project" # it may lie in /tmp
-mount --bind "/old$project" "$project"
+# What is under an overlay must not change; the project and the state may.
+for d in "$project" "$S"; do
+	mkdir -p "$d" # it may lie in /tmp
+	mount --bind "/old$d" "$d"
+done
 mount --make-rshared /
 mkdir -p /run/{lock,test}
 log=$S/log
@@ -79,6 +81,8 @@ keep api socat "UNIX-LISTEN:$S/api.sock,fork,mode=600,unlink-early" TCP:127.0.0.
 
 # --- node ---------------------------------------------------------------------------
 mkdir -p /etc/containerd
+selinux=false
+[ ! -e /sys/fs/selinux/policy ] || selinux=true
 cat >/etc/containerd/config.toml <<C
 version = 3
 imports = []
@@ -87,6 +91,7 @@ disabled_plugins = ['io.containerd.snapshotter.v1.erofs', 'io.containerd.snapsho
   sandbox = 'localhost/test/pause:1'
 [plugins.'io.containerd.cri.v1.runtime']
   cdi_spec_dirs = []
+  enable_selinux = $selinux
   tolerate_missing_hugetlb_controller = true
   restrict_oom_score_adj = true # for machines without CAP_SYS_RESOURCE
 [plugins.'io.containerd.cri.v1.runtime'.cni]
