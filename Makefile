@@ -60,6 +60,13 @@ kubernetes: setup
 test-kubernetes: kubernetes
 	$(GO) test -tags kubernetes -count=1 -parallel 12 -timeout 30m $(TESTFLAGS) ./test/kubernetes
 
+# A kubelet and containerd on a node with SELinux: that cluster in a guest of
+# test-vm. Some ten minutes, for it is software emulation; not part of .ci/run.
+.PHONY: test-kubernetes-selinux
+test-kubernetes-selinux: kubernetes
+	test/vm/prepare.sh
+	$(GO) test -tags kubernetes -count=1 -timeout 40m $(TESTFLAGS) ./test/kubernetes/selinux
+
 # The same cluster, to try things on: test/kubernetes/cluster.sh exec bash; ... down.
 cluster: kubernetes
 	test/kubernetes/cluster.sh up

@@ -35,6 +35,7 @@ type options struct {
 	entrypoint      []string
 	entries         []string
 	created         time.Time
+	level           int
 }
 
 func main() {
@@ -49,6 +50,7 @@ func run() error {
 	flag.StringVar(&o.name, "name", "", "name and tag, as manifests have it")
 	flag.StringVar(&o.out, "out", "", "archive to write")
 	flag.StringVar(&o.base, "base", "", "archive of a root directory to begin with; none: an empty one")
+	flag.IntVar(&o.level, "level", gzip.BestSpeed, "of compression; 0 for machines that take long to unpack")
 	flag.Func("entrypoint", "a word of the entrypoint; repeatable", func(s string) error {
 		o.entrypoint = append(o.entrypoint, s)
 		return nil
@@ -73,7 +75,7 @@ func run() error {
 func (o *options) build() (v1.Image, error) {
 	var layers []v1.Layer
 	add := func(open tarball.Opener) error {
-		l, err := tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(gzip.BestSpeed), tarball.WithCompressedCaching)
+		l, err := tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(o.level), tarball.WithCompressedCaching)
 		layers = append(layers, l)
 		return err
 	}

@@ -14,7 +14,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 project=$(cd "$here/../.." && pwd)
 S=${CRUST_KUBERNETES_STATE:-$project/.cache/kubernetes/node}
 bin=$project/.cache/kubernetes/bin
-images=$project/.cache/image
+images=${CRUST_KUBERNETES_IMAGES:-$project/.cache/image}
 patience=${CRUST_KUBERNETES_PATIENCE:-1} # a factor, for slow machines
 cgroup=crust-kubernetes-$(echo "$S" | sha256sum | head -c 8)
 export PATH=$PATH:/usr/sbin:/sbin
@@ -120,10 +120,11 @@ loops() {
 	local disk all name back ino
 	disk=$(losetup -n -O NAME -j "$S/disk" | head -1)
 	[ -n "$disk" ] || return 0
-	disk=$(lsblk -dno MAJ:MIN "$disk" | tr -d ' ')
-	all=$(losetup -n -l -O NAME,BACK-MAJ:MIN,BACK-INO)
+	# The kernel may be taking them away just now.
+	disk=$(lsblk -dno MAJ:MIN "$disk" | tr -d ' ') || return 0
+	all=$(losetup -n -l -O NAME,BACK-MAJ:MIN,BACK-INO) || return 0
 	echo "$all" | awk -v d="$disk" '$2 == d { print $1 }' | while read -r name; do
-		ino=$(stat -c %i "$name")
+		ino=$(stat -c %i "$name") || continue
 		echo "$all" | awk -v i="$ino" -v me="$name" '$3 == i && $1 != me { print $1 }'
 		echo "$name"
 	done
@@ -174,14 +175,19 @@ down() {
 	echo "cluster: down"
 }
 
-case ${1:-} in
-up) up ;;
-down) down ;;
-reboot)
-	halt
-	earlier
-	up
-	;;
-exec) shift && on_node "$@" ;;
-*) die "usage: cluster.sh up|down|reboot|exec CMD" ;;
-esac
+main() {
+	case ${1:-} in
+	keys) mkdir -p "$S/log" && keys ;; # for a node that has no openssl
+	up) up ;;
+	down) down ;;
+	reboot)
+		halt
+		earlier
+		up
+		;;
+	exec) shift && on_node "$@" ;;
+	*) die "usage: cluster.sh up|down|reboot|exec CMD" ;;
+	esac
+}
+# In one line: this file may change while it runs.
+main "$@"; exit
