@@ -46,7 +46,7 @@ func (r *runtimes) close() error {
 	for _, c := range r.m {
 		errs = append(errs, c.Close())
 	}
-	r.m = nil
+	clear(r.m) // a hook may still come
 	return errors.Join(errs...)
 }
 
