@@ -71,7 +71,7 @@ func root() *cobra.Command {
 	f.StringVar(&g.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the driver's --kubelet-dir")
 	f.StringVarP(&g.output, "output", "o", "table", "table or json")
 	f.DurationVar(&g.timeout, "timeout", 2*time.Minute, "for each command")
-	c.AddCommand(doctorCommand(g), volumeCommand(g), sandboxCommand(g))
+	c.AddCommand(doctorCommand(g), volumeCommand(g), sandboxCommand(g), historyCommand(g))
 	return c
 }
 

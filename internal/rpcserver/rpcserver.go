@@ -21,6 +21,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/crust-csi/crust-csi/internal/audit"
 )
 
 // LevelRequests is the log level at which whole requests are written.
@@ -76,7 +78,7 @@ func New(log *slog.Logger, metrics Observer, options ...grpc.ServerOption) *grpc
 	// Workers that stay keep the stacks that they grew: a fifth less for a call.
 	// More calls than workers run beside each other as before.
 	const workers = 8
-	return grpc.NewServer(append([]grpc.ServerOption{grpc.UnaryInterceptor(i.unary), grpc.NumStreamWorkers(workers)}, options...)...)
+	return grpc.NewServer(append([]grpc.ServerOption{grpc.UnaryInterceptor(i.unary), grpc.NumStreamWorkers(workers), grpc.Creds(newPeerCredentials())}, options...)...)
 }
 
 func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
@@ -92,7 +94,7 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 		ended(status.Code(err).String())
 		i.say(ctx, id, method, req, resp, time.Since(begin), err)
 	}()
-	resp, err = handler(ctx, req)
+	resp, err = handler(audit.WithCaller(ctx, caller(ctx, method, id)), req)
 	return resp, Status(err)
 }
 

@@ -1,0 +1,258 @@
+// Package audit keeps the log of what was done to volumes: one JSON object a
+// line, in a file that survives restarts and is rotated by size. A line holds
+// named facts only, never the text of a request or of an error, so that no
+// secret can reach it.
+package audit
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// FileName is the name of the log in the state directory. Older parts have a
+// number before the extension: audit.1.jsonl is the newest of them.
+const FileName = "audit.jsonl"
+
+const (
+	maxFile = 8 << 20 // bytes of one part
+	kept    = 4       // older parts
+)
+
+// Action is what was done.
+type Action string
+
+// The actions. "Given" is a publish, "taken" an unpublish; "deferred" gives the
+// volume to a sandbox that mounts it itself (KEP-2857).
+const (
+	Created         Action = "created"
+	Deleted         Action = "deleted"
+	Formatted       Action = "formatted"
+	Checked         Action = "checked"
+	Grown           Action = "grown"
+	Staged          Action = "staged"
+	Unstaged        Action = "unstaged"
+	Given           Action = "given"
+	Taken           Action = "taken"
+	Deferred        Action = "deferred"
+	SnapshotMade    Action = "snapshot-created"
+	SnapshotDeleted Action = "snapshot-deleted"
+)
+
+// Outcome of an action.
+type Outcome string
+
+// Begun is written before an action that cannot be undone, so that a crash in
+// the middle of it leaves a line.
+const (
+	Begun  Outcome = "begun"
+	Done   Outcome = "done"
+	Failed Outcome = "failed"
+)
+
+// Caller is who asked: a process on the driver's socket, and its call.
+type Caller struct {
+	Method    string `json:"method,omitempty"`
+	RequestID uint64 `json:"requestID,omitempty"` // as in the driver's log
+	PID       int32  `json:"pid,omitempty"`
+	UID       *int64 `json:"uid,omitempty"`
+}
+
+// Event is one line.
+type Event struct {
+	Time    time.Time `json:"time"`
+	Action  Action    `json:"action"`
+	Outcome Outcome   `json:"outcome"`
+	Code    string    `json:"code,omitempty"` // the kind of error of one that failed
+
+	Volume   string `json:"volume,omitempty"`
+	Snapshot string `json:"snapshot,omitempty"`
+	Name     string `json:"name,omitempty"`   // as the orchestrator calls it
+	Source   string `json:"source,omitempty"` // what a copy was made from
+	Device   string `json:"device,omitempty"`
+	FSType   string `json:"fsType,omitempty"`
+	Bytes    int64  `json:"bytes,omitempty"`
+	Target   string `json:"target,omitempty"`
+	Access   string `json:"access,omitempty"` // block or mount, with "read-only" where it is
+	Result   string `json:"result,omitempty"` // of a check
+	Pod      string `json:"pod,omitempty"`    // namespace/name, where the orchestrator tells it
+	PodUID   string `json:"podUID,omitempty"`
+	Claim    string `json:"claim,omitempty"` // namespace/name
+
+	Caller
+}
+
+// Log appends to the file. A nil Log drops everything.
+type Log struct {
+	path string
+	most int64
+
+	mu   sync.Mutex
+	file *os.File
+	size int64
+}
+
+// Open opens the log in a directory, which must exist.
+func Open(dir string) (*Log, error) {
+	l := &Log{path: filepath.Join(dir, FileName), most: maxFile}
+	if err := l.open(); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *Log) open() error {
+	f, err := os.OpenFile(l.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	l.file, l.size = f, st.Size()
+	if l.size == 0 {
+		return nil
+	}
+	// A crash of the machine may have torn the last line; the next must not be
+	// written onto it.
+	last := make([]byte, 1)
+	if _, err := f.ReadAt(last, l.size-1); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	if last[0] != '\n' {
+		if _, err := f.WriteString("\n"); err != nil {
+			return errors.Join(err, f.Close())
+		}
+		l.size++
+	}
+	return nil
+}
+
+// Write appends an event, with the time and the caller that ctx knows. The line
+// is in the kernel when Write returns; of an action that cannot be undone it is
+// on the disk too.
+func (l *Log) Write(ctx context.Context, e Event) error {
+	if l == nil {
+		return nil
+	}
+	e.Time = time.Now().UTC()
+	if c, ok := ctx.Value(callerKey{}).(Caller); ok {
+		e.Caller = c
+	}
+	b, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	b = append(b, '\n')
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file == nil {
+		return fmt.Errorf("audit log %s is closed", l.path)
+	}
+	if l.size > 0 && l.size+int64(len(b)) > l.most {
+		if err := l.rotate(); err != nil {
+			return err
+		}
+	}
+	n, err := l.file.Write(b)
+	l.size += int64(n)
+	if err != nil {
+		if n > 0 { // a full disk tore the line; the next begins anew
+			_, _ = l.file.WriteString("\n") // fails where the disk is still full
+		}
+		return err
+	}
+	if e.Outcome == Begun {
+		return l.file.Sync()
+	}
+	return nil
+}
+
+// rotate starts a new file. Where one step fails the present file goes on, for
+// a line that is written too much is better than one that is lost.
+func (l *Log) rotate() error {
+	for i := kept - 1; i >= 0; i-- {
+		if err := os.Rename(l.part(i), l.part(i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	old := l.file
+	if err := l.open(); err != nil {
+		l.file = old
+		return err
+	}
+	return old.Close()
+}
+
+// part gives the path of an older part; of 0 the present one.
+func (l *Log) part(i int) string { return partPath(filepath.Dir(l.path), i) }
+
+func partPath(dir string, i int) string {
+	if i == 0 {
+		return filepath.Join(dir, FileName)
+	}
+	return filepath.Join(dir, fmt.Sprintf("audit.%d.jsonl", i))
+}
+
+// Close ends the log; later events are refused.
+func (l *Log) Close() error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f := l.file
+	l.file = nil
+	if f == nil {
+		return nil
+	}
+	return f.Close()
+}
+
+// Read gives the events that dir's log still has, oldest first, and how many
+// lines were no events: a crash of the machine may tear the last line of a part.
+func Read(dir string) (events []Event, torn int, err error) {
+	for i := kept; i >= 0; i-- {
+		f, err := os.Open(partPath(dir, i))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		// Twice what a part has: what grows meanwhile is not followed for ever.
+		b, err := io.ReadAll(io.LimitReader(f, 2*maxFile))
+		if err := errors.Join(err, f.Close()); err != nil {
+			return nil, 0, err
+		}
+		for line := range bytes.Lines(b) {
+			line = bytes.TrimSpace(line)
+			if len(line) == 0 {
+				continue
+			}
+			var e Event
+			if json.Unmarshal(line, &e) != nil || e.Action == "" || e.Time.IsZero() {
+				torn++
+				continue
+			}
+			events = append(events, e)
+		}
+	}
+	return events, torn, nil
+}
+
+type callerKey struct{}
+
+// WithCaller gives a context whose events name the caller.
+func WithCaller(ctx context.Context, c Caller) context.Context {
+	return context.WithValue(ctx, callerKey{}, c)
+}

@@ -1,0 +1,131 @@
+package audit
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func write(t *testing.T, l *Log, volume string) {
+	t.Helper()
+	if err := l.Write(context.Background(), Event{Action: Created, Outcome: Done, Volume: volume}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func volumes(t *testing.T, dir string) (names []string, torn int) {
+	t.Helper()
+	events, torn, err := Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range events {
+		names = append(names, e.Volume)
+	}
+	return names, torn
+}
+
+func TestAudit_ALineThatACrashToreCostsOnlyItself(t *testing.T) {
+	dir := t.TempDir()
+	l, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, l, "a")
+	write(t, l, "b")
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, FileName)
+	st, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, st.Size()-5); err != nil {
+		t.Fatal(err)
+	}
+	if l, err = Open(dir); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	write(t, l, "c")
+	names, torn := volumes(t, dir)
+	if fmt.Sprint(names) != "[a c]" || torn != 1 {
+		t.Errorf("read %v and %d torn lines; want [a c] and 1", names, torn)
+	}
+}
+
+func TestAudit_RotationKeepsTheNewestAndTheirOrder(t *testing.T) {
+	dir := t.TempDir()
+	l, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	l.most = 1000
+	const n = 200
+	for i := range n {
+		write(t, l, fmt.Sprintf("v%03d", i))
+	}
+	parts, err := filepath.Glob(filepath.Join(dir, "audit*"))
+	if err != nil || len(parts) != kept+1 {
+		t.Errorf("%d parts (%v), %v; want %d", len(parts), parts, err, kept+1)
+	}
+	for _, p := range parts {
+		st, err := os.Stat(p)
+		if err != nil || st.Size() > l.most || st.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v; want at most %d bytes and mode 0600", p, st, err, l.most)
+		}
+	}
+	names, torn := volumes(t, dir)
+	if torn != 0 || len(names) < 20 {
+		t.Fatalf("%d events, %d torn", len(names), torn)
+	}
+	for i, name := range names {
+		if want := fmt.Sprintf("v%03d", n-len(names)+i); name != want {
+			t.Fatalf("event %d of %d is %s; want %s", i, len(names), name, want)
+		}
+	}
+}
+
+func TestAudit_TheCallerIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	l, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	uid := int64(0)
+	ctx := WithCaller(context.Background(), Caller{Method: "DeleteVolume", RequestID: 7, PID: 42, UID: &uid})
+	if err := l.Write(ctx, Event{Action: Deleted, Outcome: Begun, Volume: "v"}); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, FileName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"action":"deleted"`, `"outcome":"begun"`, `"volume":"v"`, `"method":"DeleteVolume"`, `"requestID":7`, `"pid":42`, `"uid":0`} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("the line lacks %s: %s", want, b)
+		}
+	}
+	if strings.Count(string(b), "\n") != 1 {
+		t.Errorf("not one line: %q", b)
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add([]byte(`{"time":"2026-01-01T00:00:00Z","action":"created","outcome":"done"}` + "\n{"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, FileName), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := Read(dir); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
