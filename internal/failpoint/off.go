@@ -1,10 +1,15 @@
 //go:build !failpoint
 
-// Package failpoint lets a test kill the process between any two steps. In
-// ordinary builds a point does nothing and costs nothing; a build with the tag
-// "failpoint" ends itself with SIGKILL at the point that the environment
-// variable CRUST_FAILPOINT names.
+// Package failpoint lets a test kill the process, fail a step or have it hang,
+// between any two steps. In ordinary builds a point does nothing and costs
+// nothing. A build with the tag "failpoint" ends itself with SIGKILL at the
+// point that the environment variable CRUST_FAILPOINT names; the file that
+// CRUST_FAILPOINT_FILE names says "POINT error" or "POINT hang" for as long as
+// the point is to do that.
 package failpoint
 
 // Hit marks a step.
 func Hit(string) {}
+
+// Err marks a step that can also fail.
+func Err(string) error { return nil }

@@ -3,14 +3,21 @@
 package failpoint
 
 import (
+	"errors"
 	"os"
+	"strings"
+	"sync/atomic"
 	"time"
 )
 
 var (
 	chosen = os.Getenv("CRUST_FAILPOINT")
 	paused = os.Getenv("CRUST_FAILPOINT_PAUSE")
+	file   = os.Getenv("CRUST_FAILPOINT_FILE")
 )
+
+// ErrInjected is what Err gives in mode "error".
+var ErrInjected = errors.New("failpoint: injected error")
 
 // Hit ends the process with SIGKILL when name is the chosen point, and waits a
 // second when it is the point to pause at.
@@ -18,9 +25,22 @@ func Hit(name string) {
 	if name == paused {
 		time.Sleep(time.Second)
 	}
-	if name != chosen {
-		return
+	if name == chosen {
+		kill()
 	}
+	hang(name)
+}
+
+// Err is Hit at a step that can also fail.
+func Err(name string) error {
+	Hit(name)
+	if mode(name) == "error" {
+		return ErrInjected
+	}
+	return nil
+}
+
+func kill() {
 	self, err := os.FindProcess(os.Getpid())
 	if err == nil {
 		err = self.Kill()
@@ -29,4 +49,38 @@ func Hit(name string) {
 		panic(err)
 	}
 	time.Sleep(time.Hour) // the signal is on its way
+}
+
+// mode gives what the file says of a point: it holds "NAME MODE", and is read
+// anew each time, so that a test can change it while the process runs.
+func mode(name string) string {
+	if file == "" {
+		return ""
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return ""
+	}
+	point, m, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
+	if point != name {
+		return ""
+	}
+	return m
+}
+
+var hanging atomic.Bool
+
+// hang waits for as long as the file says so, and leaves a mark that it does.
+// Only the first to come waits: others' calls pass the point.
+func hang(name string) {
+	if mode(name) != "hang" || !hanging.CompareAndSwap(false, true) {
+		return
+	}
+	defer hanging.Store(false)
+	if err := os.WriteFile(file+".hit", []byte(name), 0o600); err != nil {
+		panic(err)
+	}
+	for mode(name) == "hang" {
+		time.Sleep(5 * time.Millisecond)
+	}
 }

@@ -14,7 +14,9 @@ import (
 
 // peerCredentials is plain text that remembers which process connected
 // (SO_PEERCRED, unix(7)).
-type peerCredentials struct{ credentials.TransportCredentials }
+type peerCredentials struct {
+	credentials.TransportCredentials
+}
 
 func newPeerCredentials() credentials.TransportCredentials {
 	return peerCredentials{insecure.NewCredentials()}

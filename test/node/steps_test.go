@@ -1,0 +1,173 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+// failing are the failpoints that can give an error.
+func failing(t testing.TB) []string {
+	t.Helper()
+	out := run(t, "grep", "-rhoE", `failpoint\.Err\("[a-z.]+"\)`, "../../internal", "../../pkg", "--include=*.go", "--exclude-dir=crust")
+	var names []string
+	for _, m := range regexp.MustCompile(`"([a-z.]+)"`).FindAllStringSubmatch(out, -1) {
+		names = append(names, m[1])
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// switchable starts a node whose failpoints a file switches on and off.
+func switchable(t *testing.T) (n *testnode.Node, set func(point, mode string)) {
+	t.Helper()
+	n = testnode.NewStopped(t, "failpoint")
+	file := filepath.Join(n.Dir, "failpoint")
+	n.Env = []string{"CRUST_FAILPOINT_FILE=" + file}
+	n.Begin()
+	return n, func(point, mode string) {
+		t.Helper()
+		ok(t, os.WriteFile(file+".new", []byte(point+" "+mode), 0o600))
+		ok(t, os.Rename(file+".new", file))
+	}
+}
+
+// TestD06_ErrorAtEveryStep has each step fail in turn, in the same process: the
+// calls, repeated, succeed, and after a full teardown nothing is left.
+func TestD06_ErrorAtEveryStep(t *testing.T) {
+	points := failing(t)
+	if len(points) < 20 {
+		t.Fatalf("only %d failpoints can fail: %v", len(points), points)
+	}
+	met := map[string]bool{}
+	// Blank media take what a file system does not, and every other way round.
+	for _, fs := range []string{"ext4", ""} {
+		n, set := switchable(t)
+		for _, point := range points {
+			for _, f := range []func(context.Context) error{
+				func(ctx context.Context) error { return life(ctx, n, fs) },
+				func(ctx context.Context) error { return death(ctx, n) },
+			} {
+				set(point, "error")
+				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+				if err := f(ctx); err != nil {
+					met[point] = true
+					set("none", "")
+					if err := f(ctx); err != nil {
+						t.Fatalf("%s on %q: the repeated calls fail: %v", point, fs, err)
+					}
+				}
+				cancel()
+			}
+			set("none", "")
+			n.Restart()
+			checkNothingLeft(t, n)
+			if t.Failed() {
+				t.Fatalf("after an error at %s on %q", point, fs)
+			}
+		}
+	}
+	for _, point := range points {
+		if !met[point] {
+			t.Errorf("no call failed for the error at %s: either no run comes past it, or its error is swallowed", point)
+		}
+	}
+}
+
+// TestD06_HungAtEveryStep has each step hang in turn: another volume lives its
+// life meanwhile, a second call on the same volume is answered, and what hung
+// goes on when it can.
+func TestD06_HungAtEveryStep(t *testing.T) {
+	n, set := switchable(t)
+	mark := filepath.Join(n.Dir, "failpoint.hit")
+	hit := map[string]bool{}
+	for _, point := range failpoints(t) {
+		for _, f := range []func(context.Context) error{
+			func(ctx context.Context) error { return life(ctx, n, "xfs") },
+			func(ctx context.Context) error { return death(ctx, n) },
+		} {
+			if err := os.Remove(mark); err != nil && !errors.Is(err, os.ErrNotExist) {
+				t.Fatal(err)
+			}
+			set(point, "hang")
+			ended := make(chan error, 1)
+			go func() { ended <- f(ctxOf(t)) }()
+			hung, err := reached(mark, ended)
+			if hung {
+				hit[point] = true
+				bystander(t, n, point)
+				set("none", "")
+				err = <-ended
+			}
+			if set("none", ""); err != nil {
+				t.Fatalf("%s: what hung and went on failed: %v", point, err)
+			}
+		}
+	}
+	t.Logf("hung at %d of %d points", len(hit), len(failpoints(t)))
+	if len(hit) < 25 {
+		t.Errorf("hung at %d points only", len(hit))
+	}
+}
+
+// reached waits until a step hangs, or the calls have ended without.
+func reached(mark string, ended <-chan error) (bool, error) {
+	for {
+		select {
+		case err := <-ended:
+			return false, err
+		case <-time.After(5 * time.Millisecond):
+			if _, err := os.Stat(mark); err == nil {
+				return true, nil
+			}
+		}
+	}
+}
+
+// bystander makes calls that have to be answered though another volume's hang.
+func bystander(t *testing.T, n *testnode.Node, point string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c := n.Client
+	list, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{})
+	if err != nil {
+		t.Fatalf("%s: ListVolumes: %v", point, err)
+	}
+	for _, e := range list.GetEntries() {
+		_, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: e.GetVolume().GetVolumeId(), CapacityRange: &csi.CapacityRange{RequiredBytes: 1}})
+		if code := status.Code(err); code == codes.DeadlineExceeded || code == codes.Internal {
+			t.Errorf("%s: a second call on %s: %v", point, e.GetVolume().GetVolumeId(), err)
+		}
+	}
+	v := csiclient.Volume{FSType: "ext4"}
+	made, err := c.Create(ctx, "bystander", size, v, nil, nil)
+	if err != nil {
+		t.Fatalf("%s: another volume: %v", point, err)
+	}
+	v.ID = made.GetVolumeId()
+	target := n.Target("bystander")
+	for what, f := range []func() error{
+		func() error { return c.Stage(ctx, v) },
+		func() error { return c.Publish(ctx, v, target, false) },
+		func() error { return c.Unpublish(ctx, v.ID, target) },
+		func() error { return c.Unstage(ctx, v.ID) },
+		func() error { return c.Delete(ctx, v.ID) },
+	} {
+		if err := f(); err != nil {
+			t.Fatalf("%s: step %d of another volume: %v", point, what, err)
+		}
+	}
+}
