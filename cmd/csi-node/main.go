@@ -15,6 +15,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/registration"
@@ -68,9 +69,14 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
+	history, err := audit.Open(o.stateDir)
+	if err != nil {
+		return fmt.Errorf("--state-dir: the audit log: %w", err)
+	}
+	defer history.Close()
 	d, err := driver.New(driver.Config{
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
-		Programs: fsprogs.New(metrics.ProgramStarted), Log: log, Metrics: metrics,
+		Programs: fsprogs.New(metrics.ProgramStarted), Log: log, Metrics: metrics, Audit: history,
 		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host,
 	})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -83,7 +84,11 @@ func (d *Driver) create(ctx context.Context, req *csi.CreateVolumeRequest, want 
 	if want.SourceVolume != "" {
 		want.Quiesce = d.quiesce(pool, want.SourceVolume)
 	}
-	return pool.Create(ctx, want, p)
+	made, err := pool.Create(ctx, want, p)
+	if err == nil {
+		d.audit(ctx, createdEvent(made, req.GetParameters()), nil)
+	}
+	return made, err
 }
 
 // sameVolume tells whether an existing volume is what a repeated call asks for.
@@ -336,7 +341,10 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 		if r, ok := d.staged.get(id); ok {
 			return fault.New(fault.State, "volume %s is staged at %s; unstage it first", id, r.StagingPath)
 		}
-		return pool.Delete(ctx, id)
+		if _, err := pool.Get(id); fault.Is(err, fault.NotFound) {
+			return pool.Delete(ctx, id) // nothing, or the rest of what a crash left
+		}
+		return d.irreversible(ctx, audit.Event{Action: audit.Deleted, Volume: id}, func() error { return pool.Delete(ctx, id) })
 	}, id)
 	if err != nil {
 		return nil, err

@@ -14,6 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -35,6 +36,7 @@ type Config struct {
 	Programs *fsprogs.Programs
 	Log      *slog.Logger
 	Metrics  Metrics
+	Audit    *audit.Log // nil: none is kept
 	// AppliesGroups: the driver gives volumes to the pod's fsGroup itself
 	// (VOLUME_MOUNT_GROUP). Otherwise the orchestrator does.
 	AppliesGroups bool

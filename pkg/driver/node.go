@@ -7,6 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -176,6 +177,7 @@ func (d *Driver) growOffline(ctx context.Context, src volume.Source, v volume.Vo
 func (d *Driver) grown(ctx context.Context, src volume.Source, v volume.Volume, fstype, how string) error {
 	d.Log.InfoContext(ctx, "file system grown", "volume_id", v.ID, "fs_type", fstype, "how", how)
 	d.Metrics.FilesystemGrown(fstype, how)
+	d.audit(ctx, audit.Event{Action: audit.Grown, Volume: v.ID, FSType: fstype, Result: how}, nil)
 	facts := v.Facts
 	facts.GrowDue = false
 	return d.recordDone(ctx, src, v, facts)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -63,8 +64,12 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 			return err
 		}
 		if deferred != nil {
+			_, known := d.deferrals.at(id, p.target)
 			if err := d.deferTo(&p, *deferred); err != nil {
 				return err
+			}
+			if !known {
+				d.audit(ctx, givenEvent(audit.Deferred, &p, req.GetVolumeContext()), nil)
 			}
 			return deferred.answer(resp)
 		}
@@ -77,6 +82,7 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 		if err := p.groupOptions(); err != nil {
 			return err
 		}
+		p.given = func() { d.audit(ctx, givenEvent(audit.Given, &p, req.GetVolumeContext()), nil) }
 		return d.publish(ctx, &p, progress, quick)
 	}
 	err = d.ops.short("NodePublishVolume", func() error { return attempt(ctx, &volume.Progress{}, true) }, id)
@@ -102,7 +108,8 @@ type publication struct {
 	strategy            string  // how it is applied
 	degraded            degraded
 	readOnly            bool
-	alone               bool // nobody else had the device in use when this began
+	alone               bool   // nobody else had the device in use when this began
+	given               func() // writes the audit log
 }
 
 func (p *publication) filesystem() mounter.Filesystem {
@@ -174,6 +181,7 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 	}
 	failpoint.Hit("publish.attached")
 	d.published.note(p.id, p.target, shown{p.degraded, p.groupShown()})
+	p.given()
 	return nil
 }
 
@@ -350,7 +358,11 @@ func (d *Driver) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 
 func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 	if r, ok := d.deferrals.at(id, target); ok {
-		return d.undefer(id, r)
+		if err := d.undefer(id, r); err != nil {
+			return err
+		}
+		d.audit(ctx, audit.Event{Action: audit.Taken, Volume: id, Target: target}, nil)
+		return nil
 	}
 	t, err := d.Root.Target(target)
 	if fault.Is(err, fault.NotFound) {
@@ -385,6 +397,7 @@ func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 			}
 			failpoint.Hit("unpublish.removed")
 			d.published.remove(id, target)
+			d.audit(ctx, audit.Event{Action: audit.Taken, Volume: id, Target: target}, nil)
 			if readOnlyDevice {
 				return d.releaseReadOnlyOf(ctx, src, id)
 			}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -51,6 +52,13 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 			return errNeedsTime
 		}
 		return d.stage(ctx, src, v, u, req.GetStagingTargetPath(), quick)
+	}
+	try := attempt
+	attempt = func(ctx context.Context, quick bool) error {
+		_, before := d.staged.get(id)
+		err := try(ctx, quick)
+		d.auditStaged(ctx, id, before, req, err)
+		return err
 	}
 	err = d.ops.short("NodeStageVolume", func() error { return attempt(ctx, true) }, id)
 	if errors.Is(err, errNeedsTime) {
@@ -258,7 +266,8 @@ func (d *Driver) format(ctx context.Context, src volume.Source, v volume.Volume,
 		}
 	}
 	failpoint.Hit("format.intended")
-	if err := d.Programs.Format(ctx, blank, fstype, v.Thick); err != nil {
+	event := audit.Event{Action: audit.Formatted, Volume: v.ID, Device: dev.Path, FSType: fstype}
+	if err := d.irreversible(ctx, event, func() error { return d.Programs.Format(ctx, blank, fstype, v.Thick) }); err != nil {
 		return none, fmt.Errorf("volume %s: %w", v.ID, err)
 	}
 	failpoint.Hit("format.done")
@@ -284,6 +293,7 @@ func (d *Driver) mend(ctx context.Context, v volume.Volume, dev mounter.Device, 
 			return facts, fmt.Errorf("volume %s: %w", v.ID, err)
 		}
 		d.Metrics.FilesystemChecked(outcome.String())
+		d.audit(ctx, audit.Event{Action: audit.Checked, Volume: v.ID, Device: dev.Path, FSType: found.Type, Result: outcome.String()}, nil)
 		d.Log.WarnContext(ctx, "file system check", "volume_id", v.ID, "device", dev.Path, "because", found.NeedsCheck, "outcome", outcome.String(), "output", said)
 		if outcome == fsprogs.NeedsHuman {
 			return facts, fault.New(fault.State, "volume %s: the %s on %s is damaged (%s) and needs a person: while it is not in use, look at it with `%s`, or restore a snapshot. The check said: %s",
@@ -369,5 +379,9 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 		return err
 	}
 	failpoint.Hit("unstage.detached")
-	return d.staged.remove(id)
+	if err := d.staged.remove(id); err != nil || !staged {
+		return err
+	}
+	d.audit(ctx, audit.Event{Action: audit.Unstaged, Volume: id, Target: path}, nil)
+	return nil
 }

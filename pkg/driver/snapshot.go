@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
@@ -48,6 +49,7 @@ func (d *Driver) ControllerExpandVolume(ctx context.Context, req *csi.Controller
 			return err
 		}
 		v, err = pool.Expand(ctx, id, size)
+		d.audit(ctx, audit.Event{Action: audit.Grown, Volume: id, Bytes: size}, err)
 		return err
 	}, id)
 	if err != nil {
@@ -122,7 +124,11 @@ func (d *Driver) snapshot(ctx context.Context, name, id string, p *volume.Progre
 		}
 		return volume.Snapshot{}, err
 	}
-	return pool.CreateSnapshot(ctx, volume.SnapshotSpec{Name: name, Volume: id, Quiesce: d.quiesce(pool, id)}, p)
+	s, err := pool.CreateSnapshot(ctx, volume.SnapshotSpec{Name: name, Volume: id, Quiesce: d.quiesce(pool, id)}, p)
+	if err == nil {
+		d.audit(ctx, audit.Event{Action: audit.SnapshotMade, Volume: id, Snapshot: s.ID, Name: name, Bytes: s.Size}, nil)
+	}
+	return s, err
 }
 
 // DeleteSnapshot destroys a snapshot.
@@ -135,7 +141,13 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequ
 		return nil, err
 	}
 	if pool, ok := d.Volumes.OwnerOf(id); ok {
-		err := d.ops.short("DeleteSnapshot", func() error { return pool.DeleteSnapshot(ctx, id) }, id)
+		err := d.ops.short("DeleteSnapshot", func() error {
+			s, err := pool.GetSnapshot(id)
+			if fault.Is(err, fault.NotFound) {
+				return pool.DeleteSnapshot(ctx, id)
+			}
+			return d.irreversible(ctx, audit.Event{Action: audit.SnapshotDeleted, Snapshot: id, Volume: s.Volume}, func() error { return pool.DeleteSnapshot(ctx, id) })
+		}, id)
 		if err != nil {
 			return nil, err
 		}

@@ -24,6 +24,14 @@ const (
 	Busy                   // another operation on it is running (ABORTED)
 )
 
+func (k Kind) String() string {
+	names := [...]string{"Internal", "Invalid", "NotFound", "Exists", "State", "NoSpace", "OutOfRange", "Busy"}
+	if k < 0 || int(k) >= len(names) {
+		return fmt.Sprintf("Kind(%d)", int(k))
+	}
+	return names[k]
+}
+
 type fault struct {
 	kind Kind
 	err  error

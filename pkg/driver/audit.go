@@ -1,0 +1,80 @@
+package driver
+
+import (
+	"context"
+	"errors"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/internal/audit"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// audit writes an event with its outcome. A log that cannot be written stops
+// nothing: a volume on a full disk must still be deleted. The driver's log says so.
+func (d *Driver) audit(ctx context.Context, e audit.Event, err error) {
+	switch {
+	case err != nil:
+		e.Outcome, e.Code = audit.Failed, fault.KindOf(err).String()
+	case e.Outcome == "":
+		e.Outcome = audit.Done
+	}
+	if werr := d.Audit.Write(ctx, e); werr != nil {
+		d.Log.ErrorContext(ctx, "the audit log lacks an event", "action", e.Action, "volume_id", e.Volume, "snapshot_id", e.Snapshot, "error", werr)
+	}
+}
+
+// irreversible runs f between two lines, so that a crash within it leaves one.
+func (d *Driver) irreversible(ctx context.Context, e audit.Event, f func() error) error {
+	begun := e
+	begun.Outcome = audit.Begun
+	d.audit(ctx, begun, nil)
+	err := f()
+	d.audit(ctx, e, err)
+	return err
+}
+
+// createdEvent says what was made, and for whom as far as the provisioner tells
+// (its flag --extra-create-metadata).
+func createdEvent(v volume.Volume, parameters map[string]string) audit.Event {
+	return audit.Event{
+		Action: audit.Created, Volume: v.ID, Name: v.Name, Bytes: v.Size, FSType: v.FSType, Source: v.SourceSnapshot + v.SourceVolume,
+		Claim: join(parameters[orchestratorPrefix+"pvc/namespace"], parameters[orchestratorPrefix+"pvc/name"]),
+	}
+}
+
+// givenEvent says to whom a volume was given, as far as the kubelet tells
+// (podInfoOnMount of the CSIDriver).
+func givenEvent(action audit.Action, p *publication, context map[string]string) audit.Event {
+	access := "mount"
+	if p.use.block {
+		access = "block"
+	}
+	if p.readOnly {
+		access += ", read-only"
+	}
+	return audit.Event{
+		Action: action, Volume: p.id, Target: p.target, Access: access, Device: p.attachment.Device.Path, FSType: p.staged.FSType,
+		Pod:    join(context[orchestratorPrefix+"pod.namespace"], context[orchestratorPrefix+"pod.name"]),
+		PodUID: context[orchestratorPrefix+"pod.uid"],
+	}
+}
+
+func join(namespace, name string) string {
+	if namespace == "" || name == "" {
+		return name
+	}
+	return namespace + "/" + name
+}
+
+// auditStaged writes that a volume was staged; a repeated call is none.
+func (d *Driver) auditStaged(ctx context.Context, id string, before bool, req *csi.NodeStageVolumeRequest, err error) {
+	if before || errors.Is(err, errNeedsTime) {
+		return
+	}
+	r, ok := d.staged.get(id)
+	if err == nil && ok {
+		d.audit(ctx, audit.Event{Action: audit.Staged, Volume: id, Device: r.Device.Path, FSType: r.FSType, Target: req.GetStagingTargetPath()}, nil)
+	}
+}
