@@ -73,7 +73,11 @@ func run(args []string) error {
 	if err != nil {
 		return fmt.Errorf("--state-dir: the audit log: %w", err)
 	}
-	defer history.Close()
+	defer func() {
+		if err := history.Close(); err != nil {
+			log.Warn("closing the audit log", "error", err)
+		}
+	}()
 	d, err := driver.New(driver.Config{
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
 		Programs: fsprogs.New(metrics.ProgramStarted), Log: log, Metrics: metrics, Audit: history,
