@@ -1,0 +1,183 @@
+// Package storm has many callers use many volumes of one csi-node at once,
+// legally and illegally, while it is killed at random. A model judges each
+// answer: a volume's state says what it must be, and a refusal because of what
+// the driver itself is doing is a failure.
+package storm
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+func TestMain(m *testing.M) { testnode.Main(m) }
+
+// setting reads a number from the environment; `make soak` sets larger ones.
+func setting(t *testing.T, name string, usual int) int {
+	t.Helper()
+	s := os.Getenv(name)
+	if s == "" {
+		return usual
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		t.Fatalf("%s=%q: %v", name, s, err)
+	}
+	return n
+}
+
+type storm struct {
+	t      *testing.T
+	node   *testnode.Node
+	client *csiclient.Client
+	vols   []*vol
+	kills  atomic.Int64
+
+	mu     sync.Mutex
+	counts map[string]int
+	wrong  []string
+	stop   context.Context
+	end    context.CancelFunc
+}
+
+func TestA12_D06_AStormOfCallers(t *testing.T) {
+	seconds, callers, volumes := setting(t, "CRUST_STORM_SECONDS", 30), setting(t, "CRUST_STORM_CALLERS", 64), setting(t, "CRUST_STORM_VOLUMES", 200)
+	n := testnode.New(t, "")
+	s := &storm{t: t, node: n, counts: map[string]int{}}
+	var err error
+	if s.client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir()); err != nil {
+		t.Fatal(err)
+	}
+	defer s.client.Close()
+	s.stop, s.end = context.WithTimeout(context.Background(), time.Duration(seconds)*time.Second)
+	defer s.end()
+	for i := range volumes {
+		s.vols = append(s.vols, newVol(s, i))
+	}
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			for s.stop.Err() == nil {
+				v := s.vols[rand.IntN(len(s.vols))]
+				if rand.IntN(3) == 0 {
+					v.read()
+				} else if v.mu.TryLock() {
+					v.step()
+					v.mu.Unlock()
+				}
+			}
+		})
+	}
+	for s.stop.Err() == nil {
+		select {
+		case <-s.stop.Done():
+		case <-time.After(time.Duration(1000+rand.IntN(4000)) * time.Millisecond):
+			s.kills.Add(1)
+			n.Restart()
+			s.kills.Add(1) // a call that began between the two saw the old process too
+		}
+	}
+	wg.Wait()
+	s.tearDown(callers)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.Logf("%d kills; answers: %v", s.kills.Load()/2, s.counts)
+	for i, w := range s.wrong {
+		if i == 20 {
+			t.Errorf("... and %d more", len(s.wrong)-i)
+			break
+		}
+		t.Error(w)
+	}
+	if s.kills.Load() == 0 || s.counts["publish OK"] < volumes/4 {
+		t.Errorf("this was no storm: %d kills, %v", s.kills.Load()/2, s.counts)
+	}
+}
+
+// tearDown brings every volume back to nothing, by as many callers.
+func (s *storm) tearDown(callers int) {
+	work := make(chan *vol)
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			for v := range work {
+				v.mu.Lock()
+				v.away()
+				v.mu.Unlock()
+			}
+		})
+	}
+	for _, v := range s.vols {
+		work <- v
+	}
+	close(work)
+	wg.Wait()
+	s.node.Restart()
+	left := 0
+	for _, dir := range []string{"/volumes", "/snapshots"} {
+		entries, err := os.ReadDir(s.node.PoolDir() + dir)
+		if err != nil {
+			s.t.Error(err)
+		}
+		for _, e := range entries {
+			left++
+			s.t.Errorf("left in the pool: %s", e.Name())
+		}
+	}
+	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), s.node.KubeletDir()+"/") {
+		s.t.Errorf("mounts are left (%v)", err)
+	}
+}
+
+// call makes one call, again for as long as the process is away, and judges the
+// answer.
+func (s *storm) call(what string, f func(context.Context) error, want ...codes.Code) codes.Code {
+	// Far more than any call takes: this finds calls that hang.
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	defer cancel()
+	for {
+		kills := s.kills.Load()
+		err := f(ctx)
+		code := status.Code(err)
+		killed := kills%2 == 1 || s.kills.Load() != kills
+		if code == codes.Unavailable && ctx.Err() == nil {
+			time.Sleep(20 * time.Millisecond)
+			continue
+		}
+		// What a process that was killed had begun may still end: its mkfs does.
+		if code == codes.Aborted && killed && ctx.Err() == nil {
+			time.Sleep(20 * time.Millisecond)
+			continue
+		}
+		s.judge(what, code, err, want)
+		return code
+	}
+}
+
+func (s *storm) judge(what string, code codes.Code, err error, want []codes.Code) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts[strings.Fields(what)[0]+" "+code.String()]++
+	for _, w := range want {
+		if w == code {
+			return
+		}
+	}
+	s.wrong = append(s.wrong, fmt.Sprintf("%s: want %v, got %v", what, want, err))
+	if len(s.wrong) > 100 {
+		s.end()
+	}
+}
