@@ -7,6 +7,8 @@ LDFLAGS := -X github.com/crust-csi/crust-csi/internal/version.number=$(VERSION)
 LINT := .cache/bin/golangci-lint
 FUZZTIME ?= 10s
 FILES ?= 1000000
+# How long the tests of one package may take. The default of go test is ten minutes.
+TIMEOUT ?= 60m
 
 .PHONY: all build setup demo test sanity fuzz lint clean
 
@@ -25,12 +27,12 @@ demo: setup build
 test: setup guest
 	$(GO) build ./...
 	$(GO) vet -tags vm,kubernetes ./...
-	$(GO) test -p 1 -count=1 $(TESTFLAGS) ./...
+	$(GO) test -p 1 -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...
 
 # csi-test's whole suite, once for each access type.
 sanity: setup
-	CRUST_SANITY_ACCESS=mount $(GO) test -count=1 $(TESTFLAGS) ./sanity
-	CRUST_SANITY_ACCESS=block $(GO) test -count=1 $(TESTFLAGS) ./sanity
+	CRUST_SANITY_ACCESS=mount $(GO) test -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./sanity
+	CRUST_SANITY_ACCESS=block $(GO) test -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./sanity
 
 fuzz:
 	scripts/fuzz.sh $(FUZZTIME)
@@ -58,14 +60,14 @@ kubernetes: setup
 	test/kubernetes/images.sh
 
 test-kubernetes: kubernetes
-	$(GO) test -tags kubernetes -count=1 -parallel 12 -timeout 30m $(TESTFLAGS) ./test/kubernetes
+	$(GO) test -tags kubernetes -count=1 -parallel 12 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes
 
 # A kubelet and containerd on a node with SELinux: that cluster in a guest of
 # test-vm. Some ten minutes, for it is software emulation; not part of .ci/run.
 .PHONY: test-kubernetes-selinux
 test-kubernetes-selinux: kubernetes
 	test/vm/prepare.sh
-	$(GO) test -tags kubernetes -count=1 -timeout 40m $(TESTFLAGS) ./test/kubernetes/selinux
+	$(GO) test -tags kubernetes -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes/selinux
 
 # The same cluster, to try things on: test/kubernetes/cluster.sh exec bash; ... down.
 cluster: kubernetes
