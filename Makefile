@@ -44,6 +44,17 @@ lint: $(LINT)
 	test -z "$$(gofmt -l cmd internal pkg sanity deploy test)"
 	$(LINT) run --build-tags vm,kubernetes ./...
 
+# Breaks the code on purpose, one line at a time, and looks whether the tests
+# notice: all of test/mutants/list, or those of what changed since BASE and some others.
+.PHONY: mutants mutants-changed
+BASE ?= HEAD~1
+OTHERS ?= 20
+mutants: setup guest
+	$(GO) run ./test/mutants $(MUTANTFLAGS)
+
+mutants-changed: setup guest
+	$(GO) run ./test/mutants -changed $(BASE) -others $(OTHERS) $(MUTANTFLAGS)
+
 # The tests that depend on the kernel, as root in microVMs with Linux 6.1 and
 # 6.12 and a loaded SELinux policy.
 .PHONY: test-vm

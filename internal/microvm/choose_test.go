@@ -14,7 +14,7 @@ import (
 // elsewhere has the test run on a machine with a KVM and no verdict. A program
 // named qemu-system-x86_64 is found first: the real one, except under KVM, where it does
 // what the shell script says.
-func elsewhere(t *testing.T, underKVM string) (c Config, trials func() int) {
+func elsewhere(t *testing.T, kvm string) (c Config, trials func() int) {
 	t.Helper()
 	dir := t.TempDir()
 	was := []string{kvmDevice, bootID, stateDir}
@@ -30,10 +30,13 @@ func elsewhere(t *testing.T, underKVM string) (c Config, trials func() int) {
 	script := fmt.Sprintf(`#!/bin/sh
 case "$*" in
 --version) exec cat %[1]s/version ;;
-*accel=kvm*) echo >> %[1]s/trials; %[2]s ;;
+*accel=kvm*)
+	echo >> %[1]s/trials
+	%[2]s
+	;;
 esac
 exec %[3]s "$@"
-`, dir, underKVM, qemu)
+`, dir, kvm, qemu)
 	if err := os.MkdirAll(dir+"/bin", 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -68,15 +71,26 @@ func choose(t *testing.T, c Config) Choice {
 	return got
 }
 
-// hangs is a QEMU whose guest says something and then nothing more.
-const hangs = `for a; do
-	case $a in file,id=console,path=*) echo 'Probing EDD (edd=off to disable)... ok' > ${a#*path=} ;; esac
+// underKVM is the shell script of a KVM: what it does with the guest's console,
+// and an argument more. In truth it emulates.
+func underKVM(console, more string) string {
+	return `for a; do
+	shift
+	case $a in
+	*accel=kvm*) a=q35,accel=tcg ;;
+	host) a=max,la57=off ;;
+	file,id=console,path=*) ` + console + ` ;;
+	esac
+	set -- "$@" "$a"
 done
-echo booting
-exec sleep 1000`
+set -- "$@" ` + more
+}
 
-// works passes for a KVM that works: it is the real QEMU, emulating.
-var works = `for a; do shift; case $a in *accel=kvm*) a=q35,accel=tcg ;; host) a=max,la57=off ;; esac; set -- "$@" "$a"; done`
+var (
+	works = underKVM(":", "")
+	// QEMU is there and answers QMP, but the guest has stopped after its first line.
+	hangs = underKVM("echo 'Probing EDD (edd=off to disable)... ok' > ${a#*path=}; a=file,id=console,path=/dev/null", "-S")
+)
 
 func TestKVMThatHangsAfterTheFirstLineIsNotChosen(t *testing.T) {
 	c, trials := elsewhere(t, hangs)
