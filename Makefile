@@ -7,6 +7,8 @@ LDFLAGS := -X github.com/crust-csi/crust-csi/internal/version.number=$(VERSION)
 LINT := .cache/bin/golangci-lint
 FUZZTIME ?= 10s
 FILES ?= 1000000
+# How long the tests of one package may take. The default of go test is ten minutes.
+TIMEOUT ?= 60m
 
 .PHONY: all build setup demo test sanity fuzz lint clean
 
@@ -25,12 +27,12 @@ demo: setup build
 test: setup guest
 	$(GO) build ./...
 	$(GO) vet -tags vm,kubernetes ./...
-	$(GO) test -p 1 -count=1 $(TESTFLAGS) ./...
+	$(GO) test -p 1 -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...
 
 # csi-test's whole suite, once for each access type.
 sanity: setup
-	CRUST_SANITY_ACCESS=mount $(GO) test -count=1 $(TESTFLAGS) ./sanity
-	CRUST_SANITY_ACCESS=block $(GO) test -count=1 $(TESTFLAGS) ./sanity
+	CRUST_SANITY_ACCESS=mount $(GO) test -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./sanity
+	CRUST_SANITY_ACCESS=block $(GO) test -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./sanity
 
 fuzz:
 	scripts/fuzz.sh $(FUZZTIME)
@@ -41,6 +43,17 @@ $(LINT): tools/go.mod
 lint: $(LINT)
 	test -z "$$(gofmt -l cmd internal pkg sanity deploy test)"
 	$(LINT) run --build-tags vm,kubernetes ./...
+
+# Breaks the code on purpose, one line at a time, and looks whether the tests
+# notice: all of test/mutants/list, or those of what changed since BASE and some others.
+.PHONY: mutants mutants-changed
+BASE ?= HEAD~1
+OTHERS ?= 20
+mutants: setup guest
+	$(GO) run ./test/mutants $(MUTANTFLAGS)
+
+mutants-changed: setup guest
+	$(GO) run ./test/mutants -changed $(BASE) -others $(OTHERS) $(MUTANTFLAGS)
 
 # The tests that depend on the kernel, as root in microVMs with Linux 6.1 and
 # 6.12 and a loaded SELinux policy.
@@ -58,14 +71,14 @@ kubernetes: setup
 	test/kubernetes/images.sh
 
 test-kubernetes: kubernetes
-	$(GO) test -tags kubernetes -count=1 -parallel 12 -timeout 30m $(TESTFLAGS) ./test/kubernetes
+	$(GO) test -tags kubernetes -count=1 -parallel 12 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes
 
 # A kubelet and containerd on a node with SELinux: that cluster in a guest of
 # test-vm. Some ten minutes, for it is software emulation; not part of .ci/run.
 .PHONY: test-kubernetes-selinux
 test-kubernetes-selinux: kubernetes
 	test/vm/prepare.sh
-	$(GO) test -tags kubernetes -count=1 -timeout 40m $(TESTFLAGS) ./test/kubernetes/selinux
+	$(GO) test -tags kubernetes -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes/selinux
 
 # The same cluster, to try things on: test/kubernetes/cluster.sh exec bash; ... down.
 cluster: kubernetes

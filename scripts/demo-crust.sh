@@ -53,7 +53,8 @@ id=$(ctl volume list | awk '/mine/ { print $1 }')
 
 say "2. A microVM with a kernel of its own"
 step "boot it" box run demo --run-dir "$dir/run" --kernel .cache/guest/vmlinuz --initramfs .cache/guest/initramfs
-note "  $(sed -n 2p "$dir/out" | cut -c1-150)"
+note "  $(tail -n 1 "$dir/out" | cut -c1-150)"
+sed -n 's/^crustctl: /  /p' "$dir/out" | fold -s -w 100
 note "  this machine: Linux $(uname -r); the guest: Linux $(guest 'cat /proc/sys/kernel/osrelease')"
 
 target=$kubelet/pods/pod/volumes/mount

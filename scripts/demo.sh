@@ -23,6 +23,9 @@ start_driver() {
 	echo "the driver does not start:" && cat "$dir/log" && exit 1
 }
 
+# kill_driver waits for it too, so that what bash says of its end is not shown.
+kill_driver() { kill -9 "$driver" && { wait "$driver" || true; }; }
+
 ctl() { bin/crustctl --endpoint "unix://$dir/csi.sock" --kubelet-dir "$kubelet" "$@"; }
 
 clean_up() {
@@ -73,7 +76,7 @@ head -c 4194304 /dev/urandom >"$dir/bytes"
 
 title "The driver starts, and looks at the kernel"
 step "start csi-node" start_driver
-ctl doctor | awk -F'   *' 'NR > 1 && $2 != "yes" { printf "  not here: %s\n            %s\n", $1, $3 }'
+ctl doctor | awk -F'   *' 'NR > 1 && $2 !~ /^yes/ { printf "  %s: %s\n", $1, $2; if ($3 != "") printf "      %s\n", $3 }'
 
 for fs in ext4 xfs btrfs; do
 	pod=$kubelet/pods/$fs
@@ -101,8 +104,7 @@ for fs in ext4 xfs btrfs; do
 	else
 		cat "$dir/step" && exit 1
 	fi
-	step "kill -9 the driver, start it again" sh -c "kill -9 $driver"
-	wait "$driver" 2>/dev/null || true
+	step "kill -9 the driver, start it again" kill_driver
 	step "it comes back" start_driver
 	step "the pod's mount never noticed" test "$(cat "$pod/mount/bytes")" = changed
 	step "publish again: nothing to do, and it knows that" ctl volume publish "$id" "$pod/mount" --fs-type "$fs"

@@ -113,6 +113,14 @@ func sandboxRun(g *globals) *cobra.Command {
 					return fmt.Errorf("%w; `make guest` builds them in .cache/guest: give --kernel and --initramfs (for a mount namespace: --kind namespace)", err)
 				}
 			}
+			choice, err := microvm.Choose(ctx, m)
+			if err != nil {
+				return err
+			}
+			if choice.Why != "" {
+				fmt.Fprintln(cmd.ErrOrStderr(), "crustctl:", choice.Why)
+			}
+			m.Accel = choice.Accel
 			begin := time.Now()
 			vm, err := microvm.Start(ctx, m)
 			if err != nil {
@@ -144,7 +152,7 @@ func sandboxRun(g *globals) *cobra.Command {
 	f.StringVar(&m.Kernel, "kernel", "/var/lib/crust/guest/vmlinuz", "kernel of the guest")
 	f.StringVar(&m.Initrd, "initramfs", "/var/lib/crust/guest/initramfs", "its initramfs, with crust-guest as /init")
 	f.StringVar(&m.Machine, "machine", "q35", "q35 or microvm")
-	f.StringVar(&m.Accel, "accel", "auto", "kvm, tcg (emulation), or auto: kvm where it really works")
+	f.StringVar(&m.Accel, "accel", "", "kvm, tcg (emulation), or auto: KVM if a guest has answered under it since this machine started (default $"+microvm.AccelVariable+", or else auto)")
 	f.StringVar(&m.Memory, "memory", "512M", "memory of the guest")
 	f.StringVar(&base, "run-dir", "/run/crust/sandboxes", "directory of the guests' sockets")
 	f.Int64Var(&pid, "pid", 0, "namespace: a process whose end ends the sandbox")

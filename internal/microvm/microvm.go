@@ -8,7 +8,6 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -28,7 +27,7 @@ type Config struct {
 	Kernel  string
 	Initrd  string
 	Machine string // q35 or microvm
-	Accel   string // kvm, tcg, or auto: kvm where it works
+	Accel   string // kvm, tcg, auto, or "" for what Choose makes of the environment
 	Memory  string // as QEMU takes it; default 512M
 	Append  string // more of the kernel's command line
 	Extra   []string
@@ -51,19 +50,29 @@ type VM struct {
 
 const program = "qemu-system-x86_64"
 
-// Start starts one. It does not wait for the guest.
-func Start(ctx context.Context, c Config) (*VM, error) {
+// image is an error where a file that the guest is booted from is missing.
+func (c Config) image() error {
 	for _, f := range []string{c.Kernel, c.Initrd} {
 		if _, err := os.Stat(f); err != nil {
-			return nil, fmt.Errorf("%w; `make guest` builds a kernel and an initramfs", err)
+			return fmt.Errorf("%w; `make guest` builds a kernel and an initramfs", err)
 		}
+	}
+	return nil
+}
+
+// Start starts one. It does not wait for the guest.
+func Start(ctx context.Context, c Config) (*VM, error) {
+	if err := c.image(); err != nil {
+		return nil, err
 	}
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	if c.Accel == "auto" || c.Accel == "" {
-		c.Accel = Accelerator(ctx, c.Kernel)
+	choice, err := Choose(ctx, c)
+	if err != nil {
+		return nil, err
 	}
+	c.Accel = choice.Accel
 	magic := make([]byte, 16)
 	if _, err := rand.Read(magic); err != nil {
 		return nil, err
@@ -174,33 +183,4 @@ func (c Config) arguments(vm *VM) ([]string, error) {
 	}
 	args = append(args, "-device", "virtserialport,chardev=guest,name=crust.guest", "-append", strings.TrimSpace(cmdline+" "+c.Append))
 	return append(args, c.Extra...), nil
-}
-
-// Accelerator tells whether KVM boots this kernel here, or emulation has to do:
-// a /dev/kvm that can be opened may still hang a guest for ever.
-func Accelerator(ctx context.Context, kernel string) string {
-	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
-	if err != nil {
-		return "tcg"
-	}
-	f.Close()
-	// The kernel's first line comes within a fraction of a second, or never.
-	ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, program, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-M", "q35,accel=kvm", "-cpu", "host", "-m", "256M",
-		"-kernel", kernel, "-append", "console=ttyS0 earlyprintk=ttyS0 panic=-1", "-serial", "stdio")
-	out, err := cmd.StdoutPipe()
-	if err != nil || cmd.Start() != nil {
-		return "tcg"
-	}
-	said := make([]byte, 1)
-	_, err = out.Read(said)
-	cancel()
-	if werr := cmd.Wait(); werr != nil && errors.Is(werr, exec.ErrNotFound) {
-		return "tcg"
-	}
-	if err != nil {
-		return "tcg"
-	}
-	return "kvm"
 }

@@ -58,7 +58,7 @@ func (b *bench) crust(guestDir string) {
 
 func (m *machines) boot(name, dir string, extra ...string) *microvm.VM {
 	vm, err := microvm.Start(ctx, microvm.Config{
-		Dir: m.dir + "/" + name, Kernel: dir + "/vmlinuz", Initrd: m.dir + "/initramfs", Accel: microvm.Accelerator(ctx, dir+"/vmlinuz"), Memory: "1G", DieWithParent: true, Extra: extra,
+		Dir: m.dir + "/" + name, Kernel: dir + "/vmlinuz", Initrd: m.dir + "/initramfs", Memory: "1G", DieWithParent: true, Extra: extra,
 	})
 	must(err)
 	return vm

@@ -150,7 +150,7 @@ func TestC20_PeersAndDevices(t *testing.T) {
 	if out, err := nobody.CombinedOutput(); err == nil {
 		t.Errorf("another user was let in: %s", out)
 	}
-	for deadline := time.Now().Add(5 * time.Second); !strings.Contains(s.log.String(), "user 65534"); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(longest); !strings.Contains(s.log.String(), "user 65534"); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Error("the log says nothing of the refused peer")
 			break
@@ -274,7 +274,7 @@ func TestAGuestThatNeverAnswers(t *testing.T) {
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
 	m := s.boot(p, "q35", "")
-	for deadline := time.Now().Add(time.Minute); s.runtimePublish(p) != nil; time.Sleep(100 * time.Millisecond) { // it boots
+	for deadline := time.Now().Add(patience(t)); s.runtimePublish(p) != nil; time.Sleep(100 * time.Millisecond) { // it boots
 		if time.Now().After(deadline) {
 			t.Fatal("the guest does not come up")
 		}
@@ -292,7 +292,7 @@ func TestAGuestThatNeverAnswers(t *testing.T) {
 		t.Errorf("unpublish: %v", err)
 	}
 	ok(t, syscall.Kill(m.vm.PID, syscall.SIGCONT))
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(patience(t)); ; time.Sleep(100 * time.Millisecond) {
 		if _, err = s.client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source}); err == nil || time.Now().After(deadline) {
 			break
 		}
@@ -402,7 +402,7 @@ func TestAGuestThatLies(t *testing.T) {
 		})
 	}
 	// Nothing of them is left running.
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(longest); ; time.Sleep(50 * time.Millisecond) {
 		now := goroutines(t, address)
 		if now <= before {
 			break

@@ -87,7 +87,7 @@ func TestAFileSystemThatEndsTheGuest(t *testing.T) {
 	if err == nil {
 		t.Fatal("the guest did not notice")
 	}
-	for deadline := time.Now().Add(20 * time.Second); !m.gone(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience(t)); !m.gone(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("the guest lives: %v", err)
 		}
@@ -96,7 +96,7 @@ func TestAFileSystemThatEndsTheGuest(t *testing.T) {
 	if !strings.Contains(err.Error(), "the microVM has ended") {
 		t.Errorf("the error: %v", err)
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience(t)); ; time.Sleep(10 * time.Millisecond) {
 		list, err := s.client.ListSandboxes(ctxOf(t), &crustv1alpha1.ListSandboxesRequest{})
 		ok(t, err)
 		if len(list.GetSandboxes()) == 0 {
@@ -136,7 +136,7 @@ func TestADeviceThatIsGone(t *testing.T) {
 	_, err := s.client.RuntimeGetCapabilities(ctxOf(t), &crustv1alpha1.RuntimeGetCapabilitiesRequest{})
 	ok(t, err)
 	m.kill()
-	eventually(t, 30*time.Second, "it is cleaned up", func() bool { return s.listed() == "" })
+	eventually(t, patience(t), "it is cleaned up", func() bool { return s.listed() == "" })
 	s.nodeUnpublish(p)
 	s.delete(v)
 }

@@ -31,8 +31,11 @@ const size = 320 << 20
 
 var filesystems = []string{"ext4", "xfs", "btrfs"}
 
+// longest is what one call may take. A server with guests sets it to patience.
+var longest = time.Minute
+
 func ctxOf(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*longest)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -93,6 +96,9 @@ type server struct {
 
 func newServer(t testing.TB, backend, tags string, args ...string) *server {
 	t.Helper()
+	if backend == "qemu" {
+		longest = patience(t)
+	}
 	s := &server{t: t, node: testnode.New(t, tags), backend: backend, tags: tags, args: args}
 	t.Cleanup(s.cleanUp)
 	s.start()
@@ -106,7 +112,7 @@ func (s *server) launch() {
 	s.t.Helper()
 	args := append([]string{
 		"--endpoint", "unix://" + s.socket(), "--backend", s.backend, "--state-dir", s.stateDir(), "--kubelet-dir", s.node.KubeletDir(),
-		"-v", "4", "--timeout", "60s",
+		"-v", "4", "--timeout", longest.String(),
 	}, s.args...)
 	if !strings.Contains(strings.Join(s.args, " "), "--allow-device") {
 		args = append(args, "--allow-device", "/dev/loop*")
@@ -125,7 +131,7 @@ func (s *server) start() {
 	if s.client, err = crust.Dial("unix://" + s.socket()); err != nil {
 		s.t.Fatal(err)
 	}
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(longest); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if _, serr := os.Stat(s.socket()); serr != nil {
 			continue
 		}
@@ -171,7 +177,7 @@ func (s *server) cleanUp() {
 	if s.t.Failed() {
 		s.t.Logf("crustd said:\n%s", s.log.String())
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), longest)
 	defer cancel()
 	list, err := s.client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,6 +27,49 @@ func guestDir(t testing.TB) string {
 		t.Fatal("no guest: run `make guest`")
 	}
 	return dir
+}
+
+// oneBoot measures how long a guest takes on this machine from its start to
+// its agent's answer.
+var oneBoot = sync.OnceValues(func() (took time.Duration, err error) {
+	dir, err := os.MkdirTemp("", "vm")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	g, err := filepath.Abs("../../.cache/guest")
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	c := microvm.Config{Dir: dir, Kernel: g + "/vmlinuz", Initrd: g + "/initramfs", DieWithParent: true}
+	choice, err := microvm.Choose(ctx, c)
+	if err != nil {
+		return 0, err
+	}
+	c.Accel = choice.Accel
+	begin := time.Now()
+	vm, err := microvm.Start(ctx, c)
+	if err != nil {
+		return 0, err
+	}
+	defer vm.Kill()
+	if err := vm.Answers(ctx); err != nil {
+		console, _ := os.ReadFile(vm.Console)
+		return 0, fmt.Errorf("a guest with %s: %w\n%s", vm.Accel, err, console)
+	}
+	return time.Since(begin), nil
+})
+
+// patience is how long a test waits for what ends with a guest's boot: twenty
+// times what one took here, for the machine may be busier later. It is never less
+// than a minute.
+func patience(t testing.TB) time.Duration {
+	t.Helper()
+	boot, err := oneBoot()
+	ok(t, err)
+	return max(time.Minute, 20*boot)
 }
 
 // machine is a sandbox of the qemu backend.
@@ -48,7 +92,7 @@ func (s *server) boot(p *pod, kind, more string) *machine {
 		initrd = s.initrd
 	}
 	vm, err := microvm.Start(ctxOf(s.t), microvm.Config{
-		Dir: dir, Kernel: g + "/vmlinuz", Initrd: initrd, Machine: kind, Accel: accel(s.t), Append: more, DieWithParent: true,
+		Dir: dir, Kernel: g + "/vmlinuz", Initrd: initrd, Machine: kind, Append: more, DieWithParent: true,
 	})
 	ok(s.t, err)
 	m := &machine{t: s.t, s: s, id: p.name, vm: vm}
@@ -62,15 +106,6 @@ func (s *server) boot(p *pod, kind, more string) *machine {
 	})
 	m.register()
 	return m
-}
-
-var chosen string
-
-func accel(t testing.TB) string {
-	if chosen == "" {
-		chosen = microvm.Accelerator(context.Background(), guestDir(t)+"/vmlinuz")
-	}
-	return chosen
 }
 
 func (m *machine) register() {
@@ -113,7 +148,7 @@ func (s *server) acquaint() {
 	s.t.Helper()
 	p := &pod{name: "acquaintance"}
 	m := s.boot(p, "q35", "")
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience(s.t)); ; time.Sleep(20 * time.Millisecond) {
 		fs, err := s.client.RuntimeGetSupportedFileSystems(ctxOf(s.t), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
 		ok(s.t, err)
 		if len(fs.GetFileSystems()) > 0 {
@@ -306,7 +341,7 @@ func TestS10_ALabelReachesTheGuest(t *testing.T) {
 	first := &pod{name: "first"}
 	m := s.boot(first, "q35", selinux)
 	label := "system_u:object_r:svirt_image_t:s0:c1,c2"
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience(t)); ; time.Sleep(20 * time.Millisecond) {
 		p := &pod{}
 		s.decide(p)
 		if has(p, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL_ON_MOUNT) && len(p.asks.Filesystems) > 0 {
@@ -344,7 +379,7 @@ func TestS10_ALabelReachesTheGuest(t *testing.T) {
 
 // A thousand calls over one port, of which none is lost.
 func TestAThousandCallsToAGuest(t *testing.T) {
-	s := newServer(t, "qemu", "", "--timeout", "15s")
+	s := newServer(t, "qemu", "", "--timeout", (patience(t) / 4).String())
 	s.acquaint()
 	v := s.volume("a", "ext4")
 	p := s.pod("pod", v)

@@ -93,7 +93,7 @@ func TestC18_C19_ARestartAsksTheDevice(t *testing.T) {
 	mine := fmt.Sprintf("/proc/%d/ns/mnt", container.Process.Pid)
 	before, err := os.Readlink("/proc/self/ns/mnt")
 	ok(t, err)
-	eventually(t, 5*time.Second, "the container has its own mounts", func() bool {
+	eventually(t, longest, "the container has its own mounts", func() bool {
 		now, err := os.Readlink(mine)
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", container.Process.Pid))
 		return err == nil && now != before && string(b) == "sleep\n"
@@ -108,7 +108,7 @@ func TestC18_C19_ARestartAsksTheDevice(t *testing.T) {
 	refused(t, s.node.Client.Unpublish(ctxOf(t), v.ID, p.target), codes.FailedPrecondition, "still mounted")
 	ok(t, container.Process.Kill())
 	_ = container.Wait()
-	eventually(t, 40*time.Second, "the sandbox is cleaned up", func() bool { return s.listed() == "other" })
+	eventually(t, longest, "the sandbox is cleaned up", func() bool { return s.listed() == "other" })
 	ok(t, s.runtimePublish(q))
 	s.deregister(q)
 	ok(t, os.Remove(q.target))
@@ -206,7 +206,7 @@ func TestC18_ASandboxOutOfReachIsTriedAgain(t *testing.T) {
 	_, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: "pod", HostVolumeId: p.info.Source})
 	refused(t, err, codes.FailedPrecondition, "cannot be reached")
 	signal(syscall.SIGCONT)
-	eventually(t, 60*time.Second, "it is reached again", func() bool {
+	eventually(t, patience(t), "it is reached again", func() bool {
 		_, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: "pod", HostVolumeId: p.info.Source})
 		return err == nil
 	})
@@ -214,7 +214,7 @@ func TestC18_ASandboxOutOfReachIsTriedAgain(t *testing.T) {
 	signal(syscall.SIGSTOP)
 	s.start()
 	m.kill()
-	eventually(t, 60*time.Second, "it is cleaned up", func() bool { return s.listed() == "" })
+	eventually(t, patience(t), "it is cleaned up", func() bool { return s.listed() == "" })
 	s.nodeUnpublish(p)
 	s.delete(v)
 }

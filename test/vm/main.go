@@ -210,7 +210,8 @@ func (g *guest) start(ctx context.Context, kernel, state, share, memory string, 
 		return err
 	}
 	g.send, g.replies = json.NewEncoder(g.port), json.NewDecoder(g.port)
-	if err := g.port.SetReadDeadline(time.Now().Add(2 * time.Minute)); err != nil {
+	// Generous, for a guest that ends closes the port: only a hang waits so long.
+	if err := g.port.SetReadDeadline(time.Now().Add(15 * time.Minute)); err != nil {
 		return err
 	}
 	var ready protocol.Reply
@@ -221,7 +222,7 @@ func (g *guest) start(ctx context.Context, kernel, state, share, memory string, 
 }
 
 func wait(ctx context.Context, path string) error {
-	for deadline := time.Now().Add(20 * time.Second); ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
 		if _, err := os.Stat(path); err == nil {
 			return nil
 		} else if time.Now().After(deadline) {

@@ -21,6 +21,10 @@ import (
 	"github.com/crust-csi/crust-csi/test/vm/protocol"
 )
 
+// slowest is how long a device may take to appear in a guest that is emulated
+// on a busy machine.
+const slowest = 5 * time.Minute
+
 func main() {
 	err := boot() // returns only when it failed
 	fmt.Println("guest:", err)
@@ -111,7 +115,7 @@ func loadModules() error {
 }
 
 func switchRoot(device string) error {
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(slowest); ; time.Sleep(5 * time.Millisecond) {
 		if _, err := os.Stat(device); err == nil {
 			break
 		} else if time.Now().After(deadline) {
@@ -159,7 +163,7 @@ func loadPolicy() error {
 }
 
 func openPort() (*os.File, error) {
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(slowest); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		names, err := filepath.Glob("/sys/class/virtio-ports/*/name")
 		if err != nil {
 			return nil, err

@@ -1,0 +1,249 @@
+package microvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/record"
+)
+
+// AccelVariable is the environment variable that overrules the choice.
+const AccelVariable = "CRUST_ACCEL"
+
+// Choice is how a guest will be run.
+type Choice struct {
+	Accel string // kvm or tcg (software emulation)
+	// Why is a sentence for people, where emulation was chosen and nobody had
+	// asked for it.
+	Why string
+}
+
+// trialLimit bounds a trial. An emulated guest answers within 5 s on an idle
+// machine.
+const trialLimit = 30 * time.Second
+
+// Variables, so that tests can have another machine.
+var (
+	kvmDevice = "/dev/kvm"
+	bootID    = "/proc/sys/kernel/random/boot_id"
+	stateDir  = "/run/crust"
+)
+
+// verdict is what a trial found. It holds for one boot of the machine and one
+// QEMU.
+type verdict struct {
+	Boot string `json:"boot"`
+	QEMU string `json:"qemu"`
+	KVM  bool   `json:"kvm"`
+	Why  string `json:"why,omitempty"`
+}
+
+var verdicts = record.Type{Kind: "accelerator", Version: 1}
+
+func verdictFile() string { return filepath.Join(stateDir, "accelerator"+record.Extension) }
+
+// Choose decides between KVM and emulation. Config.Accel decides, where it is
+// "kvm" or "tcg"; where it is "", so does the variable CRUST_ACCEL. Otherwise
+// ("auto") KVM is chosen only if a guest's agent has answered under it: a
+// /dev/kvm that can be opened may hang every guest, after any number of lines
+// on its console. The trial takes seconds; its verdict is kept for this boot of the
+// machine. Where the trial cannot tell (there is no image, or not even an emulated
+// guest answers), this choice is emulation and the next one tries again.
+func Choose(ctx context.Context, c Config) (Choice, error) {
+	asked, from := c.Accel, "accelerator"
+	if asked == "" {
+		asked, from = os.Getenv(AccelVariable), AccelVariable
+	}
+	switch asked {
+	case "kvm", "tcg":
+		return Choice{Accel: asked}, nil
+	case "", "auto":
+	default:
+		return Choice{}, fmt.Errorf("%s %q: kvm, tcg (emulation) or auto", from, asked)
+	}
+	f, err := os.OpenFile(kvmDevice, os.O_RDWR, 0)
+	if err != nil {
+		return emulated(fmt.Sprintf("there is no KVM here (%v)", err)), nil
+	}
+	f.Close()
+	key, err := verdictKey(ctx)
+	if err != nil {
+		return emulated(fmt.Sprintf("nothing is known of KVM here (%v)", err)), nil
+	}
+	v, known := readVerdict(key)
+	if !known {
+		if v, err = c.try(ctx, key); err != nil {
+			return emulated(fmt.Sprintf("KVM could not be tried (%v)", err)), nil
+		}
+		_ = v.write() // then the next one tries again
+	}
+	if v.KVM {
+		return Choice{Accel: "kvm"}, nil
+	}
+	return emulated(v.Why), nil
+}
+
+func emulated(why string) Choice {
+	why = strings.Join(strings.Fields(why), " ") // one line
+	return Choice{Accel: "tcg", Why: why + ": the guest is emulated, which is slower (" + AccelVariable + "=kvm insists on KVM)"}
+}
+
+// verdictKey is a verdict of this boot and this QEMU, with nothing found yet.
+func verdictKey(ctx context.Context) (verdict, error) {
+	boot, err := os.ReadFile(bootID)
+	if err != nil {
+		return verdict{}, err
+	}
+	said, err := exec.CommandContext(ctx, program, "--version").Output()
+	if err != nil {
+		return verdict{}, fmt.Errorf("%s --version: %w", program, err)
+	}
+	version, _, _ := strings.Cut(string(said), "\n")
+	return verdict{Boot: strings.TrimSpace(string(boot)), QEMU: version}, nil
+}
+
+// readVerdict finds the verdict with that key. A file that is damaged, or that
+// others may write, is none.
+func readVerdict(key verdict) (v verdict, known bool) {
+	f, err := linux.Open(verdictFile(), os.O_RDONLY|linux.ONofollow)
+	if err != nil {
+		return v, false
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil || !st.Mode().IsRegular() || st.Mode().Perm()&0o022 != 0 {
+		return v, false
+	}
+	const most = 4096
+	b, err := io.ReadAll(io.LimitReader(f, most))
+	if err != nil || verdicts.Decode(b, &v) != nil {
+		return v, false
+	}
+	return v, v.Boot == key.Boot && v.QEMU == key.QEMU
+}
+
+// write keeps the verdict, mode 0600. Several processes may do this at once, so
+// each has a file of its own until the rename.
+func (v verdict) write() error {
+	b, err := verdicts.Encode(v)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(stateDir, 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(stateDir, ".accelerator-")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), verdictFile())
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// answer is what became of one guest of a trial.
+type answer struct {
+	took time.Duration
+	err  error
+}
+
+// try boots the image twice at once, with KVM and emulated. The emulated guest
+// tells how long a boot takes here and now, and that the image is good: KVM is to
+// blame only if emulation answers and KVM does not, given twice as long.
+// Everything else is an error: it cannot be told.
+func (c Config) try(caller context.Context, v verdict) (verdict, error) {
+	if err := c.image(); err != nil {
+		return v, err
+	}
+	ctx, cancel := context.WithTimeout(caller, trialLimit)
+	defer cancel()
+	kvm, stopKVM := c.guest(ctx, "kvm")
+	tcg, stopTCG := c.guest(ctx, "tcg")
+	defer func() { stopKVM(); stopTCG() }()
+	no := func(err error) (verdict, error) {
+		v.Why = fmt.Sprintf("%s is there, but a guest does not run under it (%v)", kvmDevice, err)
+		return v, nil
+	}
+	var failed error              // of the guest under KVM
+	var patience <-chan time.Time // with it, once the emulated one has answered
+	for {
+		select {
+		case k := <-kvm:
+			switch {
+			case k.err == nil:
+				v.KVM = true
+				return v, nil
+			case caller.Err() != nil:
+				return v, caller.Err()
+			case patience != nil:
+				return no(k.err)
+			case tcg == nil:
+				return v, fmt.Errorf("no guest answers, not even an emulated one: %w", k.err)
+			}
+			failed, kvm = k.err, nil
+		case e := <-tcg:
+			switch {
+			case e.err == nil && kvm == nil:
+				return no(failed)
+			case e.err == nil:
+				stopTCG()
+				patience = time.After(e.took)
+			case kvm == nil:
+				return v, fmt.Errorf("no guest answers, not even an emulated one: %w", e.err)
+			}
+			tcg = nil
+		case <-patience:
+			return no(errors.New("it hangs"))
+		}
+	}
+}
+
+// guest boots one in a directory of its own, and tells once its agent has
+// answered, or why not. stop ends it and waits for that.
+func (c Config) guest(ctx context.Context, accel string) (<-chan answer, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	said, done := make(chan answer, 1), make(chan struct{})
+	begin := time.Now()
+	go func() {
+		defer close(done)
+		said <- func() answer {
+			dir, err := os.MkdirTemp("", "crust-accel-")
+			if err != nil {
+				return answer{err: err}
+			}
+			defer removeGuest(dir)
+			// The guest ends with this goroutine's thread, so also with a process that is killed.
+			vm, err := Start(ctx, Config{Dir: dir, Kernel: c.Kernel, Initrd: c.Initrd, Accel: accel, DieWithParent: true})
+			if err != nil {
+				said, _ := os.ReadFile(filepath.Join(dir, "qemu.log"))
+				if first, _, _ := strings.Cut(strings.TrimSpace(string(said)), "\n"); first != "" {
+					err = errors.New(first)
+				}
+				return answer{err: err}
+			}
+			defer vm.Kill()
+			return answer{err: vm.Answers(ctx), took: time.Since(begin)}
+		}()
+	}()
+	return said, func() { cancel(); <-done }
+}
+
+// removeGuest removes what Start and QEMU made in the directory.
+func removeGuest(dir string) {
+	for _, name := range []string{"qmp.sock", "guest.sock", "console", "qemu.log", ""} {
+		_ = os.Remove(filepath.Join(dir, name)) // it is in the temporary directory
+	}
+}

@@ -1,0 +1,55 @@
+package crust
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+// With a KVM that hangs its guests, `crustctl sandbox run` comes up emulated
+// by itself, and says why. Where there is no KVM at all, it says that.
+func TestSandboxRunFallsBackToEmulation(t *testing.T) {
+	s := newServer(t, "qemu", "")
+	qemu, err := exec.LookPath("qemu-system-x86_64")
+	ok(t, err)
+	bin := t.TempDir()
+	script := fmt.Sprintf("#!/bin/sh\ncase \"$*\" in *accel=kvm*) exec sleep 1000 ;; esac\nexec %s \"$@\"\n", qemu)
+	ok(t, os.WriteFile(bin+"/qemu-system-x86_64", []byte(script), 0o755))
+	// In mounts of its own: this machine's verdict stays as it is.
+	hidden := "mkdir -p /run/crust && mount -t tmpfs none /run/crust && { [ ! -e /dev/kvm ] || mount --bind " + bin + "/kvm /dev/kvm; } && exec \"$@\""
+	ok(t, os.WriteFile(bin+"/kvm", nil, 0o600))
+	ctl := func(args ...string) (string, string) {
+		t.Helper()
+		args = append([]string{"-m", "--propagation", "private", "sh", "-ec", hidden, "sh", testnode.BuildCommand(t, "crustctl", ""),
+			"--timeout", (2 * patience(t)).String(), "sandbox", "--crust", "unix://" + s.socket()}, args...)
+		c := exec.Command("unshare", args...)
+		c.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "CRUST_ACCEL=")
+		var out, said strings.Builder
+		c.Stdout, c.Stderr = &out, &said
+		if err := c.Run(); err != nil {
+			t.Fatalf("crustctl %v: %v\n%s%s", args, err, out.String(), said.String())
+		}
+		return out.String(), said.String()
+	}
+	g, runDir := guestDir(t), filepath.Join(s.node.Dir, "run")
+	out, said := ctl("run", "vm", "--kernel", g+"/vmlinuz", "--initramfs", g+"/initramfs", "--run-dir", runDir)
+	defer ctl("rm", "vm", "--run-dir", runDir)
+	if !strings.Contains(out, "running (tcg") {
+		t.Errorf("it is run as\n%s", out)
+	}
+	want := "it hangs"
+	if _, err := os.Stat("/dev/kvm"); err != nil {
+		want = "there is no KVM here"
+	}
+	if !strings.Contains(said, want) || !strings.Contains(said, "the guest is emulated") || strings.Count(said, "\n") != 1 {
+		t.Errorf("stderr, which should be one sentence with %q:\n%s", want, said)
+	}
+	if out, _ := ctl("exec", "vm", "cat", "/proc/sys/kernel/ostype"); out != "Linux\n" {
+		t.Errorf("the guest says %q", out)
+	}
+}

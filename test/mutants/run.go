@@ -1,0 +1,303 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// outcome of a mutant.
+type outcome string
+
+const (
+	noticed    outcome = "noticed"
+	survived   outcome = "SURVIVED"
+	equivalent outcome = "equivalent"
+	noApply    outcome = "DOES NOT APPLY"
+	noCompile  outcome = "DOES NOT COMPILE"
+	badTest    outcome = "TEST FAILS WITHOUT IT"
+	cutShort   outcome = "cut short"
+)
+
+// tryAll tries the mutants, in o.j copies of the tree.
+func tryAll(ctx context.Context, o options, list []mutant) (totals, error) {
+	t := totals{count: map[outcome]int{}}
+	// Mutants of one test come one after the other.
+	list = slices.Clone(list)
+	slices.SortStableFunc(list, func(a, b mutant) int {
+		return strings.Compare(a.pkg+strings.Join(a.tests, " "), b.pkg+strings.Join(b.tests, " "))
+	})
+	var trees []*tree
+	defer func() {
+		for _, tr := range trees {
+			tr.remove()
+		}
+	}()
+	for range min(max(o.j, 1), max(len(list), 1)) {
+		tr, err := newTree(ctx, o)
+		if err != nil {
+			return t, err
+		}
+		trees = append(trees, tr)
+	}
+	work := make(chan mutant)
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, tr := range trees {
+		wg.Go(func() {
+			for m := range work {
+				begin := time.Now()
+				result, why := tr.try(ctx, m)
+				mu.Lock()
+				t.count[result]++
+				switch result {
+				case survived:
+					t.survived = append(t.survived, m.name)
+				case noApply, noCompile, badTest:
+					t.broken = append(t.broken, m.name)
+				}
+				fmt.Printf("%-21s %s (%s, %.1f s)\n", result, m.name, m.file, time.Since(begin).Seconds())
+				if why != "" {
+					fmt.Println("    " + strings.ReplaceAll(strings.TrimSpace(why), "\n", "\n    "))
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for _, m := range list {
+		work <- m
+	}
+	close(work)
+	wg.Wait()
+	return t, nil
+}
+
+// tree is a copy of the repository in which mutants are tried.
+type tree struct {
+	o    options
+	dir  string
+	root string // dir/tree
+	tmp  string // TMPDIR of the tests
+	good map[string]error
+}
+
+func git(ctx context.Context, dir string, args ...string) (string, error) {
+	c := exec.CommandContext(ctx, "git", args...)
+	c.Dir = dir
+	var said bytes.Buffer
+	c.Stderr = &said
+	out, err := c.Output()
+	if err != nil {
+		return "", fmt.Errorf("git %s: %w: %s", strings.Join(args, " "), err, said.String())
+	}
+	return string(out), nil
+}
+
+// newTree copies what git knows of, and what it would add. What was built and
+// fetched (.cache) is shared. The path is short: one of a socket has 108 bytes.
+func newTree(ctx context.Context, o options) (*tree, error) {
+	t := &tree{o: o, good: map[string]error{}}
+	for i := 0; ; i++ {
+		t.dir = filepath.Join(os.TempDir(), fmt.Sprint("m", i))
+		err := os.Mkdir(t.dir, 0o700)
+		if err == nil {
+			break
+		} else if !errors.Is(err, os.ErrExist) || i > 1000 {
+			return nil, err
+		}
+	}
+	t.root, t.tmp = t.dir+"/tree", t.dir+"/t"
+	err := errors.Join(os.Mkdir(t.root, 0o755), os.Mkdir(t.tmp, 0o755), os.Symlink(filepath.Join(o.root, ".cache"), t.root+"/.cache"))
+	var names string
+	if err == nil {
+		names, err = git(ctx, o.root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	}
+	for name := range strings.SplitSeq(names, "\x00") {
+		if err == nil && name != "" {
+			err = copyFile(filepath.Join(o.root, name), filepath.Join(t.root, name))
+		}
+	}
+	if err != nil {
+		t.remove()
+		return nil, err
+	}
+	return t, nil
+}
+
+// copyFile copies a file or a link. One that was deleted, and git still knows, is left out.
+func copyFile(from, to string) error {
+	st, err := os.Lstat(from)
+	if errors.Is(err, os.ErrNotExist) || err == nil && st.IsDir() {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	if st.Mode()&os.ModeSymlink != 0 {
+		link, err := os.Readlink(from)
+		if err != nil {
+			return err
+		}
+		return os.Symlink(link, to)
+	}
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, b, st.Mode().Perm())
+}
+
+// try tells what becomes of a mutant.
+func (t *tree) try(ctx context.Context, m mutant) (outcome, string) {
+	was, is, err := m.apply(t.root)
+	switch {
+	case err != nil:
+		return noApply, err.Error()
+	case m.equivalent != "":
+		return equivalent, ""
+	}
+	if err := t.trusted(ctx, m); err != nil {
+		if ctx.Err() != nil {
+			return cutShort, ""
+		}
+		return badTest, err.Error()
+	}
+	path := filepath.Join(t.root, m.file)
+	if err := os.WriteFile(path, is, 0o644); err != nil {
+		return noApply, err.Error()
+	}
+	defer func() { _ = os.WriteFile(path, was, 0o644) }() // it was written a moment ago
+	if strings.HasSuffix(m.file, ".go") {
+		if out, err := t.command(ctx, "go", "build", "-tags", m.tags, "./..."); err != nil {
+			if ctx.Err() != nil {
+				return cutShort, ""
+			}
+			return noCompile, out
+		}
+	}
+	out, err := t.test(ctx, m)
+	switch {
+	case ctx.Err() != nil:
+		return cutShort, ""
+	case err == nil:
+		return survived, m.pkg + " " + strings.Join(m.tests, " ") + " passes with it"
+	case strings.Contains(out, "[build failed]") || strings.Contains(out, "[setup failed]"):
+		return noCompile, out
+	}
+	return noticed, ""
+}
+
+// trusted runs the mutant's test without it, once.
+func (t *tree) trusted(ctx context.Context, m mutant) error {
+	key := m.pkg + " " + strings.Join(m.tests, " ") + " " + m.tags
+	if err, known := t.good[key]; known {
+		return err
+	}
+	out, err := t.test(ctx, m)
+	if err != nil {
+		err = fmt.Errorf("%s: %w\n%s", key, err, lastLines(out))
+	} else {
+		for _, f := range m.functions() {
+			if !regexp.MustCompile(`(?m)^--- PASS: ` + f + ` `).MatchString(out) {
+				err = fmt.Errorf("%s: %s did not run and pass\n%s", key, f, lastLines(out))
+			}
+		}
+	}
+	if ctx.Err() == nil {
+		t.good[key] = err
+	}
+	return err
+}
+
+func lastLines(out string) string {
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	return strings.Join(lines[max(0, len(lines)-20):], "\n")
+}
+
+// test runs the mutant's tests alone, and removes what they leave.
+func (t *tree) test(ctx context.Context, m mutant) (string, error) {
+	var out strings.Builder
+	var errs []error
+	for _, name := range m.tests {
+		parts := strings.Split(name, "/")
+		for i, p := range parts {
+			parts[i] = "^(" + regexp.QuoteMeta(p) + ")$"
+		}
+		said, err := t.command(ctx, "go", "test", "-v", "-vet=off", "-count=1", "-tags", m.tags, "-timeout", t.o.timeout.String(), "-run", strings.Join(parts, "/"), m.pkg)
+		out.WriteString(said)
+		errs = append(errs, err)
+		t.cleanUp()
+	}
+	return out.String(), errors.Join(errs...)
+}
+
+// command runs a program in the tree. All that it started is in its process
+// group, or knows its TMPDIR.
+func (t *tree) command(ctx context.Context, name string, args ...string) (string, error) {
+	c := exec.CommandContext(ctx, name, args...)
+	c.Dir = t.root
+	c.Env = append(os.Environ(), "TMPDIR="+t.tmp)
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
+	c.WaitDelay = 10 * time.Second
+	out, err := c.CombinedOutput()
+	return string(out), err
+}
+
+// cleanUp ends and undoes what a test that failed has left: processes whose
+// environment names this tree's TMPDIR, mounts and loop devices beneath it.
+func (t *tree) cleanUp() {
+	environments, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, e := range environments {
+		b, err := os.ReadFile(e)
+		if err != nil || !bytes.Contains(b, []byte("TMPDIR="+t.tmp)) {
+			continue
+		}
+		var pid int
+		if _, err := fmt.Sscanf(e, "/proc/%d/", &pid); err == nil && pid != os.Getpid() {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+		}
+	}
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	lines := strings.Split(string(mounts), "\n")
+	for _, line := range slices.Backward(lines) {
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], t.dir+"/") {
+			_ = syscall.Unmount(f[4], syscall.MNT_DETACH)
+		}
+	}
+	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, f := range files {
+		if b, _ := os.ReadFile(f); strings.HasPrefix(string(b), t.tmp+"/") {
+			_ = exec.Command("losetup", "-d", "/dev/"+strings.Split(f, "/")[3]).Run() // one that is in use goes with its user
+		}
+	}
+	entries, _ := os.ReadDir(t.tmp)
+	for _, e := range entries {
+		removeTree(filepath.Join(t.tmp, e.Name()))
+	}
+}
+
+func (t *tree) remove() {
+	t.cleanUp()
+	removeTree(t.dir)
+}
+
+// removeTree never enters another file system.
+func removeTree(path string) {
+	if out, err := exec.Command("rm", "-rf", "--one-file-system", path).CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "mutants: %v: %s\n", err, out)
+	}
+}
