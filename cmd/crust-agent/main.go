@@ -30,6 +30,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/registration"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
+	"github.com/crust-csi/crust-csi/internal/statedir"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
 	"github.com/crust-csi/crust-csi/internal/version"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -92,6 +93,11 @@ func run(args []string) error {
 		return nil
 	}
 	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
+	lock, err := statedir.Lock(o.stateDir, "crust-agent")
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
 	defer cancel()
 	config, err := rest.InClusterConfig()

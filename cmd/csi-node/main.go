@@ -19,6 +19,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/registration"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
+	"github.com/crust-csi/crust-csi/internal/statedir"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
 	"github.com/crust-csi/crust-csi/internal/version"
 	"github.com/crust-csi/crust-csi/pkg/driver"
@@ -50,9 +51,12 @@ func run(args []string) error {
 	}
 	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
 	metrics := telemetry.New(version.String())
-	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
-		return fmt.Errorf("--state-dir: %w; give a directory that can be written and that survives restarts", err)
+	// Before anything is read or recovered: another process may be using it.
+	lock, err := statedir.Lock(o.stateDir, "csi-node")
+	if err != nil {
+		return err
 	}
+	defer lock.Close()
 	root, err := mounter.OpenRoot(o.kubeletDir)
 	if err != nil {
 		return fmt.Errorf("--kubelet-dir: %w; give the directory of this node's kubelet, or create it", err)
