@@ -119,6 +119,9 @@ func run(args []string) error {
 	if err != nil {
 		return fmt.Errorf("--state-dir: %w", err)
 	}
+	for _, err := range records.Bad() {
+		log.Error("a record cannot be used; everything else goes on without it", "error", err)
+	}
 	conn, err := orchestrator.Dial(o.driver)
 	if err != nil {
 		return fmt.Errorf("--driver: %w", err)

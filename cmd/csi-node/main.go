@@ -143,7 +143,7 @@ func openVolumes(o *options, log *slog.Logger, metrics *telemetry.Metrics) (*vol
 			return c.Total, c.Available, err
 		})
 	}
-	st, err := static.Open(static.Options{Dir: filepath.Join(o.stateDir, "static"), Allow: o.allowDevices, NodesDir: nodes, Claimed: func(d mounter.Device) (string, bool) {
+	st, err := static.Open(static.Options{Dir: filepath.Join(o.stateDir, "static"), Allow: o.allowDevices, NodesDir: nodes, Log: log, Claimed: func(d mounter.Device) (string, bool) {
 		for _, p := range pools {
 			if id, ok := p.Owns(d); ok {
 				return id, true

@@ -91,7 +91,10 @@ func New(cfg Config) (*Driver, error) {
 	if d.deferrals, err = loadDeferrals(filepath.Join(cfg.StateDir, "deferred"), boot); err != nil {
 		return nil, err
 	}
-	return d, d.recover()
+	if err := d.recover(); err != nil {
+		return nil, err
+	}
+	return d, d.identifyDeferrals()
 }
 
 // Drain cancels long operations that go on without a caller and waits for them.
@@ -109,10 +112,11 @@ func (d *Driver) recover() error {
 	}
 	if static := d.Volumes.Static(); static != nil {
 		// Learn the devices of what is staged, so that Owns knows them.
-		for _, v := range static.List() {
+		for id, r := range d.staged.all() {
+			_, err := static.Get(id)
 			// By its number: the path may lead to another one by now.
-			if r, ok := d.staged.get(v.ID); ok && r.Share == "" {
-				static.Remember(v.ID, r.Device)
+			if r.Share == "" && (err == nil || errors.Is(err, record.ErrUnusable)) {
+				static.Remember(id, r.Device)
 			}
 		}
 	}

@@ -361,7 +361,7 @@ func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 		return err
 	}
 	defer t.Close()
-	src, _, findErr := d.Volumes.Find(id)
+	src, findErr := d.releasing(id)
 	readOnlyDevice := false
 	const layers = 8 // of mounts on one target, from calls that were cut short
 	for range layers {
