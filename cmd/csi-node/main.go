@@ -76,6 +76,16 @@ func run(args []string) error {
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
 		Programs: fsprogs.New(metrics.ProgramStarted), Log: log, Metrics: metrics,
 		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host,
+		Left: func(id string) volume.Releaser {
+			return looppool.Left(id, filepath.Join(o.stateDir, "dev"), func(d mounter.Device) bool {
+				for _, p := range volumes.Pools() {
+					if _, ok := p.Owns(d); ok {
+						return true
+					}
+				}
+				return false
+			})
+		},
 	})
 	if err != nil {
 		return err

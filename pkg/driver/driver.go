@@ -41,6 +41,9 @@ type Config struct {
 	// Defers: volumes whose class allows it are left to pods' runtimes that can
 	// mount them (KEP-2857).
 	Defers bool
+	// Left gives what takes away a volume of a pool that is not configured here any
+	// more, nil where nothing can; it may be nil itself.
+	Left func(id string) volume.Releaser
 	// HostNamespace is the host's mount namespace, in which container runtimes
 	// look for targets; nil: the one that this process is in.
 	HostNamespace *mounter.Namespace
@@ -166,6 +169,11 @@ func (d *Driver) owner(m mounter.Mount) (string, bool) {
 		for _, s := range d.sources() {
 			if id, ok := s.Owns(dev); ok {
 				return id, true
+			}
+		}
+		for id, r := range d.staged.all() {
+			if r.Share == "" && r.Device.Same(dev) && d.Volumes.CheckPool(id) != nil {
+				return id, true // of a pool that is not configured any more
 			}
 		}
 		return "", false

@@ -72,7 +72,7 @@ func (d *Driver) look(path string) (*mounter.Target, *mounter.State, error) {
 
 // shows tells whether what is mounted at a target is of the volume, and by
 // which of its devices (the zero Device for a share).
-func (d *Driver) shows(s *mounter.State, src volume.Source, id string) (bool, mounter.Device, error) {
+func (d *Driver) shows(s *mounter.State, src volume.Releaser, id string) (bool, mounter.Device, error) {
 	if s.Occupant != mounter.MountPoint {
 		return false, mounter.Device{}, nil
 	}
@@ -99,7 +99,7 @@ func (d *Driver) shows(s *mounter.State, src volume.Source, id string) (bool, mo
 
 // publishedAt gives the targets where the volume is mounted now. An entry of
 // the index that the kernel does not confirm is forgotten.
-func (d *Driver) publishedAt(src volume.Source, id string) []string {
+func (d *Driver) publishedAt(src volume.Releaser, id string) []string {
 	var targets []string
 	for _, path := range d.published.of(id) {
 		t, s, err := d.look(path)
@@ -125,8 +125,16 @@ func (d *Driver) publishedAt(src volume.Source, id string) []string {
 
 // releasing finds where a volume comes from, for who takes it away: what is
 // attached and mounted is asked of the kernel, so an unusable record is no reason
-// to leave it.
-func (d *Driver) releasing(id string) (volume.Source, error) {
+// to leave it, nor is a pool that is not configured any more.
+func (d *Driver) releasing(id string) (volume.Releaser, error) {
+	if err := d.Volumes.CheckPool(id); err != nil {
+		if d.Left != nil {
+			if left := d.Left(id); left != nil {
+				return left, nil
+			}
+		}
+		return nil, err
+	}
 	src, _, err := d.Volumes.Find(id)
 	if errors.Is(err, record.ErrUnusable) {
 		err = nil

@@ -308,7 +308,7 @@ func (d *Driver) releaseReadOnly(ctx context.Context, p *publication) error {
 	return d.releaseReadOnlyOf(ctx, p.src, p.id)
 }
 
-func (d *Driver) releaseReadOnlyOf(ctx context.Context, src volume.Source, id string) error {
+func (d *Driver) releaseReadOnlyOf(ctx context.Context, src volume.Releaser, id string) error {
 	a, ok, err := src.Attached(id)
 	if err != nil || !ok {
 		return err

@@ -349,9 +349,6 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 	if staged && r.StagingPath != path {
 		return fault.New(fault.State, "volume %s is staged at %s, not at %s", id, r.StagingPath, path)
 	}
-	if err := d.Volumes.CheckPool(id); err != nil {
-		return err
-	}
 	src, err := d.releasing(id)
 	if fault.Is(err, fault.NotFound) {
 		if staged {
