@@ -30,6 +30,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/registration"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
+	"github.com/crust-csi/crust-csi/internal/statedir"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
 	"github.com/crust-csi/crust-csi/internal/version"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -92,6 +93,11 @@ func run(args []string) error {
 		return nil
 	}
 	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
+	lock, err := statedir.Lock(o.stateDir, "crust-agent")
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
 	defer cancel()
 	config, err := rest.InClusterConfig()
@@ -112,6 +118,9 @@ func run(args []string) error {
 	records, err := orchestrator.LoadRecords(filepath.Join(o.stateDir, "deferrals"), boot)
 	if err != nil {
 		return fmt.Errorf("--state-dir: %w", err)
+	}
+	for _, err := range records.Bad() {
+		log.Error("a record cannot be used; everything else goes on without it", "error", err)
 	}
 	conn, err := orchestrator.Dial(o.driver)
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
+	"github.com/crust-csi/crust-csi/internal/statedir"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
 	"github.com/crust-csi/crust-csi/internal/version"
 	"github.com/crust-csi/crust-csi/pkg/crust"
@@ -108,9 +109,6 @@ func run(args []string) error {
 	}
 	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
 	metrics := telemetry.New(version.String())
-	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
-		return fmt.Errorf("--state-dir: %w", err)
-	}
 	root, err := mounter.OpenRoot(o.kubeletDir)
 	if err != nil {
 		return fmt.Errorf("--kubelet-dir: %w; give the directory of this node's kubelet, or create it", err)
@@ -119,7 +117,7 @@ func run(args []string) error {
 		return err
 	}
 	// Before anything is touched: another server may have the sandboxes.
-	lock, err := sandbox.Lock(o.stateDir)
+	lock, err := statedir.Lock(o.stateDir, "crustd")
 	if err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/registration"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
+	"github.com/crust-csi/crust-csi/internal/statedir"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
 	"github.com/crust-csi/crust-csi/internal/version"
 	"github.com/crust-csi/crust-csi/pkg/driver"
@@ -51,9 +52,12 @@ func run(args []string) error {
 	}
 	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
 	metrics := telemetry.New(version.String())
-	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
-		return fmt.Errorf("--state-dir: %w; give a directory that can be written and that survives restarts", err)
+	// Before anything is read or recovered: another process may be using it.
+	lock, err := statedir.Lock(o.stateDir, "csi-node")
+	if err != nil {
+		return err
 	}
+	defer lock.Close()
 	root, err := mounter.OpenRoot(o.kubeletDir)
 	if err != nil {
 		return fmt.Errorf("--kubelet-dir: %w; give the directory of this node's kubelet, or create it", err)
@@ -82,6 +86,16 @@ func run(args []string) error {
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
 		Programs: fsprogs.New(metrics.ProgramStarted), Log: log, Metrics: metrics, Audit: history,
 		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host,
+		Left: func(id string) volume.Releaser {
+			return looppool.Left(id, filepath.Join(o.stateDir, "dev"), func(d mounter.Device) bool {
+				for _, p := range volumes.Pools() {
+					if _, ok := p.Owns(d); ok {
+						return true
+					}
+				}
+				return false
+			})
+		},
 	})
 	if err != nil {
 		return err
@@ -149,7 +163,7 @@ func openVolumes(o *options, log *slog.Logger, metrics *telemetry.Metrics) (*vol
 			return c.Total, c.Available, err
 		})
 	}
-	st, err := static.Open(static.Options{Dir: filepath.Join(o.stateDir, "static"), Allow: o.allowDevices, NodesDir: nodes, Claimed: func(d mounter.Device) (string, bool) {
+	st, err := static.Open(static.Options{Dir: filepath.Join(o.stateDir, "static"), Allow: o.allowDevices, NodesDir: nodes, Log: log, Claimed: func(d mounter.Device) (string, bool) {
 		for _, p := range pools {
 			if id, ok := p.Owns(d); ok {
 				return id, true

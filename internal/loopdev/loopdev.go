@@ -247,6 +247,41 @@ func (n Nodes) Find(path string) ([]Device, error) {
 	return found, nil
 }
 
+// Named lists the loop devices over files of that name, in any directory: for
+// who cannot see the file itself.
+func (n Nodes) Named(base string) ([]Device, error) {
+	names, err := loopNames()
+	if err != nil {
+		return nil, err
+	}
+	var found []Device
+	for _, name := range names {
+		shown, err := linux.ReadSmall("/sys/block/" + name + "/loop/backing_file")
+		if err != nil || filepath.Base(trimBacking(shown)) != base {
+			continue
+		}
+		node, _, _, err := n.node(name)
+		if err != nil {
+			continue // it was removed just now
+		}
+		loop, err := linux.Open(node, os.O_RDONLY)
+		if err != nil {
+			return nil, err
+		}
+		d, err := status(loop)
+		loop.Close()
+		if err == nil {
+			found = append(found, d)
+		} else if !errors.Is(err, linux.ENXIO) {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// SameFile tells whether both are over one file.
+func (d Device) SameFile(o Device) bool { return d.backing == o.backing }
+
 func loopNames() ([]string, error) {
 	dir, err := os.Open("/sys/block")
 	if err != nil {

@@ -4,6 +4,7 @@ package testnode
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,8 @@ type Node struct {
 	Args   []string // beside the usual ones
 	Env    []string
 	Pool   string // directory of its pool, if not the usual one
+	// PoolName is that of its pool, if not "pool".
+	PoolName string
 
 	bin string
 	cmd *exec.Cmd
@@ -194,7 +197,7 @@ func (n *Node) PID() int { return n.cmd.Process.Pid }
 func (n *Node) Launch() {
 	n.T.Helper()
 	args := append([]string{
-		"--endpoint", n.Endpoint(), "--node-id", "node-1", "--pool", "pool=loop:" + n.PoolDir(),
+		"--endpoint", n.Endpoint(), "--node-id", "node-1", "--pool", cmp.Or(n.PoolName, "pool") + "=loop:" + n.PoolDir(),
 		"--state-dir", filepath.Join(n.Dir, "state"), "--kubelet-dir", n.KubeletDir(), "-v", "4", "--idmap-probe=false",
 	}, n.Args...)
 	n.cmd = exec.Command(n.bin, args...)

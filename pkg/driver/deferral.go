@@ -22,6 +22,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 // deferral says that a volume is mounted by a pod's runtime, and not here
@@ -35,6 +36,8 @@ type deferral struct {
 	Source   string            `json:"source"` // the device, or server:/share
 	Type     string            `json:"type"`
 	Options  map[string]string `json:"options,omitempty"`
+
+	bad error // its record cannot be used: volume and target are all that is known
 }
 
 // A newer version is refused at start: a driver that does not know what a
@@ -46,13 +49,14 @@ type deferrals struct {
 	dir, boot string
 	mu        sync.Mutex
 	m         map[string]map[string]deferral // by volume and target
+	bad       map[string]error               // of records that cannot be used, by path
 }
 
 func loadDeferrals(dir, boot string) (*deferrals, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	d := &deferrals{dir: dir, boot: boot, m: map[string]map[string]deferral{}}
+	d := &deferrals{dir: dir, boot: boot, m: map[string]map[string]deferral{}, bad: map[string]error{}}
 	names, err := record.Names(dir)
 	if err != nil {
 		return nil, err
@@ -60,8 +64,12 @@ func loadDeferrals(dir, boot string) (*deferrals, error) {
 	for _, name := range names {
 		path := filepath.Join(dir, name+record.Extension)
 		var r deferral
-		if err := deferralType.Read(path, &r); err != nil {
+		switch err := deferralType.Read(path, &r); {
+		case fault.Is(err, fault.State): // of a newer version
 			return nil, fmt.Errorf("a deferred volume: %w", err)
+		case err != nil:
+			d.bad[path] = record.Unusable(err)
+			continue
 		}
 		if r.BootID == boot {
 			d.remember(r)
@@ -118,7 +126,11 @@ func (d *deferrals) put(r deferral) error {
 }
 
 func (d *deferrals) remove(r deferral) error {
-	if err := record.Remove(d.path(r)); err != nil {
+	remove := record.Remove
+	if r.bad != nil {
+		remove = record.SetAside
+	}
+	if err := remove(d.path(r)); err != nil {
 		return err
 	}
 	d.mu.Lock()
@@ -212,6 +224,8 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 	have, known := d.deferrals.at(p.id, p.target)
 	others := d.deferrals.of(p.id)
 	switch {
+	case known && have.bad != nil:
+		return have.unusable()
 	case known:
 		if have.Source != want.Source || have.Type != want.Type || !maps.Equal(have.Options, want.Options) {
 			return fault.New(fault.Exists, "volume %s is deferred to a runtime at %s in another way (%s %s %v, now asked for %s %s %v); unpublish it first",
@@ -314,15 +328,18 @@ func (d *Driver) undefer(id string, r deferral) error {
 }
 
 func (d *Driver) releasedBySandbox(id string, r deferral) error {
-	src, v, err := d.Volumes.Find(id)
+	src, err := d.releasing(id)
 	if fault.Is(err, fault.NotFound) {
 		return nil
 	}
-	if err != nil || v.Share {
+	if err != nil {
 		return err
 	}
 	a, ok, err := src.Attached(id)
-	if err != nil || !ok {
+	if s, staged := d.staged.get(id); errors.Is(err, record.ErrUnusable) && staged && s.Share == "" {
+		a, ok, err = volume.Attachment{Device: s.Device}, true, nil
+	}
+	if err != nil || !ok || a.Share != nil {
 		return err
 	}
 	busy, err := mounter.Busy(a.Device.Path)
@@ -339,6 +356,9 @@ func (d *Driver) releasedBySandbox(id string, r deferral) error {
 
 // deferredStats answers NodeGetVolumeStats for a deferred volume (C05, C07).
 func deferredStats(r deferral, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	if err := r.unusable(); err != nil {
+		return nil, err
+	}
 	supported, err := crust.SupportsStats(req)
 	if err != nil {
 		return nil, invalid("%s", err)
@@ -352,6 +372,9 @@ func deferredStats(r deferral, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGet
 
 // deferredExpand grows the device of a deferred volume (C06, C07).
 func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	if err := r.unusable(); err != nil {
+		return nil, err
+	}
 	supported, err := crust.SupportsExpand(req)
 	if err != nil {
 		return nil, invalid("%s", err)

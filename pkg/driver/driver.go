@@ -43,6 +43,9 @@ type Config struct {
 	// Defers: volumes whose class allows it are left to pods' runtimes that can
 	// mount them (KEP-2857).
 	Defers bool
+	// Left gives what takes away a volume of a pool that is not configured here any
+	// more, nil where nothing can; it may be nil itself.
+	Left func(id string) volume.Releaser
 	// HostNamespace is the host's mount namespace, in which container runtimes
 	// look for targets; nil: the one that this process is in.
 	HostNamespace *mounter.Namespace
@@ -93,7 +96,10 @@ func New(cfg Config) (*Driver, error) {
 	if d.deferrals, err = loadDeferrals(filepath.Join(cfg.StateDir, "deferred"), boot); err != nil {
 		return nil, err
 	}
-	return d, d.recover()
+	if err := d.recover(); err != nil {
+		return nil, err
+	}
+	return d, d.identifyDeferrals()
 }
 
 // Drain cancels long operations that go on without a caller and waits for them.
@@ -111,10 +117,11 @@ func (d *Driver) recover() error {
 	}
 	if static := d.Volumes.Static(); static != nil {
 		// Learn the devices of what is staged, so that Owns knows them.
-		for _, v := range static.List() {
+		for id, r := range d.staged.all() {
+			_, err := static.Get(id)
 			// By its number: the path may lead to another one by now.
-			if r, ok := d.staged.get(v.ID); ok && r.Share == "" {
-				static.Remember(v.ID, r.Device)
+			if r.Share == "" && (err == nil || errors.Is(err, record.ErrUnusable)) {
+				static.Remember(id, r.Device)
 			}
 		}
 	}
@@ -164,6 +171,11 @@ func (d *Driver) owner(m mounter.Mount) (string, bool) {
 		for _, s := range d.sources() {
 			if id, ok := s.Owns(dev); ok {
 				return id, true
+			}
+		}
+		for id, r := range d.staged.all() {
+			if r.Share == "" && r.Device.Same(dev) && d.Volumes.CheckPool(id) != nil {
+				return id, true // of a pool that is not configured any more
 			}
 		}
 		return "", false

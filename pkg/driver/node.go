@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-csi/crust-csi/internal/audit"
+	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -72,7 +73,7 @@ func (d *Driver) look(path string) (*mounter.Target, *mounter.State, error) {
 
 // shows tells whether what is mounted at a target is of the volume, and by
 // which of its devices (the zero Device for a share).
-func (d *Driver) shows(s *mounter.State, src volume.Source, id string) (bool, mounter.Device, error) {
+func (d *Driver) shows(s *mounter.State, src volume.Releaser, id string) (bool, mounter.Device, error) {
 	if s.Occupant != mounter.MountPoint {
 		return false, mounter.Device{}, nil
 	}
@@ -84,17 +85,22 @@ func (d *Driver) shows(s *mounter.State, src volume.Source, id string) (bool, mo
 		owner, owned := src.Owns(dev)
 		return owned && owner == id, dev, nil
 	}
-	r, staged := d.staged.get(id)
-	if !staged || r.Share == "" {
+	share := ""
+	if r, staged := d.staged.get(id); staged {
+		share = r.Share
+	} else if a, ok, err := src.Attached(id); err == nil && ok && a.Share != nil {
+		share = a.Share.Source // how it was staged cannot be read
+	}
+	if share == "" {
 		return false, mounter.Device{}, nil
 	}
 	m, err := s.Mount()
-	return err == nil && m.Source == r.Share, mounter.Device{}, err
+	return err == nil && m.Source == share, mounter.Device{}, err
 }
 
 // publishedAt gives the targets where the volume is mounted now. An entry of
 // the index that the kernel does not confirm is forgotten.
-func (d *Driver) publishedAt(src volume.Source, id string) []string {
+func (d *Driver) publishedAt(src volume.Releaser, id string) []string {
 	var targets []string
 	for _, path := range d.published.of(id) {
 		t, s, err := d.look(path)
@@ -118,8 +124,30 @@ func (d *Driver) publishedAt(src volume.Source, id string) []string {
 	return targets
 }
 
+// releasing finds where a volume comes from, for who takes it away: what is
+// attached and mounted is asked of the kernel, so an unusable record is no reason
+// to leave it, nor is a pool that is not configured any more.
+func (d *Driver) releasing(id string) (volume.Releaser, error) {
+	if err := d.Volumes.CheckPool(id); err != nil {
+		if d.Left != nil {
+			if left := d.Left(id); left != nil {
+				return left, nil
+			}
+		}
+		return nil, err
+	}
+	src, _, err := d.Volumes.Find(id)
+	if errors.Is(err, record.ErrUnusable) {
+		err = nil
+	}
+	return src, err
+}
+
 // requireStaged gives how the volume is staged, and its attachment.
 func (d *Driver) requireStaged(src volume.Source, id, stagingPath string) (stagedRecord, volume.Attachment, error) {
+	if err := d.staged.unusable(id); err != nil {
+		return stagedRecord{}, volume.Attachment{}, err
+	}
 	r, ok := d.staged.get(id)
 	if !ok {
 		return r, volume.Attachment{}, fault.New(fault.State, "volume %s is not staged on this node; call NodeStageVolume first", id)

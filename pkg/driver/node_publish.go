@@ -316,7 +316,7 @@ func (d *Driver) releaseReadOnly(ctx context.Context, p *publication) error {
 	return d.releaseReadOnlyOf(ctx, p.src, p.id)
 }
 
-func (d *Driver) releaseReadOnlyOf(ctx context.Context, src volume.Source, id string) error {
+func (d *Driver) releaseReadOnlyOf(ctx context.Context, src volume.Releaser, id string) error {
 	a, ok, err := src.Attached(id)
 	if err != nil || !ok {
 		return err
@@ -373,7 +373,7 @@ func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 		return err
 	}
 	defer t.Close()
-	src, _, findErr := d.Volumes.Find(id)
+	src, findErr := d.releasing(id)
 	readOnlyDevice := false
 	const layers = 8 // of mounts on one target, from calls that were cut short
 	for range layers {

@@ -93,6 +93,9 @@ func (d *Driver) checkStagingPath(path string) error {
 }
 
 func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, u use, path string, quick bool) error {
+	if err := d.staged.unusable(v.ID); err != nil {
+		return err
+	}
 	have, staged := d.staged.get(v.ID)
 	if staged {
 		switch {
@@ -356,10 +359,7 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 	if staged && r.StagingPath != path {
 		return fault.New(fault.State, "volume %s is staged at %s, not at %s", id, r.StagingPath, path)
 	}
-	if err := d.Volumes.CheckPool(id); err != nil {
-		return err
-	}
-	src, _, err := d.Volumes.Find(id)
+	src, err := d.releasing(id)
 	if fault.Is(err, fault.NotFound) {
 		if staged {
 			return d.staged.remove(id)

@@ -3,6 +3,7 @@ package driver
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"log/slog"
 	"maps"
 	"os"
@@ -39,13 +40,14 @@ type stagedVolumes struct {
 	boot string
 	mu   sync.Mutex
 	m    map[string]stagedRecord
+	bad  map[string]error // of records that cannot be used, by path
 }
 
 func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	s := &stagedVolumes{dir: dir, boot: boot, m: map[string]stagedRecord{}}
+	s := &stagedVolumes{dir: dir, boot: boot, m: map[string]stagedRecord{}, bad: map[string]error{}}
 	names, err := record.Names(dir)
 	if err != nil {
 		return nil, err
@@ -54,19 +56,25 @@ func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
 		path := filepath.Join(dir, name+record.Extension)
 		var r stagedRecord
 		err := stagedType.Read(path, &r)
-		if fault.Is(err, fault.State) {
-			return nil, err // of a newer version
-		}
-		if err != nil || r.BootID != boot {
-			// Torn by a power loss, or of an earlier boot: the volume is not
-			// staged now.
-			log.Info("forgetting that a volume was staged before the machine restarted", "file", path, "error", err)
+		switch {
+		case fault.Is(err, fault.State): // of a newer version, which may rely on it
+			s.bad[path] = record.Unusable(err)
+			log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", s.bad[path])
+		case err != nil:
+			// Torn by a power loss, and then the volume is not staged, or damaged. To
+			// stage the volume anew is right in both cases.
+			log.Warn("how a volume was staged cannot be read; it counts as not staged", "file", path, "kept_as", path+record.Suffix, "error", err)
+			if err := record.SetAside(path); err != nil {
+				return nil, err
+			}
+		case r.BootID != boot:
+			log.Info("forgetting that a volume was staged before the machine restarted", "file", path)
 			if err := record.RemoveVolatile(path); err != nil {
 				return nil, err
 			}
-			continue
+		default:
+			s.m[r.VolumeID] = r
 		}
-		s.m[r.VolumeID] = r
 	}
 	return s, nil
 }
@@ -81,6 +89,17 @@ func (s *stagedVolumes) get(id string) (stagedRecord, bool) {
 	defer s.mu.Unlock()
 	r, ok := s.m[id]
 	return r, ok
+}
+
+// unusable is the answer for a volume whose record a newer driver wrote, and nil
+// for any other.
+func (s *stagedVolumes) unusable(id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.bad[s.path(id)]; err != nil {
+		return fmt.Errorf("volume %s, which is staged: %w; or unpublish and unstage it", id, err)
+	}
+	return nil
 }
 
 func (s *stagedVolumes) all() map[string]stagedRecord {
@@ -104,6 +123,15 @@ func (s *stagedVolumes) put(r stagedRecord) error {
 }
 
 func (s *stagedVolumes) remove(id string) error {
+	if s.unusable(id) != nil {
+		if err := record.SetAside(s.path(id)); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.bad, s.path(id))
+		return nil
+	}
 	if err := record.RemoveVolatile(s.path(id)); err != nil {
 		return err
 	}

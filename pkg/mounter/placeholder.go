@@ -74,8 +74,11 @@ func (s *State) Placeholder() (bool, error) {
 		return false, nil
 	}
 	m, err := s.Mount()
-	return err == nil && m.Type == "tmpfs" && m.Source == placeholderSource, err
+	return err == nil && m.Placeholder(), err
 }
+
+// Placeholder tells whether the mount is one.
+func (m Mount) Placeholder() bool { return m.Type == "tmpfs" && m.Source == placeholderSource }
 
 // AttachOver makes the mount visible on top of a placeholder, or in an empty
 // directory, at the target; on top of nothing else.

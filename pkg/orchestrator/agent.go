@@ -229,6 +229,9 @@ func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRe
 		return nil, err
 	}
 	defer done()
+	if err := a.Records.Unusable(target); err != nil {
+		return nil, a.fails(k, codes.FailedPrecondition, "volume %s: %w", req.GetVolumeId(), err)
+	}
 	d, known := a.Records.Get(target)
 	if !known {
 		name := volumeName(target, req.GetVolumeCapability().GetBlock() != nil)
@@ -327,6 +330,15 @@ func (a *Agent) nodeUnpublish(ctx context.Context, req *csi.NodeUnpublishVolumeR
 		return nil, err
 	}
 	defer done()
+	if a.Records.Unusable(target) != nil {
+		// Whom to ask to let go is not known; the driver asks the device, and refuses
+		// while the sandbox has it.
+		b, err := next(ctx, request)
+		if err != nil {
+			return nil, err
+		}
+		return b, a.Records.Remove(target)
+	}
 	if _, ok := a.Records.Get(target); !ok {
 		return next(ctx, request)
 	}
@@ -346,6 +358,9 @@ func (a *Agent) nodeUnpublish(ctx context.Context, req *csi.NodeUnpublishVolumeR
 }
 
 func (a *Agent) nodeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest, request []byte, next Call) ([]byte, error) {
+	if err := a.Records.Unusable(req.GetVolumePath()); err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
 	d, ok := a.Records.Get(req.GetVolumePath())
 	if !ok {
 		return next(ctx, request)
@@ -386,6 +401,9 @@ func (a *Agent) nodeStats(ctx context.Context, req *csi.NodeGetVolumeStatsReques
 }
 
 func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest, request []byte, next Call) ([]byte, error) {
+	if err := a.Records.Unusable(req.GetVolumePath()); err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
 	d, ok := a.Records.Get(req.GetVolumePath())
 	if !ok {
 		return next(ctx, request)

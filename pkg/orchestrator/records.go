@@ -4,6 +4,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -12,6 +14,7 @@ import (
 	"sync"
 
 	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
 // Deferral is a volume of a pod that was left to the pod's runtime.
@@ -54,12 +57,14 @@ type Records struct {
 	write     sync.Mutex          // one writer at a time; not held by those who only look
 	mu        sync.Mutex          // guards m; never held while the disk is waited for
 	m         map[string]Deferral // by target
+	bad       map[string]error    // of records that cannot be used, by path; guarded by mu
 }
 
 // LoadRecords takes a directory for them. Those of an earlier boot are void: no
-// sandbox outlives that.
+// sandbox outlives that. One that cannot be read is left where it is (see
+// Unusable); one of a newer version is an error.
 func LoadRecords(dir, boot string) (*Records, error) {
-	r := &Records{dir: dir, boot: boot, m: map[string]Deferral{}}
+	r := &Records{dir: dir, boot: boot, m: map[string]Deferral{}, bad: map[string]error{}}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -69,8 +74,10 @@ func LoadRecords(dir, boot string) (*Records, error) {
 		path := filepath.Join(dir, name+record.Extension)
 		var d Deferral
 		switch err := deferralType.Read(path, &d); {
-		case err != nil:
+		case fault.Is(err, fault.State): // of a newer version
 			errs = append(errs, err)
+		case err != nil:
+			r.bad[path] = record.Unusable(err)
 		case d.BootID != boot:
 			errs = append(errs, record.Remove(path))
 		default:
@@ -83,6 +90,24 @@ func LoadRecords(dir, boot string) (*Records, error) {
 func (r *Records) path(target string) string {
 	sum := sha256.Sum256([]byte(target))
 	return filepath.Join(r.dir, hex.EncodeToString(sum[:16])+record.Extension)
+}
+
+// Unusable is the answer for a target whose record cannot be used, and nil for any
+// other.
+func (r *Records) Unusable(target string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.bad[r.path(target)]; err != nil {
+		return fmt.Errorf("the volume at %s was left to the pod's sandbox: %w; or end the pod", target, err)
+	}
+	return nil
+}
+
+// Bad lists why records cannot be used.
+func (r *Records) Bad() []error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Values(r.bad))
 }
 
 // Get finds the deferral at a target.
@@ -151,11 +176,16 @@ func (r *Records) Place(target, sandbox string, published bool) error {
 func (r *Records) Remove(target string) error {
 	r.write.Lock()
 	defer r.write.Unlock()
-	if err := record.Remove(r.path(target)); err != nil {
+	remove := record.Remove
+	if r.Unusable(target) != nil {
+		remove = record.SetAside
+	}
+	if err := remove(r.path(target)); err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	delete(r.bad, r.path(target))
 	delete(r.m, target)
 	return nil
 }

@@ -2,10 +2,14 @@ package orchestrator
 
 import (
 	"context"
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // A record of a later version is not forgotten; one of an earlier boot is.
@@ -23,6 +27,37 @@ func TestRecordsOfOthers(t *testing.T) {
 	if _, err = LoadRecords(dir, "two"); err == nil {
 		t.Error("a record of a later version was passed over")
 	}
+}
+
+// A record that is torn is one volume's trouble.
+func TestA10_ABadRecordIsOneVolumesAlone(t *testing.T) {
+	r := deferredRig(t)
+	files, err := filepath.Glob(filepath.Join(r.records, "*.json"))
+	if err != nil || len(files) != 1 {
+		t.Fatal(files, err)
+	}
+	ok(t, os.WriteFile(files[0], nil, 0o600))
+	records, err := LoadRecords(r.records, "boot")
+	ok(t, err)
+	r.agent.Records = records
+	_, err = r.kubelet.NodePublishVolume(r.ctx(), request())
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), files[0]) {
+		t.Errorf("published: %v", err)
+	}
+	if b, err := os.ReadFile(files[0]); err != nil || len(b) > 0 {
+		t.Errorf("the record was touched: %q %v", b, err)
+	}
+	ok(t, records.Put(Deferral{Target: "/other", Pod: PodKey{"ns", "p", "u2"}}))
+	_, err = r.kubelet.NodeUnpublishVolume(r.ctx(), &csi.NodeUnpublishVolumeRequest{VolumeId: "vol", TargetPath: target})
+	ok(t, err)
+	if r.driver.deferred[target] {
+		t.Error("still deferred")
+	}
+	if _, err := os.Stat(files[0] + ".bad"); err != nil {
+		t.Errorf("kept: %v", err)
+	}
+	_, err = r.kubelet.NodePublishVolume(r.ctx(), request())
+	ok(t, err)
 }
 
 // BenchmarkC22 compares a call through the agent with a direct one.

@@ -59,24 +59,31 @@ type Attachment struct {
 // Share is a network file system.
 type Share struct{ Type, Source string }
 
+// Releaser takes a volume away from this node. It asks the kernel for all that it
+// has to know.
+type Releaser interface {
+	// Attached gives what Attach made, verified with the kernel; ok is false
+	// when the volume is not attached. It is cheap.
+	Attached(id string) (a Attachment, ok bool, err error)
+	// Owns gives the volume that a device in use belongs to.
+	Owns(d mounter.Device) (id string, ok bool)
+	// DetachReadOnly releases the device of AttachReadOnly.
+	DetachReadOnly(ctx context.Context, id string) error
+	// Detach releases the volume's devices, or a fault State while they are in
+	// use anywhere.
+	Detach(ctx context.Context, id string) error
+}
+
 // Source finds volumes on this node and attaches them.
 type Source interface {
+	Releaser
 	// Get gives a volume by its id, or a fault NotFound.
 	Get(id string) (Volume, error)
 	// Attach makes the volume's device; one that is there already is found.
 	Attach(ctx context.Context, id string) (Attachment, error)
-	// Attached gives what Attach made, verified with the kernel; ok is false
-	// when the volume is not attached. It is cheap.
-	Attached(id string) (a Attachment, ok bool, err error)
 	// AttachReadOnly makes a second device of the volume, through which nobody
 	// can write; DetachReadOnly releases it.
 	AttachReadOnly(ctx context.Context, id string) (mounter.Device, error)
-	DetachReadOnly(ctx context.Context, id string) error
-	// Owns gives the volume that a device in use belongs to.
-	Owns(d mounter.Device) (id string, ok bool)
-	// Detach releases the volume's devices, or a fault State while they are in
-	// use anywhere.
-	Detach(ctx context.Context, id string) error
 	// Refresh makes an attached device as large as its volume.
 	Refresh(ctx context.Context, id string) error
 	// SetFacts keeps the facts with the volume, durably.

@@ -157,7 +157,7 @@ func TestOneServerForAStateDirectory(t *testing.T) {
 		}
 		return string(out)
 	}
-	if out := second("namespace"); !strings.Contains(out, "another crustd uses it") {
+	if out := second("namespace"); !strings.Contains(out, "crustd, process ") {
 		t.Error(out)
 	}
 	p := &pod{name: "pod"}

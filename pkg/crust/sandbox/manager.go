@@ -42,6 +42,7 @@ type Manager struct {
 	Config
 	boot  string
 	store store
+	bad   map[string]error // of records that cannot be used, by path; never changed after New
 
 	mu    sync.Mutex // guards what follows; never held while a sandbox is asked
 	boxes map[string]*box
@@ -80,9 +81,12 @@ func New(ctx context.Context, c Config) (*Manager, error) {
 		return nil, err
 	}
 	m := &Manager{Config: c, boot: boot, store: store{filepath.Join(c.StateDir, "sandboxes")}, boxes: map[string]*box{}, busy: map[string]string{}}
-	records, err := m.store.load()
-	if err != nil {
+	var records []sandboxRecord
+	if records, m.bad, err = m.store.load(); err != nil {
 		return nil, err
+	}
+	for path, err := range m.bad {
+		c.Log.Error("a record cannot be used; everything else goes on without it, and devices that are in use are given to nobody", "file", path, "error", err)
 	}
 	for _, r := range records {
 		if r.Kind != c.Backend.Kind() {
@@ -248,7 +252,19 @@ func (m *Manager) begin(what string, keys ...string) (func(), error) {
 	}, nil
 }
 
+// unusable is the answer for a sandbox whose record cannot be used, and nil for
+// any other.
+func (m *Manager) unusable(id string) error {
+	if err := m.bad[m.store.path(id)]; err != nil {
+		return fmt.Errorf("sandbox %s: %w; or end the sandbox, move the file away, and start crustd again", id, err)
+	}
+	return nil
+}
+
 func (m *Manager) find(id string) (*box, error) {
+	if err := m.unusable(id); err != nil {
+		return nil, err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	b, ok := m.boxes[id]
@@ -303,6 +319,9 @@ func (m *Manager) keep(b *box, source string, r *volumeRecord) error {
 func (m *Manager) Register(ctx context.Context, spec Spec) error {
 	if spec.ID == "" || len(spec.ID) > 128 || strings.ContainsAny(spec.ID, "/\x00\n") {
 		return fault.New(fault.Invalid, "sandbox_id %q: give one of 1 to 128 bytes, without slashes", spec.ID)
+	}
+	if err := m.unusable(spec.ID); err != nil {
+		return err
 	}
 	end, err := m.begin("RegisterSandbox", "sandbox "+spec.ID)
 	if err != nil {
@@ -382,7 +401,7 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 	}
 	m.mu.Unlock()
 	if !ok {
-		return nil
+		return m.unusable(id)
 	}
 	var errs []error
 	m.mu.Lock()
@@ -436,6 +455,9 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 func (m *Manager) claim(id string, v Volume) (shared bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err := m.mayBeOfAnother(id, v); err != nil {
+		return false, err
+	}
 	for other, b := range m.boxes {
 		for source, r := range b.record.Volumes {
 			switch {
@@ -450,6 +472,23 @@ func (m *Manager) claim(id string, v Volume) (shared bool, err error) {
 		}
 	}
 	return shared, nil
+}
+
+// mayBeOfAnother refuses a device that is in use and that no record accounts for,
+// while there are records that cannot be used. The caller holds m.mu.
+func (m *Manager) mayBeOfAnother(id string, v Volume) error {
+	if len(m.bad) == 0 {
+		return nil
+	}
+	if b, ok := m.boxes[id]; ok && b.record.Volumes[v.Device.Path].Device.Same(v.Device) {
+		return nil
+	}
+	busy, err := mounter.Busy(v.Device.Path)
+	if err != nil || !busy {
+		return err
+	}
+	path := slices.Sorted(maps.Keys(m.bad))[0]
+	return fault.New(fault.State, "device %s is in use, and may be in that of a sandbox whose record cannot be used (%w): end that sandbox%s", v.Device.Path, m.bad[path], mounter.HeldBy(v.Device))
 }
 
 // within tells whether path is dir or below it; both are clean.

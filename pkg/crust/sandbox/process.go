@@ -66,20 +66,3 @@ func gone(pid int, err error) error {
 	}
 	return fmt.Errorf("process %d: %w", pid, err)
 }
-
-// Lock keeps other servers from a state directory for as long as it is open: two
-// would each give a device away.
-func Lock(dir string) (*os.File, error) {
-	f, err := os.OpenFile(dir+"/lock", os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	err = linux.Flock(f)
-	if errors.Is(err, linux.EAGAIN) {
-		err = fmt.Errorf("another crustd uses it; stop that one, or give another directory")
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("--state-dir %s: %w", dir, err), f.Close())
-	}
-	return f, nil
-}

@@ -3,7 +3,6 @@ package sandbox
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"os"
 	"path/filepath"
 
@@ -59,25 +58,25 @@ func (s store) path(id string) string {
 func (s store) put(r sandboxRecord) error { return sandboxType.Write(s.path(r.Spec.ID), r) }
 func (s store) remove(id string) error    { return record.Remove(s.path(id)) }
 
-// load gives all sandboxes, those of earlier boots too.
-func (s store) load() ([]sandboxRecord, error) {
+// load gives all sandboxes, those of earlier boots too. bad are the records that
+// cannot be used, by path.
+func (s store) load() (list []sandboxRecord, bad map[string]error, err error) {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	names, err := record.Names(s.dir)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var list []sandboxRecord
-	var errs []error
+	bad = map[string]error{}
 	for _, name := range names {
 		path := filepath.Join(s.dir, name+record.Extension)
 		var r sandboxRecord
 		if err := sandboxType.Read(path, &r); err != nil {
-			errs = append(errs, err)
+			bad[path] = record.Unusable(err)
 			continue
 		}
 		list = append(list, r)
 	}
-	return list, errors.Join(errs...)
+	return list, bad, nil
 }

@@ -99,7 +99,7 @@ func (m *Manager) Unpublish(ctx context.Context, id, source string) error {
 	b, ok := m.boxes[id]
 	m.mu.Unlock()
 	if !ok {
-		return nil
+		return m.unusable(id)
 	}
 	end, err := m.begin("UnpublishVolume", key(id, source))
 	if err != nil {

@@ -2,6 +2,7 @@ package looppool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -122,7 +124,7 @@ func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 // somebody has removed: a volume without a file can still be let go.
 func (p *Pool) devices(id string) ([]loopdev.Device, error) {
 	key, _, err := p.find(id)
-	if err != nil {
+	if err != nil && !errors.Is(err, record.ErrUnusable) {
 		return nil, err
 	}
 	_, img := p.volumePath(key)
@@ -202,9 +204,9 @@ func (p *Pool) Owns(d mounter.Device) (string, bool) {
 		return "", false
 	}
 	p.mu.Lock()
-	r, ok := p.volumes[key]
+	_, ok = p.volumes[key]
 	p.mu.Unlock()
-	if !ok {
+	if !ok && p.bad[key] == nil {
 		return "", false
 	}
 	// The name alone could be that of another pool's file.
@@ -215,7 +217,7 @@ func (p *Pool) Owns(d mounter.Device) (string, bool) {
 	}
 	for _, f := range found {
 		if device(f).Same(d) {
-			return r.Volume.ID, true
+			return p.name + "." + key, true
 		}
 	}
 	return "", false

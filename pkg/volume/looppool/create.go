@@ -27,6 +27,9 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	if !ok {
 		return volume.Volume{}, fmt.Errorf("id %q does not name a volume of pool %s", v.ID, p.name)
 	}
+	if err := p.unusable(v.ID); err != nil {
+		return volume.Volume{}, fmt.Errorf("volume %s: %w", v.ID, err)
+	}
 	if err := p.checkThick(spec.Thick); err != nil {
 		return volume.Volume{}, err
 	}

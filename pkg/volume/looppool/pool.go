@@ -70,6 +70,8 @@ type Pool struct {
 	snapshots map[string]snapshotRecord
 	attached  map[string]loopdev.Device // read-write
 	owner     map[numbers]string        // of those, by device number
+
+	bad map[string]error // of records that cannot be used, by key; never changed after Open
 }
 
 type numbers struct{ major, minor uint32 }
@@ -96,6 +98,7 @@ func Open(o Options) (*Pool, error) {
 	p := &Pool{
 		name: o.Name, log: o.Log.With("pool", o.Name), loop: loopdev.Nodes{Dir: o.NodesDir}, copied: o.Copied,
 		volumes: map[string]volumeRecord{}, snapshots: map[string]snapshotRecord{}, attached: map[string]loopdev.Device{}, owner: map[numbers]string{},
+		bad: map[string]error{},
 	}
 	for _, sub := range []string{"volumes", "snapshots"} {
 		if err := os.MkdirAll(filepath.Join(o.Dir, sub), 0o700); err != nil {
@@ -124,29 +127,34 @@ func Open(o Options) (*Pool, error) {
 }
 
 func (p *Pool) load() error {
-	if err := loadAll(filepath.Join(p.dir, "volumes"), p.name, volumeType, p.volumes, func(r *volumeRecord) (*string, *string) { return &r.Volume.ID, &r.State }); err != nil {
-		return err
-	}
-	return loadAll(filepath.Join(p.dir, "snapshots"), p.name, snapshotType, p.snapshots, func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State })
+	err := loadAll(p, "volumes", volumeType, p.volumes, func(r *volumeRecord) (*string, *string) { return &r.Volume.ID, &r.State })
+	return errors.Join(err, loadAll(p, "snapshots", snapshotType, p.snapshots, func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State }))
 }
 
-func loadAll[R any](dir, pool string, t record.Type, into map[string]R, parts func(*R) (id, state *string)) error {
+// loadAll reads the records of one directory. One that cannot be used stays where
+// it is, and so does its file: only the calls for that volume or snapshot fail.
+func loadAll[R any](p *Pool, sub string, t record.Type, into map[string]R, parts func(*R) (id, state *string)) error {
+	dir := filepath.Join(p.dir, sub)
 	names, err := record.Names(dir)
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
 		var r R
-		if err := t.Read(filepath.Join(dir, name+record.Extension), &r); err != nil {
-			return err
-		}
+		path := filepath.Join(dir, name+record.Extension)
+		err := t.Read(path, &r)
 		id, state := parts(&r)
 		_, key, _, ok := volume.ParseID(*id)
-		if !ok || key != name || (*state != creating && *state != ready && *state != deleting) {
-			return fault.New(fault.State, "%s: the record is of %q, state %q, and does not belong there", filepath.Join(dir, name+record.Extension), *id, *state)
+		if err == nil && (!ok || key != name || *state != creating && *state != ready && *state != deleting) {
+			err = fmt.Errorf("%s: the record is of %q, state %q, and does not belong there", path, *id, *state)
+		}
+		if err != nil {
+			p.bad[name] = record.Unusable(err)
+			p.log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", p.bad[name])
+			continue
 		}
 		// The pool may have got another name since.
-		*id = pool + "." + key
+		*id = p.name + "." + key
 		into[key] = r
 	}
 	return nil
@@ -217,6 +225,9 @@ func (p *Pool) find(id string) (key string, r volumeRecord, err error) {
 		p.mu.Unlock()
 	}
 	switch {
+	case !ok && p.unusable(id) != nil:
+		key, _ = p.key(id, false)
+		return key, r, fmt.Errorf("volume %s: %w", id, p.unusable(id))
 	case !ok:
 		return "", r, fault.New(fault.NotFound, "volume %s does not exist in pool %s", id, p.name)
 	case r.State == deleting:
@@ -225,6 +236,16 @@ func (p *Pool) find(id string) (key string, r volumeRecord, err error) {
 		return key, r, fault.New(fault.NotFound, "volume %s is not finished; repeat CreateVolume", id)
 	}
 	return key, r, nil
+}
+
+// unusable is the answer for a volume or snapshot whose record cannot be used,
+// and nil for any other.
+func (p *Pool) unusable(id string) error {
+	pool, key, _, ok := volume.ParseID(id)
+	if !ok || pool != p.name {
+		return nil
+	}
+	return p.bad[key]
 }
 
 // Get gives a volume.

@@ -30,6 +30,9 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 	if !ok {
 		return volume.Snapshot{}, fmt.Errorf("id %q does not name a snapshot of pool %s", s.ID, p.name)
 	}
+	if err := p.unusable(s.ID); err != nil {
+		return volume.Snapshot{}, fmt.Errorf("snapshot %s: %w", s.ID, err)
+	}
 	rec, img := p.snapshotPath(key)
 	_, origin := p.volumePath(vkey)
 	if err := p.saveSnapshot(key, snapshotRecord{creating, s}); err != nil {
@@ -73,6 +76,9 @@ func (p *Pool) DeleteSnapshot(_ context.Context, id string) error {
 	if !ok {
 		return nil
 	}
+	if err := p.unusable(id); err != nil {
+		return fmt.Errorf("snapshot %s: %w", id, err)
+	}
 	p.mu.Lock()
 	r, ok := p.snapshots[key]
 	p.mu.Unlock()
@@ -103,6 +109,9 @@ func (p *Pool) GetSnapshot(id string) (volume.Snapshot, error) {
 		p.mu.Lock()
 		r, ok = p.snapshots[key]
 		p.mu.Unlock()
+	}
+	if err := p.unusable(id); err != nil {
+		return volume.Snapshot{}, fmt.Errorf("snapshot %s: %w", id, err)
 	}
 	if !ok || r.State != ready {
 		return volume.Snapshot{}, fault.New(fault.NotFound, "snapshot %s does not exist in pool %s", id, p.name)

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sort"
@@ -50,15 +51,18 @@ type Source struct {
 	mu       sync.Mutex
 	volumes  map[string]entry
 	attached map[string]mounter.Device
+
+	bad map[string]error // of records that cannot be used, by path; never changed after Open
 }
 
 var _ volume.StaticSource = (*Source)(nil)
 
 // Options of Open.
 type Options struct {
-	Dir      string   // where records are kept
-	Allow    []string // globs of device paths that volumes may name
-	NodesDir string   // for device nodes that /dev lacks
+	Dir      string       // where records are kept
+	Allow    []string     // globs of device paths that volumes may name
+	NodesDir string       // for device nodes that /dev lacks
+	Log      *slog.Logger // of records that cannot be used; nil for nobody
 	// Claimed gives the volume of a pool that a device belongs to.
 	Claimed func(mounter.Device) (id string, ok bool)
 }
@@ -75,7 +79,7 @@ func Open(o Options) (*Source, error) {
 	}
 	s := &Source{
 		dir: o.Dir, allow: o.Allow, claimed: o.Claimed, loop: loopdev.Nodes{Dir: o.NodesDir},
-		volumes: map[string]entry{}, attached: map[string]mounter.Device{},
+		volumes: map[string]entry{}, attached: map[string]mounter.Device{}, bad: map[string]error{},
 	}
 	names, err := record.Names(o.Dir)
 	if err != nil {
@@ -83,8 +87,17 @@ func Open(o Options) (*Source, error) {
 	}
 	for _, name := range names {
 		var e entry
-		if err := entryType.Read(filepath.Join(o.Dir, name+record.Extension), &e); err != nil {
-			return nil, err
+		path := filepath.Join(o.Dir, name+record.Extension)
+		err := entryType.Read(path, &e)
+		if err == nil && s.path(e.Volume.ID) != path {
+			err = fmt.Errorf("%s: the record is of volume %q, and does not belong there", path, e.Volume.ID)
+		}
+		if err != nil {
+			s.bad[path] = record.Unusable(err)
+			if o.Log != nil {
+				o.Log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", s.bad[path])
+			}
+			continue
 		}
 		s.volumes[e.Volume.ID] = e
 	}
@@ -118,6 +131,9 @@ func (s *Source) Adopt(id string, attributes map[string]string) (volume.Volume, 
 		if err := checkShare(id, e); err != nil {
 			return volume.Volume{}, err
 		}
+	}
+	if err := s.bad[s.path(id)]; err != nil {
+		return volume.Volume{}, fmt.Errorf("volume %s: %w", id, err)
 	}
 	s.mu.Lock()
 	known, ok := s.volumes[id]
@@ -207,6 +223,9 @@ func (s *Source) find(id string) (entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e, ok := s.volumes[id]
+	if err := s.bad[s.path(id)]; err != nil {
+		return entry{}, fmt.Errorf("volume %s: %w", id, err)
+	}
 	if !ok {
 		return entry{}, fault.New(fault.NotFound, "volume %s is not known on this node", id)
 	}

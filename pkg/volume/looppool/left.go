@@ -1,0 +1,95 @@
+package looppool
+
+import (
+	"context"
+
+	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// left is a volume of a pool that this node is not configured with any more. Its
+// record and its file are out of sight. The kernel still tells which loop devices
+// are over a file of its name, which is made of a hash.
+type left struct {
+	id, name string
+	loop     loopdev.Nodes
+	claimed  func(mounter.Device) bool
+}
+
+// Left gives what takes away a volume of a pool that is not configured; nil for
+// an id that no pool has made. claimed tells whether a device belongs to a pool
+// that is configured: such a device is never touched.
+func Left(id, nodesDir string, claimed func(mounter.Device) bool) volume.Releaser {
+	_, key, snapshot, ok := volume.ParseID(id)
+	if !ok || snapshot {
+		return nil
+	}
+	return left{id, key + ".img", loopdev.Nodes{Dir: nodesDir}, claimed}
+}
+
+func (l left) devices() ([]loopdev.Device, error) {
+	all, err := l.loop.Named(l.name)
+	if err != nil {
+		return nil, err
+	}
+	var own []loopdev.Device
+	for _, d := range all {
+		if l.claimed(device(d)) {
+			continue
+		}
+		if len(own) > 0 && !d.SameFile(own[0]) {
+			return nil, fault.New(fault.State, "volume %s: its pool is not configured, and %s and %s are over two files of its name; start the driver with its pool again", l.id, own[0].Path, d.Path)
+		}
+		own = append(own, d)
+	}
+	return own, nil
+}
+
+// Attached gives the device that takes writes.
+func (l left) Attached(string) (volume.Attachment, bool, error) {
+	own, err := l.devices()
+	for _, d := range own {
+		if !d.ReadOnly {
+			return volume.Attachment{Device: device(d)}, true, nil
+		}
+	}
+	return volume.Attachment{}, false, err
+}
+
+// Owns tells whether the device is one of the volume's.
+func (l left) Owns(dev mounter.Device) (string, bool) {
+	own, err := l.devices()
+	if err != nil {
+		return "", false
+	}
+	for _, d := range own {
+		if device(d).Same(dev) {
+			return l.id, true
+		}
+	}
+	return "", false
+}
+
+// DetachReadOnly releases the read-only device.
+func (l left) DetachReadOnly(context.Context, string) error { return l.detach(true) }
+
+// Detach releases all devices of the volume.
+func (l left) Detach(context.Context, string) error { return l.detach(false) }
+
+func (l left) detach(onlyReadOnly bool) error {
+	own, err := l.devices()
+	if err != nil {
+		return err
+	}
+	for _, d := range own {
+		if onlyReadOnly && !d.ReadOnly {
+			continue
+		}
+		if err := d.Detach(); err != nil {
+			return fault.New(fault.State, "volume %s: %w%s", l.id, err, mounter.HeldBy(device(d)))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,87 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+func TestB04_UnmountingNeedsNoPool(t *testing.T) {
+	n := testnode.New(t, "")
+	fs, fsTarget := up(t, n, "fs", csiclient.Volume{FSType: "ext4"})
+	write(t, fsTarget+"/f", "kept")
+	block, blockTarget := up(t, n, "block", csiclient.Volume{Block: true})
+	ok(t, n.Client.Publish(ctxOf(t), block, n.Target("ro"), true))
+	idle := create(t, n, "idle", csiclient.Volume{FSType: "xfs"})
+	ok(t, n.Client.Stage(ctxOf(t), idle))
+	put := create(t, n, "put", csiclient.Volume{FSType: "ext4", Context: deferrable})
+	ok(t, n.Client.Stage(ctxOf(t), put))
+	info, _, err := publishTo(t, n, put, n.Target("put"), false, "ext4")
+	ok(t, err)
+	n.Stop()
+	// The pool's name goes, and its directory is out of sight.
+	was := n.PoolDir()
+	away := filepath.Join(n.Dir, "away")
+	ok(t, os.Rename(was, away))
+	n.Pool = filepath.Join(n.Dir, "another")
+	n.Args = []string{"--pool", "another=loop:" + filepath.Join(n.Dir, "another2")}
+	n.PoolName = "different"
+	n.Start()
+	// Another pool's volume, beside.
+	other, err := n.Client.Create(ctxOf(t), "fs", size, csiclient.Volume{FSType: "ext4"}, nil, nil)
+	ok(t, err)
+	ov := csiclient.Volume{ID: other.GetVolumeId(), FSType: "ext4"}
+	ok(t, n.Client.Stage(ctxOf(t), ov))
+	ok(t, n.Client.Publish(ctxOf(t), ov, n.Target("other"), false))
+	// Its pool is needed for everything else.
+	refused(t, n.Client.Delete(ctxOf(t), fs.ID), codes.FailedPrecondition, `pool "pool"`)
+	// What is not of the volume is left alone.
+	refused(t, n.Client.Unpublish(ctxOf(t), fs.ID, n.Target("other")), codes.FailedPrecondition, "not of this volume")
+	refused(t, n.Client.Unpublish(ctxOf(t), fs.ID, blockTarget), codes.FailedPrecondition, "not of this volume")
+	refused(t, n.Client.Unstage(ctxOf(t), fs.ID), codes.FailedPrecondition, "still published at "+fsTarget)
+	held, err := os.OpenFile(info.Source, os.O_RDWR|os.O_EXCL, 0) // as a sandbox does
+	ok(t, err)
+	refused(t, n.Client.Unpublish(ctxOf(t), put.ID, n.Target("put")), codes.FailedPrecondition, "still mounted by the sandbox")
+	ok(t, held.Close())
+	for _, gone := range []struct{ id, target string }{
+		{fs.ID, fsTarget}, {block.ID, blockTarget}, {block.ID, n.Target("ro")}, {put.ID, n.Target("put")},
+	} {
+		ok(t, n.Client.Unpublish(ctxOf(t), gone.id, gone.target))
+		ok(t, n.Client.Unpublish(ctxOf(t), gone.id, gone.target))
+		if _, err := os.Lstat(gone.target); !os.IsNotExist(err) {
+			t.Errorf("%s is still there", gone.target)
+		}
+	}
+	for _, id := range []string{fs.ID, block.ID, idle.ID, put.ID} {
+		ok(t, n.Client.Unstage(ctxOf(t), id))
+		ok(t, n.Client.Unstage(ctxOf(t), id))
+		files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+		ok(t, err)
+		for _, f := range files {
+			if b, err := os.ReadFile(f); err == nil && strings.HasPrefix(string(b), away+"/") && strings.Contains(string(b), strings.TrimPrefix(id, "pool.")) {
+				t.Errorf("%s still has the device %s: %s", id, f, b)
+			}
+		}
+	}
+	down(t, n, ov.ID, n.Target("other"))
+	n.Stop()
+	// Nothing of it was lost.
+	ok(t, os.Rename(away, was))
+	n.Pool, n.PoolName, n.Args = "", "", nil
+	n.Start()
+	ok(t, n.Client.Stage(ctxOf(t), fs))
+	ok(t, n.Client.Publish(ctxOf(t), fs, fsTarget, false))
+	if got := read(t, fsTarget+"/f"); got != "kept" {
+		t.Errorf("read %q", got)
+	}
+	down(t, n, fs.ID, fsTarget)
+	for _, id := range []string{block.ID, idle.ID, put.ID} {
+		ok(t, n.Client.Delete(ctxOf(t), id))
+	}
+}
