@@ -68,9 +68,11 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
+	programs := fsprogs.New(metrics.ProgramStarted)
+	programs.Scratch = o.stateDir
 	d, err := driver.New(driver.Config{
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
-		Programs: fsprogs.New(metrics.ProgramStarted), Log: log, Metrics: metrics,
+		Programs: programs, Log: log, Metrics: metrics,
 		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host,
 	})
 	if err != nil {

@@ -68,6 +68,7 @@ type Driver struct {
 	staged    *stagedVolumes
 	published *publishedTargets
 	deferrals *deferrals
+	damaged   damagedVolumes
 	topology  string
 }
 
