@@ -82,9 +82,11 @@ func run(args []string) error {
 			log.Warn("closing the audit log", "error", err)
 		}
 	}()
+	programs := fsprogs.New(metrics.ProgramStarted)
+	programs.Scratch = o.stateDir
 	d, err := driver.New(driver.Config{
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
-		Programs: fsprogs.New(metrics.ProgramStarted), Log: log, Metrics: metrics, Audit: history,
+		Programs: programs, Log: log, Metrics: metrics, Audit: history,
 		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host,
 		Left: func(id string) volume.Releaser {
 			return looppool.Left(id, filepath.Join(o.stateDir, "dev"), func(d mounter.Device) bool {

@@ -73,6 +73,7 @@ type Driver struct {
 	staged    *stagedVolumes
 	published *publishedTargets
 	deferrals *deferrals
+	damaged   damagedVolumes
 	topology  string
 }
 
@@ -87,10 +88,13 @@ func New(cfg Config) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{
-		Config: cfg, ops: newOperations(cfg.Log), published: newPublishedTargets(),
+		Config: cfg, ops: newOperations(cfg.Log),
 		topology: "topology." + cfg.Name + "/node",
 	}
 	if d.staged, err = loadStaged(filepath.Join(cfg.StateDir, "staged"), boot, cfg.Log); err != nil {
+		return nil, err
+	}
+	if d.published, err = loadPublished(filepath.Join(cfg.StateDir, "published"), boot, cfg.Log); err != nil {
 		return nil, err
 	}
 	if d.deferrals, err = loadDeferrals(filepath.Join(cfg.StateDir, "deferred"), boot); err != nil {

@@ -106,7 +106,7 @@ func (d *Driver) publishedAt(src volume.Releaser, id string) []string {
 		t, s, err := d.look(path)
 		if err != nil {
 			if fault.Is(err, fault.NotFound) {
-				d.published.remove(id, path)
+				d.published.forget(id, path)
 			} else {
 				targets = append(targets, path) // cannot tell is not "no"
 			}
@@ -118,7 +118,7 @@ func (d *Driver) publishedAt(src volume.Releaser, id string) []string {
 		if ok || err != nil {
 			targets = append(targets, path)
 		} else {
-			d.published.remove(id, path)
+			d.published.forget(id, path)
 		}
 	}
 	return targets

@@ -205,23 +205,19 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 // not attached yet.
 func (d *Driver) finish(p *publication, m *mounter.Detached, idmap *mounter.IDMap) error {
 	mode := p.attrs.RecursiveReadOnly
-	recursive := p.readOnly && mode != "Disabled"
-	if mode == "Enabled" && !p.readOnly {
-		recursive = false // of a writable publish there is nothing to make read-only
-	}
-	applied := ""
+	asked := p.readOnly && mode != "Disabled"
 	if p.readOnly {
-		applied = "plain"
+		p.readOnlyAs = plain
 	}
-	if recursive || idmap != nil {
+	if asked || idmap != nil {
 		err := m.Change(mounter.View{Options: p.use.options, ReadOnly: p.readOnly, IDMap: idmap})
 		switch {
 		case err == nil:
-			if recursive {
-				applied = "recursive"
+			if asked {
+				p.readOnlyAs = recursive
 			}
 		case idmap == nil && mode != "Enabled" && errors.Is(err, mounter.ErrNoMountSetattr):
-			p.degraded = notRecursive
+			p.readOnlyAs = notRecursive
 			d.Log.Warn("the publish is read-only, but not recursively: this kernel has no mount_setattr", "volume_id", p.id, "target_path", p.target)
 		case errors.Is(err, mounter.ErrNoMountSetattr):
 			return fault.New(fault.State, "volume %s: recursiveReadOnly=Enabled (or an id map) needs mount_setattr, Linux 5.12 or newer: %w", p.id, err)
@@ -229,8 +225,11 @@ func (d *Driver) finish(p *publication, m *mounter.Detached, idmap *mounter.IDMa
 			return fmt.Errorf("volume %s: %w", p.id, err)
 		}
 	}
-	if applied != "" {
-		d.Metrics.ReadOnlyPublish(applied)
+	switch p.readOnlyAs {
+	case recursive:
+		d.Metrics.ReadOnlyPublish("recursive")
+	case plain, notRecursive:
+		d.Metrics.ReadOnlyPublish("plain")
 	}
 	return nil
 }

@@ -106,7 +106,7 @@ type publication struct {
 	attrs               attributes
 	group               *uint32 // the pod's fsGroup; nil: none
 	strategy            string  // how it is applied
-	degraded            degraded
+	readOnlyAs          readOnlyAs
 	readOnly            bool
 	alone               bool   // nobody else had the device in use when this began
 	given               func() // writes the audit log
@@ -176,11 +176,14 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 			return err
 		}
 	}
-	if err := m.Attach(t); err != nil {
+	if err := d.published.note(p.id, p.target, shown{p.readOnlyAs, p.groupShown()}); err != nil {
 		return errors.Join(fmt.Errorf("volume %s: %w", p.id, err), d.releaseReadOnly(ctx, p))
 	}
+	failpoint.Hit("publish.noted")
+	if err := m.Attach(t); err != nil {
+		return errors.Join(fmt.Errorf("volume %s: %w", p.id, err), d.published.remove(p.id, p.target), d.releaseReadOnly(ctx, p))
+	}
 	failpoint.Hit("publish.attached")
-	d.published.note(p.id, p.target, shown{p.degraded, p.groupShown()})
 	p.given()
 	return nil
 }
@@ -217,7 +220,7 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 		if want := p.use.options.SuperblockString(); differs == "" && want != p.staged.Superblock {
 			differs = fmt.Sprintf("mounted with options %q, asked for with %q", p.staged.Superblock, want)
 		}
-		if have, want := d.published.shown(p.id, p.target).group, p.groupShown(); differs == "" && have != "" && want != have {
+		if have, want := d.published.shown(p.id, p.target).Group, p.groupShown(); differs == "" && have != "" && want != have {
 			differs = fmt.Sprintf("it shows its files as group %s's, and group %q was asked for", have, want)
 		}
 	}
@@ -225,6 +228,10 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 		return fault.New(fault.Exists, "volume %s is published at %s in another way: %s; unpublish it first", p.id, p.target, differs)
 	}
 	d.published.add(p.id, p.target)
+	if have := d.published.shown(p.id, p.target).ReadOnly; p.attrs.RecursiveReadOnly == "Enabled" && p.readOnly && !p.use.block && have != recursive {
+		what := map[readOnlyAs]string{plain: "it was asked for so", notRecursive: "this kernel had no mount_setattr (Linux 5.12)", writable: "nothing is on record of how it was published"}[have]
+		return fault.New(fault.State, "volume %s is published at %s read-only, but not known to be recursively so (%s), and recursiveReadOnly=Enabled was asked for; unpublish it first", p.id, p.target, what)
+	}
 	return nil
 }
 
@@ -366,8 +373,7 @@ func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 	}
 	t, err := d.Root.Target(target)
 	if fault.Is(err, fault.NotFound) {
-		d.published.remove(id, target)
-		return nil
+		return d.published.remove(id, target)
 	}
 	if err != nil {
 		return err
@@ -396,7 +402,9 @@ func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 				return fmt.Errorf("volume %s: %w", id, err)
 			}
 			failpoint.Hit("unpublish.removed")
-			d.published.remove(id, target)
+			if err := d.published.remove(id, target); err != nil {
+				return err
+			}
 			d.audit(ctx, audit.Event{Action: audit.Taken, Volume: id, Target: target}, nil)
 			if readOnlyDevice {
 				return d.releaseReadOnlyOf(ctx, src, id)

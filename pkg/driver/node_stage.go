@@ -291,16 +291,8 @@ func (d *Driver) format(ctx context.Context, src volume.Source, v volume.Volume,
 // whether it fills its device.
 func (d *Driver) mend(ctx context.Context, v volume.Volume, dev mounter.Device, found superblock.Result, facts volume.Facts) (volume.Facts, error) {
 	if found.NeedsCheck != "" {
-		outcome, said, err := d.Programs.Check(ctx, dev.Path, found.Type)
-		if err != nil {
-			return facts, fmt.Errorf("volume %s: %w", v.ID, err)
-		}
-		d.Metrics.FilesystemChecked(outcome.String())
-		d.audit(ctx, audit.Event{Action: audit.Checked, Volume: v.ID, Device: dev.Path, FSType: found.Type, Result: outcome.String()}, nil)
-		d.Log.WarnContext(ctx, "file system check", "volume_id", v.ID, "device", dev.Path, "because", found.NeedsCheck, "outcome", outcome.String(), "output", said)
-		if outcome == fsprogs.NeedsHuman {
-			return facts, fault.New(fault.State, "volume %s: the %s on %s is damaged (%s) and needs a person: while it is not in use, look at it with `%s`, or restore a snapshot. The check said: %s",
-				v.ID, found.Type, dev.Path, found.NeedsCheck, fsprogs.CheckCommand(found.Type, dev.Path), said)
+		if err := d.check(ctx, v, dev, found); err != nil {
+			return facts, err
 		}
 	}
 	if facts.IdentityDue {
@@ -379,6 +371,7 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 		return err
 	}
 	failpoint.Hit("unstage.detached")
+	d.damaged.forget(id)
 	if err := d.staged.remove(id); err != nil || !staged {
 		return err
 	}

@@ -185,8 +185,8 @@ func (d *Driver) stagedAilments(src volume.Source, id, path string) []mounter.Ai
 			}
 			continue
 		}
-		if what := d.published.shown(id, p).degraded; what != "" {
-			found = append(found, mounter.Ailment{Reason: string(what), Message: p + " is read-only, but mounts below it would not be: this kernel has no mount_setattr (Linux 5.12)"})
+		if d.published.shown(id, p).ReadOnly == notRecursive {
+			found = append(found, mounter.Ailment{Reason: "ReadOnlyNotRecursive", Message: p + " is read-only, but mounts below it would not be: this kernel has no mount_setattr (Linux 5.12)"})
 		}
 		if !s.IsBlock() {
 			found = append(found, s.Ailments(a.Device)...)

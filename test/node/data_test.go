@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -20,7 +19,6 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
-	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
 )
 
 func sum(t testing.TB, path string) (out [sha256.Size]byte) {
@@ -269,53 +267,6 @@ func TestVolumeWhoseFileIsGoneCanBeLetGo(t *testing.T) {
 	refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, "is gone", "delete the volume")
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
-}
-
-func TestD08_ThreeOutcomesOfACheck(t *testing.T) {
-	n := testnode.New(t, "")
-	stage := func(name string, spoil func(img string)) (csiclient.Volume, error) {
-		v := create(t, n, name, csiclient.Volume{FSType: "ext4"})
-		ok(t, n.Client.Stage(ctxOf(t), v))
-		ok(t, n.Client.Unstage(ctxOf(t), v.ID))
-		spoil(image(n, v.ID))
-		return v, n.Client.Stage(ctxOf(t), v)
-	}
-	outcome := func(v csiclient.Volume, want string) {
-		t.Helper()
-		line := regexp.MustCompile(`file system check.*volume_id=` + regexp.QuoteMeta(v.ID) + `.*outcome=` + want + ` `)
-		// The log comes through a pipe, the answer through a socket.
-		for deadline := time.Now().Add(10 * time.Second); !line.MatchString(n.Log()); time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("the log does not tell that the check of %s ended with %s", v.ID, want)
-			}
-		}
-	}
-	// A mark of an unclean end is cleared, which e2fsck counts as a repair; a
-	// clean outcome has a file system without such a mark only, never checked at
-	// stage.
-	img := filepath.Join(t.TempDir(), "clean")
-	ok(t, os.WriteFile(img, nil, 0o600))
-	ok(t, os.Truncate(img, 16<<20))
-	run(t, "mkfs.ext4", "-q", img)
-	got, said, err := fsprogs.New(nil).Check(ctxOf(t), img, "ext4")
-	ok(t, err)
-	if got != fsprogs.Clean {
-		t.Errorf("a clean file system: %v %s", got, said)
-	}
-	errorState := func(img string) { run(t, "debugfs", "-w", "-R", "ssv state 2", img) }
-	v, err := stage("unclean", func(img string) { run(t, "debugfs", "-w", "-R", "ssv state 0", img) })
-	ok(t, err)
-	outcome(v, "repaired")
-	down(t, n, v.ID)
-	v, err = stage("repaired", func(img string) { errorState(img); run(t, "debugfs", "-w", "-R", "ssv free_blocks_count 1", img) })
-	ok(t, err)
-	outcome(v, "repaired")
-	down(t, n, v.ID)
-	// The root directory's inode as a file: e2fsck -p leaves that to people.
-	v, err = stage("human", func(img string) { run(t, "debugfs", "-w", "-R", "clri <2>", img); errorState(img) })
-	refused(t, err, codes.FailedPrecondition, "needs a person", "e2fsck -n")
-	outcome(v, "needs-human")
-	down(t, n, v.ID)
 }
 
 func TestD09_CopiesBesideTheirOriginAndGrown(t *testing.T) {

@@ -2,14 +2,10 @@ package node
 
 import (
 	"errors"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -82,39 +78,6 @@ func TestR01_ReadOnlyPublishesAreReadOnly(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A kernel without mount_setattr, as strace plays it: the running driver gets
-// ENOSYS.
-func TestR02_WithoutMountSetattr(t *testing.T) {
-	n := testnode.New(t, "")
-	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
-	ok(t, n.Client.Stage(ctxOf(t), v))
-	trace := exec.Command("strace", "-f", "-q", "-o", filepath.Join(n.Dir, "trace"), "-e", "trace=mount_setattr", "-e", "inject=mount_setattr:error=ENOSYS", "-p", fmt.Sprint(n.PID()))
-	ok(t, trace.Start())
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.PID()))
-		ok(t, err)
-		if !strings.Contains(string(b), "TracerPid:\t0\n") {
-			break
-		}
-	}
-	a, b := n.Target("a"), n.Target("b")
-	refused(t, n.Client.Publish(ctxOf(t), with(v, "", "recursiveReadOnly", "Enabled"), a, true), codes.FailedPrecondition, "recursiveReadOnly", "mount_setattr")
-	ok(t, n.Client.Publish(ctxOf(t), with(v, "", "recursiveReadOnly", "IfPossible"), b, true))
-	wantReadOnly(t, b)
-	said(t, n, "not recursively")
-	ok(t, trace.Process.Signal(syscall.SIGTERM))
-	_ = trace.Wait() // "signal: terminated"
-	// R04: what was applied can be asked for.
-	if got := health(t, n, v.ID, b); !strings.Contains(got, "ReadOnlyNotRecursive") {
-		t.Errorf("health: %q", got)
-	}
-	ok(t, n.Client.Publish(ctxOf(t), with(v, "", "recursiveReadOnly", "Enabled"), a, true))
-	if got := health(t, n, v.ID, a); got != "" {
-		t.Errorf("health: %q", got)
-	}
-	down(t, n, v.ID, a, b)
 }
 
 func TestR03_SharedPropagationIsRefused(t *testing.T) {

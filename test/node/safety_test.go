@@ -74,7 +74,8 @@ func TestD08_ACheckOutlivesItsCallerAndTheDriver(t *testing.T) {
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 	run(t, "debugfs", "-w", "-R", "ssv state 2", image(n, v.ID))
 	dir := t.TempDir()
-	withPrograms(t, n, map[string]string{"e2fsck": "echo $$ >" + dir + "/begun; sleep 1; echo checked; echo checked >&2; touch " + dir + "/ended; exit 1"})
+	// The first one is on a copy, and may be cut short; the repair may not.
+	withPrograms(t, n, map[string]string{"e2fsck": `case "$*" in */dev/*) ;; *) exit 1;; esac; echo $$ >` + dir + "/begun; sleep 1; echo checked; echo checked >&2; touch " + dir + "/ended; exit 1"})
 	go func() { _ = n.Client.Stage(ctxOf(t), v) }() // its caller leaves with the driver
 	appears := func(name string) {
 		t.Helper()

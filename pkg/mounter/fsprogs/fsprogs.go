@@ -21,6 +21,10 @@ import (
 
 // Programs runs them. The zero value is not usable; see New.
 type Programs struct {
+	// Scratch is a directory for copies of a file system's metadata, as large as
+	// they are; they are gone when the program ends. Empty: os.TempDir.
+	Scratch string
+
 	started func(program string)
 }
 
@@ -112,76 +116,19 @@ func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, fst
 	return nil
 }
 
-// Outcome is what a file system check ended with.
-type Outcome int
-
-// The three outcomes.
-const (
-	Clean Outcome = iota
-	Repaired
-	NeedsHuman // the device was not changed any further
-)
-
-func (o Outcome) String() string { return [...]string{"clean", "repaired", "needs-human"}[o] }
-
-// Check checks the file system on an unmounted device. Of ext2/3/4 it repairs
-// what is safe without asking (e2fsck -p); xfs and btrfs are only looked at:
-// their journals are replayed by the kernel, and their repair programs are for
-// people. The text is the program's.
-func (p *Programs) Check(ctx context.Context, device, fstype string) (Outcome, string, error) {
-	s, ok := specs[fstype]
-	if !ok {
-		return NeedsHuman, "", fault.New(fault.State, "no program is known that checks %s", fstype)
-	}
-	out, code, err := p.run(ctx, s.check, device)
-	if err != nil {
-		return NeedsHuman, out, err
-	}
-	if s.check[0] != "e2fsck" {
-		if code == 0 {
-			return Clean, out, nil
-		}
-		return NeedsHuman, out, nil
-	}
-	const repaired, rebootNeeded, uncorrected = 1, 2, 4 // e2fsck(8)
-	switch {
-	case code == 0:
-		return Clean, out, nil
-	case code&^(repaired|rebootNeeded) == 0:
-		return Repaired, out, nil
-	case code&uncorrected != 0:
-		return NeedsHuman, out, nil
-	default:
-		return NeedsHuman, out, fmt.Errorf("%s %s: exit status %d: %s", s.check[0], device, code, out)
-	}
-}
-
-// CheckCommand is the command that a person would look at a damaged, unmounted
-// file system with; it changes nothing.
-func CheckCommand(fstype, device string) string {
-	switch fstype {
-	case "xfs":
-		return "xfs_repair -n " + device
-	case "btrfs":
-		return "btrfs check --readonly " + device
-	default:
-		return "e2fsck -n " + device
-	}
-}
-
 // GrowExt4 grows an unmounted ext4 to the size of its device, for processes
 // that may not use the kernel's online growth. resize2fs wants a forced check
 // first.
 func (p *Programs) GrowExt4(ctx context.Context, device string) error {
-	out, code, err := p.run(ctx, []string{"e2fsck", "-f", "-p"}, device)
+	outcome, out, err := p.preen(ctx, device, "-f")
 	if err != nil {
 		return err
 	}
-	if code > 3 {
+	if outcome == NeedsHuman {
 		return fault.New(fault.State, "the file system on %s needs a person before it can grow: run `e2fsck -f %s`. It said: %s", device, device, out)
 	}
 	failpoint.Hit("grow.checked")
-	out, code, err = p.run(ctx, []string{"resize2fs"}, device)
+	out, code, err := p.run(ctx, []string{"resize2fs"}, device)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package superblock
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -107,6 +108,22 @@ func Identify(path, fstype string) (Result, error) {
 		}
 	}
 	return Probe(d.file, d.size)
+}
+
+// Fingerprint is a sum over the place of a block device where ext2/3/4, xfs and
+// btrfs have their first superblock. Their repair programs write there whenever
+// they change anything, so an equal fingerprint says that none did.
+func Fingerprint(path string) (string, error) {
+	d, err := openDevice(path)
+	if err != nil {
+		return "", err
+	}
+	defer d.file.Close()
+	b, err := linux.ReadDirect(d.file, min(d.size&^4095, headSize/2))
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(b)), nil
 }
 
 // Intent is written down before a proven blank device is formatted, so that a

@@ -1,0 +1,139 @@
+package fsprogs
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// Outcome is what a file system check ended with.
+type Outcome int
+
+// The three outcomes.
+const (
+	Clean Outcome = iota
+	Repaired
+	NeedsHuman // nothing was written to the device
+)
+
+func (o Outcome) String() string { return [...]string{"clean", "repaired", "needs-human"}[o] }
+
+// Check checks the file system on an unmounted device. On ext2/3/4 it repairs
+// what is safe without asking (e2fsck -p). It only looks at xfs and btrfs: the
+// kernel replays their journals, and their repair programs are for people. The
+// text is the program's. Nothing is written when the outcome is NeedsHuman.
+func (p *Programs) Check(ctx context.Context, device, fstype string) (Outcome, string, error) {
+	s, ok := specs[fstype]
+	if !ok {
+		return NeedsHuman, "", fault.New(fault.State, "no program is known that checks %s", fstype)
+	}
+	if s.check[0] == "e2fsck" {
+		return p.preen(ctx, device)
+	}
+	out, code, err := p.run(ctx, s.check, device)
+	if err != nil || code != 0 {
+		return NeedsHuman, out, err
+	}
+	return Clean, out, nil
+}
+
+// preen repairs an ext2/3/4 with e2fsck -p. That program writes before it finds
+// out that it must give up (it replays the journal, repairs what it can, and
+// marks the superblock). So the repair is first made on a copy of the metadata,
+// which tells how it will end.
+func (p *Programs) preen(ctx context.Context, device string, flags ...string) (Outcome, string, error) {
+	argv := append([]string{"e2fsck", "-p"}, flags...)
+	if outcome, out, err := p.rehearse(ctx, argv, device); err != nil || outcome == NeedsHuman {
+		return NeedsHuman, out, err
+	}
+	out, code, err := p.run(ctx, argv, device)
+	if err != nil {
+		return NeedsHuman, out, err
+	}
+	return preened(device, out, code)
+}
+
+// preened reads the exit status of e2fsck(8).
+func preened(device, out string, code int) (Outcome, string, error) {
+	const repaired, rebootNeeded, uncorrected = 1, 2, 4
+	switch {
+	case code == 0:
+		return Clean, out, nil
+	case code&^(repaired|rebootNeeded) == 0:
+		return Repaired, out, nil
+	case code&uncorrected != 0:
+		return NeedsHuman, out, nil
+	default:
+		return NeedsHuman, out, fmt.Errorf("e2fsck -p %s: exit status %d: %s", device, code, out)
+	}
+}
+
+// rehearse runs e2fsck on a sparse copy of the device's metadata (e2image -r):
+// superblocks, bitmaps, inodes, directories and the journal, no file's data,
+// which e2fsck does not read. The copy's file has no name, so that a crash
+// leaves nothing.
+func (p *Programs) rehearse(ctx context.Context, argv []string, device string) (Outcome, string, error) {
+	f, err := os.CreateTemp(p.Scratch, "check-")
+	if err != nil {
+		return NeedsHuman, "", err
+	}
+	defer f.Close()
+	if err := os.Remove(f.Name()); err != nil {
+		return NeedsHuman, "", err
+	}
+	const theCopy = "/proc/self/fd/3" // exec.Cmd.ExtraFiles begin with 3
+	out, code, err := p.runOnCopy(ctx, f, "e2image", "-r", device, theCopy)
+	if err != nil {
+		return NeedsHuman, out, err
+	}
+	if code != 0 && strings.Contains(strings.ToLower(out), linux.ENOSPC.Error()) {
+		return NeedsHuman, out, fault.New(fault.NoSpace, "%s is damaged, and its repair is tried on a copy of its metadata first, for which there is no room in %s: %s", device, p.scratch(), out)
+	}
+	if code != 0 {
+		return NeedsHuman, "its metadata cannot be read: " + out, nil
+	}
+	out, code, err = p.runOnCopy(ctx, f, append(slices.Clone(argv), theCopy)...)
+	out = strings.ReplaceAll(out, theCopy, device)
+	if err != nil {
+		return NeedsHuman, out, err
+	}
+	return preened(device, out, code)
+}
+
+func (p *Programs) scratch() string {
+	if p.Scratch == "" {
+		return os.TempDir()
+	}
+	return p.Scratch
+}
+
+// runOnCopy runs a program that has the file as descriptor 3, and ends with
+// this process: nobody misses a copy.
+func (p *Programs) runOnCopy(ctx context.Context, f *os.File, argv ...string) (string, int, error) {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.ExtraFiles = []*os.File{f}
+	cmd.SysProcAttr = linux.KilledWithThread()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return p.start(ctx, cmd)
+}
+
+// CheckCommand is the command that a person would look at a damaged, unmounted
+// file system with; it changes nothing.
+func CheckCommand(fstype, device string) string {
+	switch fstype {
+	case "xfs":
+		return "xfs_repair -n " + device
+	case "btrfs":
+		return "btrfs check --readonly " + device
+	default:
+		return "e2fsck -n " + device
+	}
+}

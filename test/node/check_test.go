@@ -1,0 +1,270 @@
+package node
+
+import (
+	"bytes"
+	"encoding/binary"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+)
+
+func errorState(t *testing.T, img string) { run(t, "debugfs", "-w", "-R", "ssv state 2", img) }
+
+// noRoot leaves the root directory's inode empty: e2fsck -p leaves that to
+// people, after it has written to the superblock.
+func noRoot(t *testing.T, img string) {
+	run(t, "debugfs", "-w", "-R", "clri <2>", img)
+	errorState(t, img)
+}
+
+// needsRepair marks an xfs as xfs_repair does while it works.
+func needsRepair(t *testing.T, img string) {
+	f, err := os.Open(img)
+	ok(t, err)
+	defer f.Close()
+	sb := make([]byte, 512)
+	_, err = f.ReadAt(sb, 0)
+	ok(t, err)
+	binary.BigEndian.PutUint32(sb[216:], binary.BigEndian.Uint32(sb[216:])|0x10)
+	copy(sb[224:228], make([]byte, 4))
+	binary.LittleEndian.PutUint32(sb[224:], crc32.Checksum(sb, crc32.MakeTable(crc32.Castagnoli)))
+	patch(t, img, 0, sb)
+}
+
+// spoiled formats a volume and damages it while it is not staged.
+func spoiled(t *testing.T, n *testnode.Node, name, fstype string, spoil func(t *testing.T, img string)) csiclient.Volume {
+	v := create(t, n, name, csiclient.Volume{FSType: fstype})
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	spoil(t, image(n, v.ID))
+	return v
+}
+
+func wantOutcome(t *testing.T, n *testnode.Node, id, want string) {
+	t.Helper()
+	line := regexp.MustCompile(`file system check.*volume_id=` + regexp.QuoteMeta(id) + `.*outcome=` + want + ` `)
+	// The log comes through a pipe, the answer through a socket.
+	for deadline := time.Now().Add(10 * time.Second); !line.MatchString(n.Log()); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the log does not tell that the check of %s ended with %s", id, want)
+		}
+	}
+}
+
+// loopDevice is the loop device of a volume's file.
+func loopDevice(t *testing.T, img string) string {
+	t.Helper()
+	return strings.TrimSpace(run(t, "losetup", "-n", "-O", "NAME", "-j", img))
+}
+
+const checks = `crust_filesystem_checks_total{outcome="`
+
+func TestD08_ThreeOutcomesOfACheck(t *testing.T) {
+	n, metrics := withMetrics(t)
+	// A mark of an unclean end is cleared, which e2fsck counts as a repair; a
+	// clean outcome has a file system without such a mark only, never checked at
+	// stage.
+	v := spoiled(t, n, "unclean", "ext4", func(t *testing.T, img string) { run(t, "debugfs", "-w", "-R", "ssv state 0", img) })
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	wantOutcome(t, n, v.ID, "repaired")
+	down(t, n, v.ID)
+	v = spoiled(t, n, "repaired", "ext4", func(t *testing.T, img string) {
+		errorState(t, img)
+		run(t, "debugfs", "-w", "-R", "ssv free_blocks_count 1", img)
+	})
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	wantOutcome(t, n, v.ID, "repaired")
+	run(t, "e2fsck", "-f", "-n", image(n, v.ID))
+	down(t, n, v.ID)
+	v = spoiled(t, n, "human", "ext4", noRoot)
+	refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, "needs a person", "e2fsck -n")
+	wantOutcome(t, n, v.ID, "needs-human")
+	down(t, n, v.ID)
+	m := metrics()
+	wantMetric(t, m, checks+`repaired"}`, "2")
+	wantMetric(t, m, checks+`needs-human"}`, "1")
+	wantMetric(t, m, checks+`clean"}`, "")
+}
+
+// What is left to a person is left as it is, however often the orchestrator
+// tries, and is not checked again for nothing.
+func TestD08_NeedsAPersonChangesNothing(t *testing.T) {
+	for _, c := range []struct {
+		fstype, program, advice string
+		spoil, mend             func(t *testing.T, img string)
+	}{
+		{"ext4", "e2fsck", "e2fsck -n", noRoot, func(t *testing.T, img string) { run(t, "sh", "-c", `e2fsck -f -y "$0"; [ $? = 1 ]`, img) }},
+		{"xfs", "xfs_repair", "xfs_repair -n", needsRepair, func(t *testing.T, img string) { run(t, "xfs_repair", img) }},
+	} {
+		t.Run(c.fstype, func(t *testing.T) {
+			n, metrics := withMetrics(t)
+			v := spoiled(t, n, "a", c.fstype, c.spoil)
+			before := sum(t, image(n, v.ID))
+			untouched := func(after string) {
+				t.Helper()
+				if sum(t, image(n, v.ID)) != before {
+					t.Fatalf("%s, the device has changed", after)
+				}
+			}
+			ran := func(checked string) {
+				t.Helper()
+				m := metrics()
+				wantMetric(t, m, checks+`needs-human"}`, checked)
+				wantMetric(t, m, `crust_programs_started_total{program="`+c.program+`"}`, checked)
+			}
+			for _, attempt := range []string{"after the first attempt", "after the second", "after the third"} {
+				refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, v.ID, "needs a person", c.advice)
+				untouched(attempt)
+				ran("1")
+			}
+			// Somebody else may have had it meanwhile.
+			ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+			refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, "needs a person")
+			untouched("after an unstage")
+			ran("2")
+			n.Restart()
+			refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, "needs a person")
+			untouched("after a restart")
+			ran("1")
+			// A person does it, on the device that the failed stage left attached.
+			c.mend(t, loopDevice(t, image(n, v.ID)))
+			ok(t, n.Client.Stage(ctxOf(t), v))
+			ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
+			down(t, n, v.ID, n.Target("a"))
+		})
+	}
+}
+
+// A check that finds nothing does not make a marked xfs mountable.
+func TestD08_AMarkThatStaysNeedsAPerson(t *testing.T) {
+	n := testnode.New(t, "")
+	v := spoiled(t, n, "a", "xfs", needsRepair)
+	withPrograms(t, n, map[string]string{"xfs_repair": "exit 0"})
+	refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, "needs a person", "mark is still there")
+	wantOutcome(t, n, v.ID, "needs-human")
+	down(t, n, v.ID)
+}
+
+// A repair that a person only began is looked at again.
+func TestD08_AChangedDeviceIsCheckedAgain(t *testing.T) {
+	n, metrics := withMetrics(t)
+	v := spoiled(t, n, "a", "ext4", noRoot)
+	refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, "needs a person")
+	run(t, "debugfs", "-w", "-R", "ssv volume_name other", loopDevice(t, image(n, v.ID)))
+	refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, "needs a person")
+	wantMetric(t, metrics(), checks+`needs-human"}`, "2")
+	down(t, n, v.ID)
+}
+
+// Without room for the copy that the repair is tried on, nothing is tried.
+func TestD08_NoRoomToLookFirst(t *testing.T) {
+	img := filepath.Join(t.TempDir(), "img")
+	ok(t, os.WriteFile(img, nil, 0o600))
+	ok(t, os.Truncate(img, 64<<20))
+	run(t, "mkfs.ext4", "-q", img)
+	noRoot(t, img)
+	before := sum(t, img)
+	small := t.TempDir()
+	run(t, "mount", "-t", "tmpfs", "-o", "size=64k", "small", small)
+	defer run(t, "umount", small)
+	p := fsprogs.New(nil)
+	p.Scratch = small
+	_, _, err := p.Check(ctxOf(t), img, "ext4")
+	if err == nil || !bytes.Contains([]byte(err.Error()), []byte(small)) {
+		t.Errorf("without room: %v", err)
+	}
+	if left, err := os.ReadDir(small); err != nil || len(left) > 0 {
+		t.Errorf("left in the scratch directory: %v %v", left, err)
+	}
+	if sum(t, img) != before {
+		t.Error("the image changed")
+	}
+}
+
+// Check itself, for each file system: clean, and damaged. (Of a btrfs nothing
+// asks for a check before it is mounted.)
+func TestD08_CheckOfEachFileSystem(t *testing.T) {
+	for _, fstype := range filesystems {
+		t.Run(fstype, func(t *testing.T) {
+			img := filepath.Join(t.TempDir(), "img")
+			ok(t, os.WriteFile(img, nil, 0o600))
+			ok(t, os.Truncate(img, size))
+			run(t, "mkfs."+fstype, "-q", img)
+			p := fsprogs.New(nil)
+			check := func(want fsprogs.Outcome) {
+				t.Helper()
+				before := sum(t, img)
+				got, said, err := p.Check(ctxOf(t), img, fstype)
+				ok(t, err)
+				if got != want {
+					t.Errorf("want %v, got %v: %s", want, got, said)
+				}
+				if got == fsprogs.NeedsHuman && sum(t, img) != before {
+					t.Error("the check changed the image")
+				}
+			}
+			check(fsprogs.Clean)
+			switch fstype {
+			case "ext4":
+				noRoot(t, img)
+			case "xfs":
+				patch(t, img, 2*512, bytes.Repeat([]byte{0xff}, 512)) // the header of the first group's inodes (AGI)
+			case "btrfs":
+				// Both copies of its trees; superblocks lie at 64 KiB and 64 MiB.
+				patch(t, img, 20<<20, bytes.Repeat([]byte{0xff}, 43<<20))
+				patch(t, img, 65<<20, bytes.Repeat([]byte{0xff}, 100<<20))
+			}
+			check(fsprogs.NeedsHuman)
+			if fstype == "ext4" {
+				before := sum(t, img)
+				if err := p.GrowExt4(ctxOf(t), img); err == nil || !strings.Contains(err.Error(), "needs a person") {
+					t.Errorf("a damaged ext4 was grown: %v", err)
+				}
+				if sum(t, img) != before {
+					t.Error("a growth that was refused changed the image")
+				}
+			}
+		})
+	}
+}
+
+// An xfs or btrfs that was not unmounted has a log, which the kernel replays:
+// nothing is checked, and nothing is lost.
+func TestD08_ALogToReplayIsNoDamage(t *testing.T) {
+	n, metrics := withMetrics(t)
+	for _, fstype := range filesystems {
+		v, target := up(t, n, fstype, csiclient.Volume{FSType: fstype})
+		f, err := os.Create(target + "/f")
+		ok(t, err)
+		_, err = f.WriteString("synced")
+		ok(t, err)
+		ok(t, f.Sync())
+		ok(t, f.Close())
+		crashed := create(t, n, fstype+"-crashed", csiclient.Volume{FSType: fstype})
+		ok(t, n.Client.Stage(ctxOf(t), crashed))
+		ok(t, n.Client.Unstage(ctxOf(t), crashed.ID))
+		dev := loopDevice(t, image(n, v.ID))
+		run(t, "dd", "if="+dev, "of="+image(n, crashed.ID), "bs=1M", "conv=sparse,notrunc", "iflag=direct", "status=none")
+		down(t, n, v.ID, target)
+		ok(t, n.Client.Stage(ctxOf(t), crashed))
+		ok(t, n.Client.Publish(ctxOf(t), crashed, target, false))
+		if got := read(t, target+"/f"); got != "synced" {
+			t.Errorf("%s: read %q", fstype, got)
+		}
+		down(t, n, crashed.ID, target)
+	}
+	m := metrics()
+	for _, outcome := range []string{"clean", "repaired", "needs-human"} {
+		wantMetric(t, m, checks+outcome+`"}`, "")
+	}
+}

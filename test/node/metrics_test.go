@@ -1,0 +1,47 @@
+package node
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+// withMetrics is testnode.New; the function reads the node's metrics.
+func withMetrics(t *testing.T, args ...string) (*testnode.Node, func() string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ok(t, err)
+	address := l.Addr().String()
+	ok(t, l.Close())
+	n := testnode.New(t, "", append([]string{"--metrics-address", address}, args...)...)
+	return n, func() string {
+		t.Helper()
+		r, err := http.Get("http://" + address + "/metrics")
+		ok(t, err)
+		defer r.Body.Close()
+		body, err := io.ReadAll(r.Body)
+		ok(t, err)
+		return string(body)
+	}
+}
+
+// wantMetric wants a line of metrics, such as `name{label="x"} 1`; "" as the
+// value wants the line absent.
+func wantMetric(t *testing.T, metrics, name, value string) {
+	t.Helper()
+	for line := range strings.Lines(metrics) {
+		if rest, found := strings.CutPrefix(line, name+" "); found {
+			if got := strings.TrimSpace(rest); got != value {
+				t.Errorf("%s is %s, want %q", name, got, value)
+			}
+			return
+		}
+	}
+	if value != "" {
+		t.Errorf("no %s in the metrics, want %s", name, value)
+	}
+}
