@@ -35,6 +35,9 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 		return volume.Volume{}, err
 	}
 	rec, img := p.volumePath(key)
+	if err := p.refuseForeign(key, img); err != nil {
+		return volume.Volume{}, err
+	}
 	if err := p.saveVolume(key, volumeRecord{creating, v}); err != nil {
 		return volume.Volume{}, err
 	}
@@ -76,6 +79,9 @@ func (p *Pool) origin(spec volume.Spec, v *volume.Volume) (string, error) {
 		v.Facts, size = s.Facts, s.Size
 	case spec.SourceVolume != "":
 		key, r, err := p.find(spec.SourceVolume)
+		if err == nil {
+			r, err = p.follow(key, r)
+		}
 		if err != nil {
 			return "", err
 		}
@@ -86,6 +92,9 @@ func (p *Pool) origin(spec volume.Spec, v *volume.Volume) (string, error) {
 	}
 	if v.Size < size {
 		return "", fault.New(fault.OutOfRange, "a copy of %d bytes was asked for, its origin has %d: ask for at least that", v.Size, size)
+	}
+	if err := wholeOrigin(img, size, v.Size); err != nil {
+		return "", err
 	}
 	v.Facts.GrowDue = v.Facts.GrowDue || v.Size > size
 	v.Facts.IdentityDue = true
@@ -147,7 +156,7 @@ func (p *Pool) fill(ctx context.Context, s fillSpec, progress *volume.Progress) 
 			return err
 		}
 	}
-	if err := f.Truncate(s.size); err != nil {
+	if err := lengthen(f, s.size); err != nil {
 		return err
 	}
 	if err := f.Sync(); err != nil {
@@ -199,51 +208,4 @@ func (p *Pool) destroy(key string, r volumeRecord) error {
 	}
 	failpoint.Hit("delete.removed")
 	return p.forgetVolume(key, rec, img)
-}
-
-// Expand makes the volume larger.
-func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume, error) {
-	key, r, err := p.find(id)
-	if err != nil {
-		return volume.Volume{}, err
-	}
-	if size > r.Volume.Size {
-		_, img := p.volumePath(key)
-		was := r.Volume.Size
-		if size, err = p.expandFile(img, was, size, r.Volume.Thick); err != nil {
-			return volume.Volume{}, p.noSpace(err)
-		}
-		failpoint.Hit("expand.file")
-		r.Volume.Size = size
-		r.Volume.Facts.GrowDue = true
-		if err := p.saveVolume(key, r); err != nil {
-			// No device knows of the new end yet: nothing can lie behind the old one.
-			return volume.Volume{}, errors.Join(err, os.Truncate(img, was))
-		}
-		failpoint.Hit("expand.recorded")
-	}
-	return r.Volume, p.Refresh(ctx, id)
-}
-
-func (p *Pool) expandFile(img string, was, size int64, thick bool) (int64, error) {
-	f, err := os.OpenFile(img, os.O_RDWR, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	// An expansion that was cut short before it was recorded: never shrink.
-	size = max(size, st.Size())
-	if thick {
-		if err := p.reserve(f, size); err != nil {
-			return 0, errors.Join(err, f.Truncate(max(was, st.Size())))
-		}
-	}
-	if err := f.Truncate(size); err != nil {
-		return 0, err
-	}
-	return size, f.Sync()
 }

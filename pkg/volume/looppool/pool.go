@@ -127,7 +127,11 @@ func (p *Pool) load() error {
 	if err := loadAll(filepath.Join(p.dir, "volumes"), p.name, volumeType, p.volumes, func(r *volumeRecord) (*string, *string) { return &r.Volume.ID, &r.State }); err != nil {
 		return err
 	}
-	return loadAll(filepath.Join(p.dir, "snapshots"), p.name, snapshotType, p.snapshots, func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State })
+	if err := loadAll(filepath.Join(p.dir, "snapshots"), p.name, snapshotType, p.snapshots, func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State }); err != nil {
+		return err
+	}
+	p.followAll()
+	return nil
 }
 
 func loadAll[R any](dir, pool string, t record.Type, into map[string]R, parts func(*R) (id, state *string)) error {
@@ -271,9 +275,16 @@ func (p *Pool) SetFacts(id string, facts volume.Facts) error {
 // Health tells what is wrong with the pool or the volume's file.
 func (p *Pool) Health(id string) []mounter.Ailment {
 	var found []mounter.Ailment
-	if key, _, err := p.find(id); err == nil {
-		if _, img := p.volumePath(key); !exists(img) {
+	if key, r, err := p.find(id); err == nil {
+		_, img := p.volumePath(key)
+		st, err := os.Lstat(img)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
 			found = append(found, mounter.Ailment{Reason: "ImageGone", Message: "the volume's file " + img + " is gone", Fatal: true})
+		case err == nil && st.Size() < r.Volume.Size:
+			found = append(found, mounter.Ailment{Reason: "ImageShort", Message: short("volume "+id, img, st.Size(), r.Volume.Size).Error(), Fatal: true})
+		case err == nil && r.Volume.Thick:
+			found = append(found, p.unreserved(img, r.Volume)...)
 		}
 	}
 	c, err := p.Capacity()

@@ -19,6 +19,9 @@ import (
 // write, which is what thick promises never to need.
 func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, progress *volume.Progress) (volume.Snapshot, error) {
 	vkey, v, err := p.find(spec.Volume)
+	if err == nil {
+		v, err = p.follow(vkey, v)
+	}
 	if err != nil {
 		return volume.Snapshot{}, err
 	}
