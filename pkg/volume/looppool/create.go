@@ -30,7 +30,7 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	if err := p.checkThick(spec.Thick); err != nil {
 		return volume.Volume{}, err
 	}
-	origin, err := p.origin(spec, &v)
+	origin, thick, err := p.origin(spec, &v)
 	if err != nil {
 		return volume.Volume{}, err
 	}
@@ -42,7 +42,9 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 		return volume.Volume{}, err
 	}
 	failpoint.Hit("create.recorded")
-	err = p.fill(ctx, fillSpec{img: img, origin: origin, size: v.Size, reserve: v.Thick, share: !v.Thick, quiesce: spec.Quiesce}, progress)
+	err = p.fill(ctx, fillSpec{
+		img: img, origin: origin, of: spec.SourceVolume, size: v.Size, reserve: v.Thick, share: !v.Thick && !thick, quiesce: spec.Quiesce,
+	}, progress)
 	failpoint.Hit("create.filled")
 	if err == nil {
 		err = p.saveVolume(key, volumeRecord{ready, v})
@@ -64,15 +66,15 @@ func (p *Pool) forgetVolume(key, rec, img string) error {
 }
 
 // origin finds what a volume is to be a copy of, empty for nothing, and notes
-// in v what that means.
-func (p *Pool) origin(spec volume.Spec, v *volume.Volume) (string, error) {
+// in v what that means. thick: the origin is a thick volume, whose space must
+// stay its own.
+func (p *Pool) origin(spec volume.Spec, v *volume.Volume) (img string, thick bool, err error) {
 	var size int64
-	var img string
 	switch {
 	case spec.SourceSnapshot != "":
 		s, err := p.GetSnapshot(spec.SourceSnapshot)
 		if err != nil {
-			return "", err
+			return "", false, err
 		}
 		key, _ := p.key(s.ID, true)
 		_, img = p.snapshotPath(key)
@@ -83,22 +85,22 @@ func (p *Pool) origin(spec volume.Spec, v *volume.Volume) (string, error) {
 			r, err = p.follow(key, r)
 		}
 		if err != nil {
-			return "", err
+			return "", false, err
 		}
 		_, img = p.volumePath(key)
-		v.Facts, size = r.Volume.Facts, r.Volume.Size
+		v.Facts, size, thick = r.Volume.Facts, r.Volume.Size, r.Volume.Thick
 	default:
-		return "", nil
+		return "", false, nil
 	}
 	if v.Size < size {
-		return "", fault.New(fault.OutOfRange, "a copy of %d bytes was asked for, its origin has %d: ask for at least that", v.Size, size)
+		return "", false, fault.New(fault.OutOfRange, "a copy of %d bytes was asked for, its origin has %d: ask for at least that", v.Size, size)
 	}
 	if err := wholeOrigin(img, size, v.Size); err != nil {
-		return "", err
+		return "", false, err
 	}
 	v.Facts.GrowDue = v.Facts.GrowDue || v.Size > size
 	v.Facts.IdentityDue = true
-	return img, nil
+	return img, thick, nil
 }
 
 // checkThick refuses reservations where writing over reserved space may need
@@ -127,6 +129,7 @@ func (p *Pool) checkThick(thick bool) error {
 type fillSpec struct {
 	img     string
 	origin  string // file to copy, empty for none
+	of      string // the volume that the file is of, empty for a snapshot's
 	size    int64
 	reserve bool // allocate every byte of it
 	share   bool // its extents may be shared with the origin's

@@ -39,7 +39,7 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 		return volume.Snapshot{}, err
 	}
 	failpoint.Hit("snapshot.recorded")
-	err = p.fill(ctx, fillSpec{img: img, origin: origin, size: s.Size, share: !v.Volume.Thick, quiesce: spec.Quiesce}, progress)
+	err = p.fill(ctx, fillSpec{img: img, origin: origin, of: spec.Volume, size: s.Size, share: !v.Volume.Thick, quiesce: spec.Quiesce}, progress)
 	if err == nil {
 		err = p.saveSnapshot(key, snapshotRecord{ready, s})
 	}
