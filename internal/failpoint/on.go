@@ -25,7 +25,7 @@ func Hit(name string) {
 	if name == paused {
 		time.Sleep(time.Second)
 	}
-	if name == chosen {
+	if name == chosen || mode(name) == "kill" {
 		kill()
 	}
 	hang(name)

@@ -210,9 +210,10 @@ func Flock(f *os.File) error {
 	return call("flock", func() error { return unix.Flock(fdOf(f), unix.LOCK_EX|unix.LOCK_NB) })
 }
 
-// Fallocate reserves size bytes from the start of f and makes it that long.
-func Fallocate(f *os.File, size int64) error {
-	return call("fallocate", func() error { return unix.Fallocate(fdOf(f), 0, 0, size) })
+// Fallocate is fallocate(2) with FALLOC_FL_KEEP_SIZE: it reserves length bytes
+// of f from off on, also behind its end, and leaves its length as it is.
+func Fallocate(f *os.File, off, length int64) error {
+	return call("fallocate", func() error { return unix.Fallocate(fdOf(f), unix.FALLOC_FL_KEEP_SIZE, off, length) })
 }
 
 // SeekData is lseek(2) with SEEK_DATA, then SEEK_HOLE: the next run of data at

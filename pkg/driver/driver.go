@@ -218,32 +218,62 @@ func (d *Driver) thaw(s volume.Source, id string) error {
 
 // quiesce makes a volume stand still while it is copied.
 func (d *Driver) quiesce(s volume.Source, id string) volume.Quiesce {
-	return func(context.Context) (func() error, error) {
-		nothing := func() error { return nil }
+	return func(context.Context) (volume.Stillness, error) {
+		still := volume.Stillness{Resume: func() error { return nil }}
 		if err := d.notDeferred(id); err != nil {
-			return nil, fmt.Errorf("a consistent copy cannot be had: %w", err)
+			return still, fmt.Errorf("a consistent copy cannot be had: %w", err)
 		}
 		a, ok, err := s.Attached(id)
 		if err != nil || !ok {
-			return nothing, err
+			return still, err
 		}
 		busy, err := mounter.Busy(a.Device.Path)
 		if err != nil {
-			return nil, err
+			return still, err
 		}
 		v, err := s.Get(id)
 		if err != nil {
-			return nil, err
+			return still, err
 		}
-		if !busy || v.Facts.Formatted == "" {
-			return nothing, mounter.Flush(a.Device)
+		if r, _ := d.staged.get(id); !busy || v.Facts.Formatted == "" || r.Block {
+			still.Writers = d.rawWriters(s, id, a.Device, busy)
+			still.Written = func() (mounter.Written, error) { return mounter.WrittenTo(a.Device) }
+			return still, mounter.Flush(a.Device)
 		}
 		fs, err := d.live(a.Device, id, v.Facts.Formatted)
 		if err != nil {
-			return nil, err
+			return still, err
 		}
-		return mounter.Freeze(fs)
+		still.Resume, err = mounter.Freeze(fs)
+		return still, err
 	}
+}
+
+// rawWriters says who may write to a volume's bare device, empty for nobody. A
+// target that cannot be looked at counts.
+func (d *Driver) rawWriters(s volume.Source, id string, dev mounter.Device, busy bool) string {
+	for _, path := range d.publishedAt(s, id) {
+		if !d.readsOnly(s, id, path) {
+			return "it is published as a writable block device at " + path
+		}
+	}
+	if busy {
+		return "a process holds " + dev.Path + " for itself" + mounter.HeldBy(dev)
+	}
+	return ""
+}
+
+// readsOnly tells whether a target surely shows the volume by a read-only
+// device.
+func (d *Driver) readsOnly(s volume.Source, id, path string) bool {
+	t, state, err := d.look(path)
+	if err != nil {
+		return false
+	}
+	defer t.Close()
+	defer state.Close()
+	ours, dev, err := d.shows(state, s, id)
+	return err == nil && ours && mounter.ReadOnlyDevice(dev)
 }
 
 // live says how a volume that may be mounted is mounted once more, by the

@@ -42,7 +42,9 @@ func (d *Driver) ControllerExpandVolume(ctx context.Context, req *csi.Controller
 			return fault.New(fault.OutOfRange, "volume %s has %d bytes, more than the limit of %d: volumes do not shrink", id, v.Size, limit)
 		}
 		if r.GetRequiredBytes() >= 0 && r.GetRequiredBytes() <= v.Size {
-			return nil // it is that large already
+			// It is that large already; its device may not be.
+			v, err = pool.Expand(ctx, id, v.Size)
+			return err
 		}
 		size, err := chooseSize(r, v.Size, 0)
 		if err != nil {

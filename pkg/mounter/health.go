@@ -151,3 +151,46 @@ func mountedAt(mountinfo, dev, source string) string {
 	}
 	return ""
 }
+
+// Written is what was written to a block device since it was made, or bound. It
+// can be compared: while two of them are the same and nothing is in flight, what
+// is on the device has not changed in between.
+type Written struct{ Writes, Sectors, Discards, InFlight uint64 }
+
+// WrittenTo asks the kernel's statistics, sysfs block/DEVICE/stat and inflight.
+func WrittenTo(d Device) (Written, error) {
+	dir := fmt.Sprintf("/sys/dev/block/%d:%d/", d.Major, d.Minor)
+	if on, err := os.ReadFile(dir + "queue/iostats"); err != nil || strings.TrimSpace(string(on)) != "1" {
+		return Written{}, fmt.Errorf("%s: the kernel does not count its writes (%squeue/iostats): %v", d.Path, dir, err)
+	}
+	stat, err := os.ReadFile(dir + "stat")
+	if err != nil {
+		return Written{}, err
+	}
+	inflight, err := os.ReadFile(dir + "inflight")
+	if err != nil {
+		return Written{}, err
+	}
+	// Documentation/block/stat.rst: reads, merges, sectors, ticks, the same four of
+	// writes, three more, the same four of discards. inflight: reads, writes.
+	f, g := strings.Fields(string(stat)), strings.Fields(string(inflight))
+	if len(f) < 12 || len(g) < 2 {
+		return Written{}, fmt.Errorf("%sstat or inflight cannot be understood: %q, %q", dir, stat, inflight)
+	}
+	var w Written
+	for _, n := range []struct {
+		text string
+		into *uint64
+	}{{f[4], &w.Writes}, {f[6], &w.Sectors}, {f[11], &w.Discards}, {g[1], &w.InFlight}} {
+		if *n.into, err = strconv.ParseUint(n.text, 10, 64); err != nil {
+			return Written{}, err
+		}
+	}
+	return w, nil
+}
+
+// ReadOnlyDevice tells whether the kernel surely calls the device read-only.
+func ReadOnlyDevice(d Device) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/ro", d.Major, d.Minor))
+	return err == nil && strings.TrimSpace(string(b)) == "1"
+}

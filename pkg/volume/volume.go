@@ -141,8 +141,21 @@ type SnapshotSpec struct {
 	Quiesce Quiesce
 }
 
-// Quiesce writes out a volume and stops writes to it until resume is called.
-type Quiesce func(ctx context.Context) (resume func() error, err error)
+// Quiesce writes out a volume, and stops writes to it where it can, until
+// Stillness.Resume is called.
+type Quiesce func(ctx context.Context) (Stillness, error)
+
+// Stillness says how still a volume stands. Where it may be written, only a copy
+// that the pool makes in one instant is a copy.
+type Stillness struct {
+	Resume func() error
+	// Writers says who may write all the same; empty: nobody that the driver
+	// knows of.
+	Writers string
+	// Written counts what was written to the volume's device; nil where nothing
+	// can be: there is no device, or its file system is frozen.
+	Written func() (mounter.Written, error)
+}
 
 // Snapshot is a copy of a volume at one time.
 type Snapshot struct {

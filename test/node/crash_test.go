@@ -46,6 +46,8 @@ func life(ctx context.Context, n *testnode.Node, fs string) error {
 	owned := v
 	if fs != "" {
 		owned.Group = "4242"
+	} else if _, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.ID}); err != nil {
+		return err // once it is published, a raw volume may be copied by sharing extents only
 	}
 	if err := c.Publish(ctx, owned, n.Target("a"), false); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
@@ -16,18 +18,26 @@ import (
 // newOnSmallPool is a node whose pool directory is a file system of 1 GiB.
 func newOnSmallPool(t *testing.T, fstype string) *testnode.Node {
 	t.Helper()
+	n := stoppedOnPool(t, fstype, "", 1<<30)
+	n.Begin()
+	return n
+}
+
+// stoppedOnPool is a node, not yet started, whose pool directory is a file
+// system of that many bytes. tags are those that csi-node is built with.
+func stoppedOnPool(t *testing.T, fstype, tags string, bytes int64, args ...string) *testnode.Node {
+	t.Helper()
 	dir := t.TempDir()
 	img := filepath.Join(t.TempDir(), "disk")
 	f, err := os.Create(img)
 	ok(t, err)
-	ok(t, f.Truncate(1<<30))
+	ok(t, f.Truncate(bytes))
 	ok(t, f.Close())
 	run(t, "mkfs."+fstype, "-q", img)
 	run(t, "mount", "-o", "loop", img, dir)
 	t.Cleanup(func() { run(t, "umount", dir) })
-	n := testnode.NewStopped(t, "")
+	n := testnode.NewStopped(t, tags, args...)
 	n.Pool = filepath.Join(dir, "pool")
-	n.Begin()
 	return n
 }
 
@@ -40,7 +50,11 @@ func runQuiet(name string, args ...string) error { return exec.Command(name, arg
 
 // fill writes a file until its file system is full.
 func fill(path string) {
-	_ = exec.Command("dd", "if=/dev/zero", "of="+path, "bs=1M", "status=none").Run() // ends with ENOSPC
+	var st unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(path), &st); err == nil { // most of it at once: writing is slow
+		_ = exec.Command("fallocate", "-l", fmt.Sprint(int64(st.Bavail)*st.Bsize*9/10+1), path).Run()
+	}
+	_ = exec.Command("dd", "if=/dev/zero", "of="+path, "bs=1M", "oflag=append", "conv=notrunc", "status=none").Run() // ends with ENOSPC
 	_ = exec.Command("dd", "if=/dev/zero", "of="+path, "bs=4k", "oflag=append", "conv=notrunc", "status=none").Run()
 	_ = exec.Command("sync", "-f", path).Run()
 }

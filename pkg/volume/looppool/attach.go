@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 
-	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -27,20 +25,25 @@ func (p *Pool) image(id string) (key, img string, v volume.Volume, err error) {
 		return "", "", volume.Volume{}, err
 	}
 	if _, img = p.volumePath(key); !exists(img) {
-		return "", "", volume.Volume{}, fault.New(fault.State, "volume %s: its file %s is gone; restore it from a backup, or delete the volume", id, img)
+		return "", "", volume.Volume{}, gone(id, img)
 	}
 	return key, img, r.Volume, nil
 }
 
 // Attach binds the volume's file to a loop device.
 func (p *Pool) Attach(_ context.Context, id string) (volume.Attachment, error) {
-	key, img, v, err := p.image(id)
+	key, r, err := p.find(id)
+	if err == nil {
+		r, err = p.follow(key, r)
+	}
 	if err != nil {
 		return volume.Attachment{}, err
 	}
+	_, img := p.volumePath(key)
+	v := r.Volume
 	if v.Thick {
-		if err := p.refill(img, v.Size); err != nil {
-			return volume.Attachment{}, p.noSpace(err)
+		if err := p.refill(img, v); err != nil {
+			return volume.Attachment{}, err
 		}
 	}
 	d, err := p.loop.Attach(img, false)
@@ -55,36 +58,6 @@ func (p *Pool) Attach(_ context.Context, id string) (volume.Attachment, error) {
 	}
 	p.rememberDevice(key, d)
 	return volume.Attachment{Device: device(d)}, refresh(v, d)
-}
-
-// refill makes up for holes in a thick volume's file.
-func (p *Pool) refill(img string, size int64) error {
-	f, err := os.OpenFile(img, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return p.reserve(f, size)
-}
-
-// reserve allocates every byte of a file up to size, or none: fallocate alone
-// would take all that is left from the other volumes before it fails.
-func (p *Pool) reserve(f *os.File, size int64) error {
-	st, err := linux.StatxFile(f)
-	if err != nil {
-		return err
-	}
-	c, err := p.Capacity()
-	if err != nil {
-		return err
-	}
-	if need := size - st.Allocated; need > c.Available {
-		return fault.New(fault.NoSpace, "pool %s (%s) is full: %d bytes were to be reserved and %d are free; delete volumes or snapshots, enlarge it, or ask for provisioning=thin", p.name, p.dir, need, c.Available)
-	}
-	if err := linux.Fallocate(f, size); err != nil {
-		return fmt.Errorf("reserve %d bytes: %w", size, err)
-	}
-	return nil
 }
 
 // Attached gives the device that the volume is bound to.

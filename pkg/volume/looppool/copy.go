@@ -9,6 +9,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -21,21 +22,27 @@ func (p *Pool) copyQuiesced(ctx context.Context, dst *os.File, s fillSpec, progr
 	}
 	defer src.Close()
 	if s.quiesce != nil {
-		resume, err := s.quiesce(ctx)
+		still, err := s.quiesce(ctx)
 		if err != nil {
 			return fmt.Errorf("the volume could not be made to stand still: %w", err)
 		}
 		defer func() {
-			if rerr := resume(); rerr != nil {
+			if rerr := still.Resume(); rerr != nil {
 				err = errors.Join(err, fmt.Errorf("the volume could not be resumed: %w", rerr))
 			}
 		}()
 		failpoint.Hit("copy.frozen")
+		return p.copyStill(ctx, dst, src, s, still, progress)
 	}
+	return p.copyStill(ctx, dst, src, s, volume.Stillness{}, progress)
+}
+
+func (p *Pool) copyStill(ctx context.Context, dst, src *os.File, s fillSpec, still volume.Stillness, progress *volume.Progress) error {
 	if err := src.Sync(); err != nil {
 		return err
 	}
 	if s.share {
+		// The kernel holds writes to the file back meanwhile: it is of one instant.
 		err := linux.Ficlone(dst, src)
 		if err == nil {
 			failpoint.Hit("copy.done")
@@ -45,8 +52,39 @@ func (p *Pool) copyQuiesced(ctx context.Context, dst *os.File, s fillSpec, progr
 			return err
 		}
 	}
-	err = p.copyData(ctx, dst, src, progress)
+	if still.Writers != "" {
+		why := fmt.Sprintf("the file system of pool %s (%s) shares no extents", p.name, p.dir)
+		if !s.share {
+			why = "a thick volume shares no extents"
+		}
+		return fault.New(fault.State, "volume %s may be written while it is copied: %s. %s, so the copy would hold parts of different times; "+
+			"unpublish the writable volume first, or use a thin volume of a pool on a file system with reflink (xfs, btrfs)", s.of, still.Writers, why)
+	}
+	if err := unwritten(s.of, still, func() error { return p.copyData(ctx, dst, src, progress) }); err != nil {
+		return err
+	}
 	failpoint.Hit("copy.done")
+	return nil
+}
+
+// unwritten refuses what f made when the volume's device was written meanwhile:
+// by a process that has had it open since before the driver knew, for instance.
+func unwritten(id string, still volume.Stillness, f func() error) error {
+	if still.Written == nil {
+		return f()
+	}
+	before, err := still.Written()
+	if err != nil {
+		return err
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	after, err := still.Written()
+	if err == nil && (before != after || after.InFlight != 0) {
+		err = fault.New(fault.State, "volume %s was written while it was copied, by a process that has its device open, so there is no copy of one instant; "+
+			"end that process (see `fuser -v` of the device), or use a thin volume of a pool on a file system with reflink (xfs, btrfs)", id)
+	}
 	return err
 }
 

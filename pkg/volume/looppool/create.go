@@ -33,16 +33,21 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	if err := p.checkThick(spec.Thick); err != nil {
 		return volume.Volume{}, err
 	}
-	origin, err := p.origin(spec, &v)
+	origin, thick, err := p.origin(spec, &v)
 	if err != nil {
 		return volume.Volume{}, err
 	}
 	rec, img := p.volumePath(key)
+	if err := p.refuseForeign(key, img); err != nil {
+		return volume.Volume{}, err
+	}
 	if err := p.saveVolume(key, volumeRecord{creating, v}); err != nil {
 		return volume.Volume{}, err
 	}
 	failpoint.Hit("create.recorded")
-	err = p.fill(ctx, fillSpec{img: img, origin: origin, size: v.Size, reserve: v.Thick, share: !v.Thick, quiesce: spec.Quiesce}, progress)
+	err = p.fill(ctx, fillSpec{
+		img: img, origin: origin, of: spec.SourceVolume, size: v.Size, reserve: v.Thick, share: !v.Thick && !thick, quiesce: spec.Quiesce,
+	}, progress)
 	failpoint.Hit("create.filled")
 	if err == nil {
 		err = p.saveVolume(key, volumeRecord{ready, v})
@@ -64,35 +69,41 @@ func (p *Pool) forgetVolume(key, rec, img string) error {
 }
 
 // origin finds what a volume is to be a copy of, empty for nothing, and notes
-// in v what that means.
-func (p *Pool) origin(spec volume.Spec, v *volume.Volume) (string, error) {
+// in v what that means. thick: the origin is a thick volume, whose space must
+// stay its own.
+func (p *Pool) origin(spec volume.Spec, v *volume.Volume) (img string, thick bool, err error) {
 	var size int64
-	var img string
 	switch {
 	case spec.SourceSnapshot != "":
 		s, err := p.GetSnapshot(spec.SourceSnapshot)
 		if err != nil {
-			return "", err
+			return "", false, err
 		}
 		key, _ := p.key(s.ID, true)
 		_, img = p.snapshotPath(key)
 		v.Facts, size = s.Facts, s.Size
 	case spec.SourceVolume != "":
 		key, r, err := p.find(spec.SourceVolume)
+		if err == nil {
+			r, err = p.follow(key, r)
+		}
 		if err != nil {
-			return "", err
+			return "", false, err
 		}
 		_, img = p.volumePath(key)
-		v.Facts, size = r.Volume.Facts, r.Volume.Size
+		v.Facts, size, thick = r.Volume.Facts, r.Volume.Size, r.Volume.Thick
 	default:
-		return "", nil
+		return "", false, nil
 	}
 	if v.Size < size {
-		return "", fault.New(fault.OutOfRange, "a copy of %d bytes was asked for, its origin has %d: ask for at least that", v.Size, size)
+		return "", false, fault.New(fault.OutOfRange, "a copy of %d bytes was asked for, its origin has %d: ask for at least that", v.Size, size)
+	}
+	if err := wholeOrigin(img, size, v.Size); err != nil {
+		return "", false, err
 	}
 	v.Facts.GrowDue = v.Facts.GrowDue || v.Size > size
 	v.Facts.IdentityDue = true
-	return img, nil
+	return img, thick, nil
 }
 
 // checkThick refuses reservations where writing over reserved space may need
@@ -121,6 +132,7 @@ func (p *Pool) checkThick(thick bool) error {
 type fillSpec struct {
 	img     string
 	origin  string // file to copy, empty for none
+	of      string // the volume that the file is of, empty for a snapshot's
 	size    int64
 	reserve bool // allocate every byte of it
 	share   bool // its extents may be shared with the origin's
@@ -150,7 +162,7 @@ func (p *Pool) fill(ctx context.Context, s fillSpec, progress *volume.Progress) 
 			return err
 		}
 	}
-	if err := f.Truncate(s.size); err != nil {
+	if err := lengthen(f, s.size); err != nil {
 		return err
 	}
 	if err := f.Sync(); err != nil {
@@ -202,51 +214,4 @@ func (p *Pool) destroy(key string, r volumeRecord) error {
 	}
 	failpoint.Hit("delete.removed")
 	return p.forgetVolume(key, rec, img)
-}
-
-// Expand makes the volume larger.
-func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume, error) {
-	key, r, err := p.find(id)
-	if err != nil {
-		return volume.Volume{}, err
-	}
-	if size > r.Volume.Size {
-		_, img := p.volumePath(key)
-		was := r.Volume.Size
-		if size, err = p.expandFile(img, was, size, r.Volume.Thick); err != nil {
-			return volume.Volume{}, p.noSpace(err)
-		}
-		failpoint.Hit("expand.file")
-		r.Volume.Size = size
-		r.Volume.Facts.GrowDue = true
-		if err := p.saveVolume(key, r); err != nil {
-			// No device knows of the new end yet: nothing can lie behind the old one.
-			return volume.Volume{}, errors.Join(err, os.Truncate(img, was))
-		}
-		failpoint.Hit("expand.recorded")
-	}
-	return r.Volume, p.Refresh(ctx, id)
-}
-
-func (p *Pool) expandFile(img string, was, size int64, thick bool) (int64, error) {
-	f, err := os.OpenFile(img, os.O_RDWR, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	// An expansion that was cut short before it was recorded: never shrink.
-	size = max(size, st.Size())
-	if thick {
-		if err := p.reserve(f, size); err != nil {
-			return 0, errors.Join(err, f.Truncate(max(was, st.Size())))
-		}
-	}
-	if err := f.Truncate(size); err != nil {
-		return 0, err
-	}
-	return size, f.Sync()
 }

@@ -127,8 +127,19 @@ func Open(o Options) (*Pool, error) {
 }
 
 func (p *Pool) load() error {
+<<<<<<< HEAD
 	err := loadAll(p, "volumes", volumeType, p.volumes, func(r *volumeRecord) (*string, *string) { return &r.Volume.ID, &r.State })
 	return errors.Join(err, loadAll(p, "snapshots", snapshotType, p.snapshots, func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State }))
+=======
+	if err := loadAll(filepath.Join(p.dir, "volumes"), p.name, volumeType, p.volumes, func(r *volumeRecord) (*string, *string) { return &r.Volume.ID, &r.State }); err != nil {
+		return err
+	}
+	if err := loadAll(filepath.Join(p.dir, "snapshots"), p.name, snapshotType, p.snapshots, func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State }); err != nil {
+		return err
+	}
+	p.followAll()
+	return nil
+>>>>>>> 0dc8c5cc39a74c15f7fca850f0eb26055b3dcb56
 }
 
 // loadAll reads the records of one directory. One that cannot be used stays where
@@ -292,9 +303,16 @@ func (p *Pool) SetFacts(id string, facts volume.Facts) error {
 // Health tells what is wrong with the pool or the volume's file.
 func (p *Pool) Health(id string) []mounter.Ailment {
 	var found []mounter.Ailment
-	if key, _, err := p.find(id); err == nil {
-		if _, img := p.volumePath(key); !exists(img) {
+	if key, r, err := p.find(id); err == nil {
+		_, img := p.volumePath(key)
+		st, err := os.Lstat(img)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
 			found = append(found, mounter.Ailment{Reason: "ImageGone", Message: "the volume's file " + img + " is gone", Fatal: true})
+		case err == nil && st.Size() < r.Volume.Size:
+			found = append(found, mounter.Ailment{Reason: "ImageShort", Message: short("volume "+id, img, st.Size(), r.Volume.Size).Error(), Fatal: true})
+		case err == nil && r.Volume.Thick:
+			found = append(found, p.unreserved(img, r.Volume)...)
 		}
 	}
 	c, err := p.Capacity()

@@ -19,6 +19,9 @@ import (
 // write, which is what thick promises never to need.
 func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, progress *volume.Progress) (volume.Snapshot, error) {
 	vkey, v, err := p.find(spec.Volume)
+	if err == nil {
+		v, err = p.follow(vkey, v)
+	}
 	if err != nil {
 		return volume.Snapshot{}, err
 	}
@@ -39,7 +42,7 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 		return volume.Snapshot{}, err
 	}
 	failpoint.Hit("snapshot.recorded")
-	err = p.fill(ctx, fillSpec{img: img, origin: origin, size: s.Size, share: !v.Volume.Thick, quiesce: spec.Quiesce}, progress)
+	err = p.fill(ctx, fillSpec{img: img, origin: origin, of: spec.Volume, size: s.Size, share: !v.Volume.Thick, quiesce: spec.Quiesce}, progress)
 	if err == nil {
 		err = p.saveSnapshot(key, snapshotRecord{ready, s})
 	}

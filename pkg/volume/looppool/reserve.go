@@ -1,0 +1,94 @@
+package looppool
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// refill fills the holes of a thick volume's file: mkfs, and a write of zeros,
+// may have made some. A pool that has no room for them does not keep the
+// volume from being used: Health tells of it.
+func (p *Pool) refill(img string, v volume.Volume) error {
+	f, err := os.OpenFile(img, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	err = p.noSpace(p.reserve(f, v.Size))
+	if fault.Is(err, fault.NoSpace) {
+		p.log.Warn("a thick volume is not wholly reserved", "volume_id", v.ID, "error", err)
+		return nil
+	}
+	return err
+}
+
+// reserve allocates what is not allocated yet of the first size bytes of a
+// file: all of it or, where it can be told before, nothing. It asks for the
+// holes only: xfs wants free space for all that it is asked for, before it
+// looks what is there.
+func (p *Pool) reserve(f *os.File, size int64) error {
+	holes, err := unallocated(f, size)
+	if err != nil {
+		return err
+	}
+	var need int64
+	for _, h := range holes {
+		need += h.Length
+	}
+	if need == 0 {
+		return nil
+	}
+	c, err := p.Capacity()
+	if err != nil {
+		return err
+	}
+	if need > c.Available {
+		return fault.New(fault.NoSpace, "pool %s (%s) is full: %d bytes were to be reserved and %d are free; delete volumes or snapshots, enlarge it, or ask for provisioning=thin", p.name, p.dir, need, c.Available)
+	}
+	for _, h := range holes {
+		if err := linux.Fallocate(f, h.Start, h.Length); err != nil {
+			return fmt.Errorf("reserve %d bytes: %w", need, err)
+		}
+	}
+	return nil
+}
+
+// unallocated gives the holes of the first size bytes of a file. Where the
+// file system does not tell of them, a file that takes less space than that is
+// all hole.
+func unallocated(f *os.File, size int64) ([]linux.Range, error) {
+	holes, err := linux.Unallocated(f, size)
+	if !linux.NoFiemap(err) {
+		return holes, err
+	}
+	st, err := linux.StatxFile(f)
+	if err != nil || st.Allocated >= size {
+		return nil, err
+	}
+	return []linux.Range{{Start: 0, Length: size}}, nil
+}
+
+// unreserved tells of a thick volume whose file has holes.
+func (p *Pool) unreserved(img string, v volume.Volume) []mounter.Ailment {
+	f, err := os.Open(img)
+	if err != nil {
+		return nil // Health tells of the pool
+	}
+	defer f.Close()
+	holes, err := unallocated(f, v.Size)
+	var missing int64
+	for _, h := range holes {
+		missing += h.Length
+	}
+	if err != nil || missing == 0 {
+		return nil
+	}
+	return []mounter.Ailment{{Reason: "NotReserved", Message: fmt.Sprintf(
+		"%d MiB of this thick volume are not reserved: its users gave them back, and writes there fail when pool %s is full; they are reserved again when it is next staged and the pool has room",
+		(missing+1<<20-1)>>20, p.name)}}
+}
