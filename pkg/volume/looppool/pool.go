@@ -26,6 +26,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -62,6 +63,7 @@ type Pool struct {
 	log  *slog.Logger
 	lock *os.File
 	loop loopdev.Nodes
+	raw  rawdevice.Guard
 
 	copied func(bytes int64)
 
@@ -70,6 +72,7 @@ type Pool struct {
 	snapshots map[string]snapshotRecord
 	attached  map[string]loopdev.Device // read-write
 	owner     map[numbers]string        // of those, by device number
+	changed   map[string]string         // what pods changed of their devices
 
 	bad map[string]error // of records that cannot be used, by key; never changed after Open
 }
@@ -97,6 +100,7 @@ func Open(o Options) (*Pool, error) {
 	}
 	p := &Pool{
 		name: o.Name, log: o.Log.With("pool", o.Name), loop: loopdev.Nodes{Dir: o.NodesDir}, copied: o.Copied,
+		raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}}, changed: map[string]string{},
 		volumes: map[string]volumeRecord{}, snapshots: map[string]snapshotRecord{}, attached: map[string]loopdev.Device{}, owner: map[numbers]string{},
 		bad: map[string]error{},
 	}
@@ -293,6 +297,7 @@ func (p *Pool) SetFacts(id string, facts volume.Facts) error {
 func (p *Pool) Health(id string) []mounter.Ailment {
 	var found []mounter.Ailment
 	if key, _, err := p.find(id); err == nil {
+		found = append(found, p.rawHealth(key)...)
 		if _, img := p.volumePath(key); !exists(img) {
 			found = append(found, mounter.Ailment{Reason: "ImageGone", Message: "the volume's file " + img + " is gone", Fatal: true})
 		}
