@@ -13,6 +13,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -79,6 +80,7 @@ func examine(ctx context.Context, g *globals) []finding {
 		}
 		list = append(list, out)
 	}
+	list = append(list, finding{What: "raw block volumes", Answer: rawdevice.Describe(), Do: rawdevice.Advice()})
 	need("loop devices", loopdev.Available(), "modprobe loop; in a container mount the host's /dev")
 	for _, fs := range fsprogs.Formats() {
 		program, pkg := fsprogs.MkfsProgram(fs)

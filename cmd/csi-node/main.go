@@ -18,6 +18,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/registration"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/internal/statedir"
@@ -69,6 +70,7 @@ func run(args []string) error {
 	}
 	defer closePools()
 	log.Info("starting", "version", version.String(), "driver", o.driverName, "node_id", o.nodeID, "features", mounter.Summary(mounter.Features()))
+	log.Info(rawdevice.Describe())
 	host, err := openHostNamespace(o, log)
 	if err != nil {
 		return err

@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/linux"
@@ -24,14 +22,21 @@ const control = "/dev/loop-control"
 // sectors of 512 bytes cannot be mounted then (xfs: ENOSYS, ext4: EINVAL).
 const sectorSize = 512
 
+// attempts at a free device: others may take it first.
+const attempts = 64
+
 // Device is a bound loop device.
 type Device struct {
 	Path         string
 	Major, Minor uint32
 	ReadOnly     bool
+	// Held: a loop device of the driver's is bound on top of it, so that it stays
+	// bound whatever is done to it; see Hold.
+	Held bool
 
-	backing file
-	part    bool // it shows a part of the file only: somebody else's doing
+	backing file // that it is the device of
+	now     linux.LoopInfo
+	hold    hold // where it is held
 }
 
 // file identifies a backing file: by device and inode, or, where the backing
@@ -56,8 +61,10 @@ func identify(f *os.File) (file, error) {
 	return file{linux.MakeDev(st.DevMajor, st.DevMinor), st.Ino}, err
 }
 
-// Attach binds the file to a loop device, or finds the one it is bound to in
-// that way already. Direct I/O is used where the file's file system allows it.
+// Attach binds the file to a loop device. For writing there is one: the one that
+// it is bound to already is found. Of read-only devices each call makes another,
+// because a pod that is given one can change what it shows (see Mend). Direct I/O
+// is used where the file's file system allows it.
 func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 	mode := os.O_RDWR
 	var flags uint32 = linux.LoopDirectIO
@@ -70,12 +77,15 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 		return Device{}, err
 	}
 	defer backing.Close()
-	found, err := n.Find(path)
-	if err != nil {
-		return Device{}, err
-	}
-	for _, d := range found {
-		if d.ReadOnly == readOnly {
+	if !readOnly {
+		found, err := n.Find(path)
+		if err != nil {
+			return Device{}, err
+		}
+		if d, ok := Writable(found); ok && (d.Held || !d.now.Part()) {
+			if d.Held {
+				return d, nil // see Mend
+			}
 			return d, d.keep()
 		}
 	}
@@ -84,21 +94,33 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 		return Device{}, err
 	}
 	defer ctl.Close()
-	const attempts = 64 // others may take the free device first
 	for range attempts {
 		var index int
 		if index, err = linux.LoopGetFree(ctl); err != nil {
 			return Device{}, err
 		}
+		if name := "loop" + strconv.Itoa(index); noDiscard(name) {
+			// Its last user left it so. If it cannot be had anew, space is not given
+			// back, and that is all.
+			if renew(name) == nil {
+				continue
+			}
+		}
 		failpoint.Hit("loop.free")
 		var d Device
 		d, err = n.configure(index, backing, flags, filepath.Base(path))
-		if !errors.Is(err, linux.EBUSY) {
+		if !taken(err) {
 			failpoint.Hit("loop.configured")
 			return d, err
 		}
 	}
 	return Device{}, fmt.Errorf("no free loop device could be had in %d attempts: %w", attempts, err)
+}
+
+// taken tells whether an error means that another process has taken a free device,
+// or removed it, just now.
+func taken(err error) bool {
+	return errors.Is(err, linux.EBUSY) || errors.Is(err, linux.ENOENT) || errors.Is(err, linux.ENXIO) || errors.Is(err, linux.ENODEV)
 }
 
 // Temporary binds an open file to a loop device that is free again as soon as
@@ -109,17 +131,22 @@ func (n Nodes) Temporary(backing *os.File) (*os.File, error) {
 		return nil, err
 	}
 	defer ctl.Close()
-	const attempts = 64
 	for range attempts {
 		index, err := linux.LoopGetFree(ctl)
 		if err != nil {
 			return nil, err
 		}
 		node, _, _, err := n.node("loop" + strconv.Itoa(index))
+		if taken(err) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
 		loop, err := linux.Open(node, os.O_RDWR)
+		if taken(err) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -144,13 +171,9 @@ func (n Nodes) configure(index int, backing *os.File, flags uint32, name string)
 		return Device{}, err
 	}
 	defer loop.Close()
-	sector := uint32(sectorSize)
-	if st, err := linux.StatxFile(backing); err != nil {
+	sector, err := sectorFor(backing)
+	if err != nil {
 		return Device{}, err
-	} else if st.IsBlock() { // the same device, seen read-only
-		if sector, err = linux.SectorSize(backing); err != nil {
-			return Device{}, err
-		}
 	}
 	err = linux.LoopConfigure(loop, backing, flags, sector, name)
 	if errors.Is(err, linux.EINVAL) {
@@ -161,6 +184,15 @@ func (n Nodes) configure(index int, backing *os.File, flags uint32, name string)
 		return Device{}, fmt.Errorf("%s for %s: %w", node, backing.Name(), err)
 	}
 	return status(loop)
+}
+
+// sectorFor is the sector size of a device over the file, in bytes.
+func sectorFor(backing *os.File) (uint32, error) {
+	st, err := linux.StatxFile(backing)
+	if err != nil || !st.IsBlock() {
+		return sectorSize, err
+	}
+	return linux.SectorSize(backing) // the same device, seen read-only
 }
 
 // node gives the path of a loop device's node, made in n.Dir when /dev has
@@ -199,112 +231,9 @@ func status(loop *os.File) (Device, error) {
 	}
 	return Device{
 		Path: loop.Name(), Major: st.RdevMajor, Minor: st.RdevMinor,
-		ReadOnly: info.Flags&linux.LoopReadOnly != 0, part: info.Part,
+		ReadOnly: info.Flags&linux.LoopReadOnly != 0, now: info,
 		backing: file{info.Device, info.Inode},
 	}, nil
-}
-
-// Find lists the loop devices that the file is bound to. Of a file that is gone
-// it finds those that still hold it, by the path they show.
-func (n Nodes) Find(path string) ([]Device, error) {
-	f, err := linux.Openat2(nil, path, linux.OPath, 0)
-	gone := errors.Is(err, linux.ENOENT)
-	if err != nil && !gone {
-		return nil, err
-	}
-	var want file
-	if !gone {
-		defer f.Close()
-		if want, err = identify(f); err != nil {
-			return nil, err
-		}
-	}
-	names, err := loopNames()
-	if err != nil {
-		return nil, err
-	}
-	var found []Device
-	for _, name := range names {
-		// The file's name first: opening every loop device of a busy node is slow.
-		shown, err := linux.ReadSmall("/sys/block/" + name + "/loop/backing_file")
-		if err != nil || filepath.Base(trimBacking(shown)) != filepath.Base(path) || gone && strings.TrimSpace(shown) != path+deleted {
-			continue
-		}
-		node, _, _, err := n.node(name)
-		if err != nil {
-			continue // it was removed just now
-		}
-		loop, err := linux.Open(node, os.O_RDONLY)
-		if err != nil {
-			continue
-		}
-		d, err := status(loop)
-		loop.Close()
-		if err == nil && (gone || d.backing == want) && !d.part {
-			found = append(found, d)
-		}
-	}
-	return found, nil
-}
-
-// Named lists the loop devices over files of that name, in any directory: for
-// who cannot see the file itself.
-func (n Nodes) Named(base string) ([]Device, error) {
-	names, err := loopNames()
-	if err != nil {
-		return nil, err
-	}
-	var found []Device
-	for _, name := range names {
-		shown, err := linux.ReadSmall("/sys/block/" + name + "/loop/backing_file")
-		if err != nil || filepath.Base(trimBacking(shown)) != base {
-			continue
-		}
-		node, _, _, err := n.node(name)
-		if err != nil {
-			continue // it was removed just now
-		}
-		loop, err := linux.Open(node, os.O_RDONLY)
-		if err != nil {
-			return nil, err
-		}
-		d, err := status(loop)
-		loop.Close()
-		if err == nil {
-			found = append(found, d)
-		} else if !errors.Is(err, linux.ENXIO) {
-			return nil, err
-		}
-	}
-	return found, nil
-}
-
-// SameFile tells whether both are over one file.
-func (d Device) SameFile(o Device) bool { return d.backing == o.backing }
-
-func loopNames() ([]string, error) {
-	dir, err := os.Open("/sys/block")
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	all, err := dir.Readdirnames(-1)
-	return slices.DeleteFunc(all, func(name string) bool { return !strings.HasPrefix(name, "loop") }), err
-}
-
-// Holds tells whether the device is still bound to the file it was found with.
-// Somebody may have unbound it, and bound it to something else.
-func (d Device) Holds() (bool, error) {
-	loop, err := linux.Open(d.Path, os.O_RDONLY)
-	if err != nil {
-		return false, err
-	}
-	defer loop.Close()
-	now, err := status(loop)
-	if errors.Is(err, linux.ENXIO) {
-		return false, nil
-	}
-	return err == nil && now.backing == d.backing && now.ReadOnly == d.ReadOnly, err
 }
 
 // keep undoes a detach that waited for the last user to close the device.
@@ -329,44 +258,6 @@ func (d Device) SetCapacity() error {
 	}
 	defer loop.Close()
 	return linux.LoopSetCapacity(loop)
-}
-
-// DisableDiscard stops the device from punching holes into its file.
-func (d Device) DisableDiscard() error {
-	return os.WriteFile(fmt.Sprintf("/sys/dev/block/%d:%d/queue/discard_max_bytes", d.Major, d.Minor), []byte("0"), 0)
-}
-
-// Detach unbinds the device. While a file system on it is mounted anywhere, or
-// anybody has it open, that is refused.
-func (d Device) Detach() error {
-	loop, err := linux.Open(d.Path, os.O_RDONLY|linux.OExcl)
-	if errors.Is(err, linux.EBUSY) {
-		return fault.New(fault.State, "%s is in use", d.Path)
-	}
-	if err != nil {
-		return err
-	}
-	now, err := status(loop)
-	if err == nil && now.backing == d.backing {
-		err = linux.LoopClear(loop)
-	}
-	loop.Close()
-	if errors.Is(err, linux.ENXIO) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", d.Path, err)
-	}
-	failpoint.Hit("loop.cleared")
-	// udev looks at a device that changed, for a moment.
-	for range 50 {
-		held, err := d.Holds()
-		if err != nil || !held {
-			return err
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	return fault.New(fault.State, "%s is still open, in some process (see `fuser -v %s`) or under another loop device (see `losetup -l`; the kubelet locks raw block volumes so); it is released when that ends", d.Path, d.Path)
 }
 
 // Below gives the number of the block device that a loop device is bound to; ok

@@ -133,6 +133,11 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 	case !p.readOnly && p.attachment.Device.ReadOnly:
 		return fault.New(fault.State, "volume %s: its device %s is read-only; publish it read-only", p.id, p.attachment.Device.Path)
 	}
+	if p.use.block {
+		if err := p.src.Mend(ctx, p.id); err != nil {
+			return err
+		}
+	}
 	t, s, err := d.look(p.target)
 	if err != nil {
 		return err
@@ -245,15 +250,7 @@ func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mou
 		}
 		return m, nil
 	case p.use.block:
-		dev := p.attachment.Device
-		if p.readOnly {
-			var err error
-			if dev, err = p.src.AttachReadOnly(ctx, p.id); err != nil {
-				return nil, err
-			}
-			failpoint.Hit("publish.readonly")
-		}
-		return mounter.OpenDevice(dev)
+		return d.rawDevice(ctx, p)
 	}
 	if err := d.agreeOnSuperblock(p); err != nil {
 		return nil, err
@@ -312,35 +309,6 @@ func (d *Driver) countLabel(p *publication, err error) {
 	default:
 		d.Metrics.ContextMount("error")
 	}
-}
-
-// releaseReadOnly gives up the read-only device of a block volume when no
-// target shows it.
-func (d *Driver) releaseReadOnly(ctx context.Context, p *publication) error {
-	if !p.use.block || !p.readOnly {
-		return nil
-	}
-	return d.releaseReadOnlyOf(ctx, p.src, p.id)
-}
-
-func (d *Driver) releaseReadOnlyOf(ctx context.Context, src volume.Releaser, id string) error {
-	a, ok, err := src.Attached(id)
-	if err != nil || !ok {
-		return err
-	}
-	for _, path := range d.publishedAt(src, id) {
-		t, s, err := d.look(path)
-		if err != nil {
-			return err
-		}
-		_, dev, err := d.shows(s, src, id)
-		s.Close()
-		t.Close()
-		if err != nil || !dev.Same(a.Device) {
-			return err // another target shows it
-		}
-	}
-	return src.DetachReadOnly(ctx, id)
 }
 
 // NodeUnpublishVolume takes the volume off a target path and removes what the

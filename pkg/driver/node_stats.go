@@ -130,7 +130,7 @@ func describeUsage(u mounter.Usage) *csi.NodeGetVolumeStatsResponse {
 }
 
 // NodeGetVolumeHealth tells what is wrong with a volume, as seen from here.
-func (d *Driver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	id := req.GetVolumeId()
 	if id == "" {
 		return nil, invalid("volume_id is missing")
@@ -139,7 +139,13 @@ func (d *Driver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHe
 	if err != nil {
 		return nil, err
 	}
-	ailments := src.Health(id)
+	var ailments []mounter.Ailment
+	if r, ok := d.staged.get(id); ok && r.Block {
+		if err := src.Mend(ctx, id); err != nil {
+			ailments = append(ailments, mounter.Ailment{Reason: "DeviceChanged", Message: err.Error(), Fatal: true})
+		}
+	}
+	ailments = append(ailments, src.Health(id)...)
 	if all := d.deferrals.of(id); len(all) > 0 {
 		ailments = append(ailments, mounter.Ailment{Reason: "DeferredToRuntime", Message: "the runtime of the pod at " + targetsOf(all) + " has mounted the volume or will; ask it for the health of its file system"})
 	}
@@ -156,6 +162,8 @@ func (d *Driver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHe
 		status := csi.VolumeHealthErrorType_DEGRADED
 		if a.Fatal {
 			status = csi.VolumeHealthErrorType_INACCESSIBLE
+		} else if a.Informational {
+			status = csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE
 		}
 		health.HealthStatuses = append(health.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: a.Reason, Message: a.Message})
 	}

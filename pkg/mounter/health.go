@@ -16,6 +16,8 @@ type Ailment struct {
 	Reason  string // CamelCase
 	Message string
 	Fatal   bool // the volume cannot be used
+	// Informational: nothing is wrong, but somebody may want to know.
+	Informational bool
 }
 
 // DeviceHealth looks at a block device and what sysfs knows of it.

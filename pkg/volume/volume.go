@@ -67,8 +67,8 @@ type Releaser interface {
 	Attached(id string) (a Attachment, ok bool, err error)
 	// Owns gives the volume that a device in use belongs to.
 	Owns(d mounter.Device) (id string, ok bool)
-	// DetachReadOnly releases the device of AttachReadOnly.
-	DetachReadOnly(ctx context.Context, id string) error
+	// DetachReadOnly releases the devices of AttachReadOnly but those in use.
+	DetachReadOnly(ctx context.Context, id string, inUse []mounter.Device) error
 	// Detach releases the volume's devices, or a fault State while they are in
 	// use anywhere.
 	Detach(ctx context.Context, id string) error
@@ -81,9 +81,16 @@ type Source interface {
 	Get(id string) (Volume, error)
 	// Attach makes the volume's device; one that is there already is found.
 	Attach(ctx context.Context, id string) (Attachment, error)
-	// AttachReadOnly makes a second device of the volume, through which nobody
-	// can write; DetachReadOnly releases it.
+	// AttachReadOnly makes another device of the volume, through which nobody can
+	// write; DetachReadOnly releases it.
 	AttachReadOnly(ctx context.Context, id string) (mounter.Device, error)
+	// ForPod gives the device whose node a pod may have, for one of Attach or
+	// AttachReadOnly: the pod must not be able to do with it what the driver can.
+	// It lasts until that device is released.
+	ForPod(ctx context.Context, id string, d mounter.Device) (mounter.Device, error)
+	// Mend sets back what pods changed of the devices that they were given. What
+	// cannot be set back is an error.
+	Mend(ctx context.Context, id string) error
 	// Refresh makes an attached device as large as its volume.
 	Refresh(ctx context.Context, id string) error
 	// SetFacts keeps the facts with the volume, durably.

@@ -16,7 +16,7 @@ import (
 
 // program gives a program that was built before (a guest has no compiler), or
 // builds it.
-func program(t *testing.T, name, dir, pkg string) string {
+func program(t testing.TB, name, dir, pkg string) string {
 	t.Helper()
 	if built := os.Getenv("CRUST_TEST_BIN"); built != "" {
 		return filepath.Join(built, name)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/crust-csi/crust-csi/internal/loopdev"
@@ -57,6 +58,9 @@ func (p *Pool) Attach(_ context.Context, id string) (volume.Attachment, error) {
 		}
 	}
 	p.rememberDevice(key, d)
+	if err := p.mend(key, d); err != nil {
+		return volume.Attachment{}, err
+	}
 	return volume.Attachment{Device: device(d)}, refresh(v, d)
 }
 
@@ -70,12 +74,12 @@ func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 	d, ok := p.attached[key]
 	p.mu.Unlock()
 	if ok {
-		holds, err := d.Holds()
+		now, ok, err := p.loop.Now(d)
 		if err != nil {
 			return volume.Attachment{}, false, err
 		}
-		if holds {
-			return volume.Attachment{Device: device(d)}, true, nil
+		if ok {
+			return volume.Attachment{Device: device(d)}, true, p.mend(key, now)
 		}
 	}
 	// Not known since this process started, or changed by somebody else.
@@ -83,11 +87,9 @@ func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 	if err != nil {
 		return volume.Attachment{}, false, err
 	}
-	for _, d := range found {
-		if !d.ReadOnly {
-			p.rememberDevice(key, d)
-			return volume.Attachment{Device: device(d)}, true, nil
-		}
+	if d, ok := loopdev.Writable(found); ok {
+		p.rememberDevice(key, d)
+		return volume.Attachment{Device: device(d)}, true, p.mend(key, d)
 	}
 	p.forgetDevice(key)
 	return volume.Attachment{}, false, nil
@@ -117,10 +119,11 @@ func (p *Pool) forgetDevice(key string) {
 	if d, ok := p.attached[key]; ok {
 		delete(p.owner, numbers{d.Major, d.Minor})
 		delete(p.attached, key)
+		delete(p.changed, key)
 	}
 }
 
-// AttachReadOnly binds the file to a second, read-only loop device.
+// AttachReadOnly binds the file to another, read-only loop device.
 func (p *Pool) AttachReadOnly(_ context.Context, id string) (mounter.Device, error) {
 	_, img, _, err := p.image(id)
 	if err != nil {
@@ -130,32 +133,46 @@ func (p *Pool) AttachReadOnly(_ context.Context, id string) (mounter.Device, err
 	return device(d), err
 }
 
-// DetachReadOnly releases the device of AttachReadOnly.
-func (p *Pool) DetachReadOnly(_ context.Context, id string) error {
-	return p.detach(id, true)
+// DetachReadOnly releases the devices of AttachReadOnly but those that are in
+// use.
+func (p *Pool) DetachReadOnly(_ context.Context, id string, inUse []mounter.Device) error {
+	return p.detach(id, func(d loopdev.Device) bool {
+		return d.ReadOnly && !slices.ContainsFunc(inUse, device(d).Same)
+	})
 }
 
 // Detach releases all devices of the volume.
 func (p *Pool) Detach(_ context.Context, id string) error {
-	if err := p.detach(id, false); err != nil {
+	if err := p.detach(id, func(loopdev.Device) bool { return true }); err != nil {
 		return err
 	}
-	if key, ok := p.key(id, false); ok {
-		p.forgetDevice(key)
+	key, ok := p.key(id, false)
+	if !ok {
+		return nil
 	}
+	p.mu.Lock()
+	d, known := p.attached[key]
+	p.mu.Unlock()
+	if known {
+		// It may have been released after an earlier call that did not wait for it.
+		if err := d.Forget(); err != nil {
+			p.log.Warn("the discard limit of a loop device was not set back", "volume_id", id, "device", d.Path, "error", err)
+		}
+	}
+	p.forgetDevice(key)
 	return nil
 }
 
-func (p *Pool) detach(id string, onlyReadOnly bool) error {
+func (p *Pool) detach(id string, which func(loopdev.Device) bool) error {
 	found, err := p.devices(id)
 	if err != nil {
 		return err
 	}
 	for _, d := range found {
-		if onlyReadOnly && !d.ReadOnly {
+		if !which(d) {
 			continue
 		}
-		if err := d.Detach(); err != nil {
+		if err := p.raw.Detach(d); err != nil {
 			return fault.New(fault.State, "volume %s: %w%s", id, err, mounter.HeldBy(device(d)))
 		}
 	}
@@ -174,13 +191,13 @@ func (p *Pool) Owns(d mounter.Device) (string, bool) {
 	}
 	key, ok = strings.CutSuffix(filepath.Base(loopdev.BackingFile(d.Major, d.Minor)), ".img")
 	if !ok {
-		return "", false
+		return p.ownsHeld(d)
 	}
 	p.mu.Lock()
 	_, ok = p.volumes[key]
 	p.mu.Unlock()
 	if !ok && p.bad[key] == nil {
-		return "", false
+		return p.ownsHeld(d)
 	}
 	// The name alone could be that of another pool's file.
 	_, img := p.volumePath(key)
@@ -193,7 +210,7 @@ func (p *Pool) Owns(d mounter.Device) (string, bool) {
 			return p.name + "." + key, true
 		}
 	}
-	return "", false
+	return p.ownsHeld(d)
 }
 
 // Refresh makes the loop devices as large as the file.

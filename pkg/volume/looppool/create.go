@@ -185,12 +185,12 @@ func (p *Pool) Delete(_ context.Context, id string) error {
 
 func (p *Pool) destroy(key string, r volumeRecord) error {
 	rec, img := p.volumePath(key)
-	devices, err := p.loop.Find(img)
+	devices, err := p.loop.References(img)
 	if err != nil {
 		return err
 	}
 	for _, d := range devices {
-		if err := d.Detach(); err != nil {
+		if err := p.raw.Detach(d); err != nil {
 			return fault.New(fault.State, "volume %s is in use, so it is not deleted: %w", r.Volume.ID, err)
 		}
 	}

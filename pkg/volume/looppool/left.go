@@ -2,8 +2,10 @@ package looppool
 
 import (
 	"context"
+	"slices"
 
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -72,22 +74,26 @@ func (l left) Owns(dev mounter.Device) (string, bool) {
 	return "", false
 }
 
-// DetachReadOnly releases the read-only device.
-func (l left) DetachReadOnly(context.Context, string) error { return l.detach(true) }
+// DetachReadOnly releases the read-only devices but those in use.
+func (l left) DetachReadOnly(_ context.Context, _ string, inUse []mounter.Device) error {
+	return l.detach(func(d loopdev.Device) bool { return d.ReadOnly && !slices.ContainsFunc(inUse, device(d).Same) })
+}
 
 // Detach releases all devices of the volume.
-func (l left) Detach(context.Context, string) error { return l.detach(false) }
+func (l left) Detach(context.Context, string) error {
+	return l.detach(func(loopdev.Device) bool { return true })
+}
 
-func (l left) detach(onlyReadOnly bool) error {
+func (l left) detach(which func(loopdev.Device) bool) error {
 	own, err := l.devices()
 	if err != nil {
 		return err
 	}
 	for _, d := range own {
-		if onlyReadOnly && !d.ReadOnly {
+		if !which(d) {
 			continue
 		}
-		if err := d.Detach(); err != nil {
+		if err := (rawdevice.Guard{Loops: l.loop}).Detach(d); err != nil {
 			return fault.New(fault.State, "volume %s: %w%s", l.id, err, mounter.HeldBy(device(d)))
 		}
 	}

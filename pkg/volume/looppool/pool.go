@@ -26,6 +26,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -62,6 +63,7 @@ type Pool struct {
 	log  *slog.Logger
 	lock *os.File
 	loop loopdev.Nodes
+	raw  rawdevice.Guard
 
 	copied func(bytes int64)
 
@@ -70,6 +72,7 @@ type Pool struct {
 	snapshots map[string]snapshotRecord
 	attached  map[string]loopdev.Device // read-write
 	owner     map[numbers]string        // of those, by device number
+	changed   map[string]string         // what pods changed of their devices
 
 	bad map[string]error // of records that cannot be used, by key; never changed after Open
 }
@@ -97,6 +100,7 @@ func Open(o Options) (*Pool, error) {
 	}
 	p := &Pool{
 		name: o.Name, log: o.Log.With("pool", o.Name), loop: loopdev.Nodes{Dir: o.NodesDir}, copied: o.Copied,
+		raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}}, changed: map[string]string{},
 		volumes: map[string]volumeRecord{}, snapshots: map[string]snapshotRecord{}, attached: map[string]loopdev.Device{}, owner: map[numbers]string{},
 		bad: map[string]error{},
 	}
@@ -127,19 +131,8 @@ func Open(o Options) (*Pool, error) {
 }
 
 func (p *Pool) load() error {
-<<<<<<< HEAD
 	err := loadAll(p, "volumes", volumeType, p.volumes, func(r *volumeRecord) (*string, *string) { return &r.Volume.ID, &r.State })
 	return errors.Join(err, loadAll(p, "snapshots", snapshotType, p.snapshots, func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State }))
-=======
-	if err := loadAll(filepath.Join(p.dir, "volumes"), p.name, volumeType, p.volumes, func(r *volumeRecord) (*string, *string) { return &r.Volume.ID, &r.State }); err != nil {
-		return err
-	}
-	if err := loadAll(filepath.Join(p.dir, "snapshots"), p.name, snapshotType, p.snapshots, func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State }); err != nil {
-		return err
-	}
-	p.followAll()
-	return nil
->>>>>>> 0dc8c5cc39a74c15f7fca850f0eb26055b3dcb56
 }
 
 // loadAll reads the records of one directory. One that cannot be used stays where
@@ -304,6 +297,7 @@ func (p *Pool) SetFacts(id string, facts volume.Facts) error {
 func (p *Pool) Health(id string) []mounter.Ailment {
 	var found []mounter.Ailment
 	if key, r, err := p.find(id); err == nil {
+		found = append(found, p.rawHealth(key)...)
 		_, img := p.volumePath(key)
 		st, err := os.Lstat(img)
 		switch {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -47,10 +48,12 @@ type Source struct {
 	allow   []string
 	claimed func(mounter.Device) (string, bool)
 	loop    loopdev.Nodes
+	raw     rawdevice.Guard
 
 	mu       sync.Mutex
 	volumes  map[string]entry
 	attached map[string]mounter.Device
+	changed  map[string]string // what pods changed of their devices
 
 	bad map[string]error // of records that cannot be used, by path; never changed after Open
 }
@@ -78,8 +81,8 @@ func Open(o Options) (*Source, error) {
 		return nil, err
 	}
 	s := &Source{
-		dir: o.Dir, allow: o.Allow, claimed: o.Claimed, loop: loopdev.Nodes{Dir: o.NodesDir},
-		volumes: map[string]entry{}, attached: map[string]mounter.Device{}, bad: map[string]error{},
+		dir: o.Dir, allow: o.Allow, claimed: o.Claimed, loop: loopdev.Nodes{Dir: o.NodesDir}, raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}},
+		volumes: map[string]entry{}, attached: map[string]mounter.Device{}, changed: map[string]string{}, bad: map[string]error{},
 	}
 	names, err := record.Names(o.Dir)
 	if err != nil {
@@ -308,44 +311,6 @@ func (s *Source) Remember(id string, d mounter.Device) {
 	s.attached[id] = d
 }
 
-// AttachReadOnly gives a read-only loop device on top of the device.
-func (s *Source) AttachReadOnly(_ context.Context, id string) (mounter.Device, error) {
-	a, ok, err := s.Attached(id)
-	if err != nil || !ok || a.Device.ReadOnly {
-		return a.Device, err
-	}
-	d, err := s.loop.Attach(a.Device.Path, true)
-	return mounter.Device{Path: d.Path, Major: d.Major, Minor: d.Minor, ReadOnly: d.ReadOnly}, err
-}
-
-func (s *Source) readOnlyLoops(id string) ([]loopdev.Device, error) {
-	s.mu.Lock()
-	d, ok := s.attached[id]
-	s.mu.Unlock()
-	if !ok {
-		return nil, nil
-	}
-	found, err := s.loop.Find(d.Path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return found, err
-}
-
-// DetachReadOnly releases it.
-func (s *Source) DetachReadOnly(_ context.Context, id string) error {
-	found, err := s.readOnlyLoops(id)
-	if err != nil {
-		return err
-	}
-	for _, d := range found {
-		if err := d.Detach(); err != nil {
-			return fault.New(fault.State, "volume %s: %w", id, err)
-		}
-	}
-	return nil
-}
-
 // Owns gives the volume that the device, or the one below a read-only loop
 // device, belongs to.
 func (s *Source) Owns(d mounter.Device) (string, bool) {
@@ -379,8 +344,11 @@ func (s *Source) Detach(ctx context.Context, id string) error {
 	if !ok {
 		return nil
 	}
-	if err := s.DetachReadOnly(ctx, id); err != nil {
+	if err := s.DetachReadOnly(ctx, id, nil); err != nil {
 		return err
+	}
+	if err := s.release(d); err != nil {
+		return fault.New(fault.State, "volume %s: %w", id, err)
 	}
 	busy, err := d.Held(s.loop.Dir)
 	if err != nil {
@@ -391,6 +359,7 @@ func (s *Source) Detach(ctx context.Context, id string) error {
 	}
 	s.mu.Lock()
 	delete(s.attached, id)
+	delete(s.changed, id)
 	s.mu.Unlock()
 	return nil
 }
@@ -407,6 +376,3 @@ func (s *Source) SetFacts(id string, facts volume.Facts) error {
 	e.Volume.Facts = facts
 	return s.save(e)
 }
-
-// Health has nothing to say of where a static volume lies; see DeviceHealth.
-func (s *Source) Health(string) []mounter.Ailment { return nil }

@@ -1,5 +1,8 @@
-// Command inside is what the tests run in containers: it writes the first file
-// and prints owner and group of all of them.
+// Command inside is what the tests run in containers, or as one.
+//
+//	inside FILE...            writes the first file and prints owner and group of all of them
+//	inside as-pod NODE OP...  gives up every capability, opens the block device node and does
+//	                          what the operations say; one line of answer each (see pod.go)
 package main
 
 import (
@@ -9,6 +12,10 @@ import (
 )
 
 func main() {
+	if os.Args[1] == "as-pod" {
+		asPod(os.Args[2], os.Args[3:])
+		return
+	}
 	f, err := os.OpenFile(os.Args[1], os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o660)
 	if err == nil {
 		_, err = f.WriteString("from a container\n")

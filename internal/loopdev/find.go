@@ -1,0 +1,150 @@
+package loopdev
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// survey is what each bound loop device is bound to, by the path that the kernel
+// shows.
+type survey map[string]string // name, "loop3", to path
+
+func look() (survey, error) {
+	dir, err := os.Open("/sys/block")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	s := survey{}
+	for _, name := range names {
+		if !strings.HasPrefix(name, "loop") {
+			continue
+		}
+		if shown, err := linux.ReadSmall("/sys/block/" + name + "/loop/backing_file"); err == nil {
+			s[name] = strings.TrimSpace(shown)
+		}
+	}
+	return s, err
+}
+
+// Find lists the loop devices of the file: those that are bound to it, or to a
+// part of it, and those that were when they were held (see Hold). Of a file that
+// is gone it finds those that still hold it, by the path they show. A device
+// under another name of the file is not found; see References.
+func (n Nodes) Find(path string) ([]Device, error) {
+	return n.find(path, func(shown string, gone bool) bool {
+		if gone {
+			return shown == path+deleted
+		}
+		// The name first: opening every loop device of a busy node is slow.
+		return filepath.Base(trimBacking(shown)) == filepath.Base(path)
+	})
+}
+
+// References is Find under any name. It opens every loop device.
+func (n Nodes) References(path string) ([]Device, error) {
+	return n.find(path, func(shown string, gone bool) bool { return !gone || shown == path+deleted })
+}
+
+func (n Nodes) find(path string, consider func(shown string, gone bool) bool) ([]Device, error) {
+	f, err := linux.Openat2(nil, path, linux.OPath, 0)
+	gone := errors.Is(err, linux.ENOENT)
+	if err != nil && !gone {
+		return nil, err
+	}
+	var want file
+	if !gone {
+		defer f.Close()
+		if want, err = identify(f); err != nil {
+			return nil, err
+		}
+	}
+	return n.choose(func(shown string, h hold, held bool) bool {
+		return held && !gone && h.backing == want || consider(shown, gone)
+	}, func(d Device) bool { return gone || d.backing == want })
+}
+
+// Named lists the loop devices over files of that name, in any directory: for
+// who cannot see the file itself.
+func (n Nodes) Named(base string) ([]Device, error) {
+	return n.choose(func(shown string, _ hold, _ bool) bool {
+		return filepath.Base(trimBacking(shown)) == base
+	}, func(Device) bool { return true })
+}
+
+// choose lists the bound loop devices that both want: the first looks at the path
+// that the kernel shows, and at the hold, and the second at the device. Holds
+// themselves are left out.
+func (n Nodes) choose(consider func(shown string, h hold, held bool) bool, take func(Device) bool) ([]Device, error) {
+	all, err := look()
+	if err != nil {
+		return nil, err
+	}
+	holds := n.holds(all)
+	var found []Device
+	for name, shown := range all {
+		h, held := holds.on[name]
+		if holds.names[name] || !consider(shown, h, held) {
+			continue
+		}
+		d, err := n.open(name)
+		if errors.Is(err, linux.ENXIO) || errors.Is(err, linux.ENOENT) {
+			continue // it was unbound just now
+		}
+		if err != nil {
+			return nil, err
+		}
+		if held {
+			d.hold, d.Held, d.backing, d.ReadOnly = h, true, h.backing, h.readOnly
+		}
+		if take(d) {
+			found = append(found, d)
+		}
+	}
+	slices.SortFunc(found, func(a, b Device) int { return int(a.Minor) - int(b.Minor) })
+	return found, nil
+}
+
+// SameFile tells whether both are over one file.
+func (d Device) SameFile(o Device) bool { return d.backing == o.backing }
+
+func (n Nodes) open(name string) (Device, error) {
+	node, _, _, err := n.node(name)
+	if err != nil {
+		return Device{}, err
+	}
+	loop, err := linux.Open(node, os.O_RDONLY)
+	if err != nil {
+		return Device{}, err
+	}
+	defer loop.Close()
+	return status(loop)
+}
+
+// Writable gives, of the devices of a file, the one that takes writes: the one
+// that is held, or one that shows the whole file, or any.
+func Writable(devices []Device) (Device, bool) {
+	var best Device
+	rank := func(d Device) int {
+		switch {
+		case d.Held:
+			return 3
+		case !d.now.Part():
+			return 2
+		}
+		return 1
+	}
+	ok := false
+	for _, d := range devices {
+		if !d.ReadOnly && (!ok || rank(d) > rank(best)) {
+			best, ok = d, true
+		}
+	}
+	return best, ok
+}

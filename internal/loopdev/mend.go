@@ -1,0 +1,137 @@
+package loopdev
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// changes says what of a held device is not as the driver left it: a pod that has
+// a loop device's node can change these. loop is the device.
+func (d Device) changes(loop *os.File) []string {
+	if !d.Held {
+		return nil
+	}
+	var changed []string
+	say := func(is bool, format string, args ...any) {
+		if is {
+			changed = append(changed, fmt.Sprintf(format, args...))
+		}
+	}
+	say(d.now.Device != d.backing.dev || d.now.Inode != d.backing.ino, "it shows another file")
+	say(d.now.Offset != d.hold.offset || d.now.Limit != d.hold.limit, "it shows another part of its file: offset %d, limit %d", d.now.Offset, d.now.Limit)
+	say((d.now.Flags^d.hold.flags)&linux.LoopAutoclear != 0, "it was to be unbound at its last close")
+	say((d.now.Flags^d.hold.flags)&linux.LoopPartscan != 0, "the kernel was told to look for partitions on it")
+	if sector, err := linux.SectorSize(loop); err == nil {
+		say(sector != d.hold.sector, "it has sectors of %d bytes instead of %d", sector, d.hold.sector)
+	}
+	return changed
+}
+
+// Mend sets a held device back to what it was when it was held, and says what was
+// changed. path is its file. What cannot be set back is an error.
+func (n Nodes) Mend(d Device, path string) (changed []string, err error) {
+	if !d.Held {
+		return nil, nil
+	}
+	mode := os.O_RDWR
+	loop, err := linux.Open(d.Path, mode)
+	if err != nil {
+		return nil, err
+	}
+	defer loop.Close()
+	if d.now, err = linux.LoopStatus(loop); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.Path, err)
+	}
+	if changed = d.changes(loop); len(changed) == 0 {
+		return nil, nil
+	}
+	mending.Lock()
+	defer mending.Unlock()
+	if !n.stillHeld(d) {
+		return nil, nil // it is being detached
+	}
+	if d.now.Device != d.backing.dev || d.now.Inode != d.backing.ino {
+		// Only a read-only device can be changed so.
+		f, err := linux.Open(path, os.O_RDONLY)
+		if err != nil {
+			return changed, err
+		}
+		is, err := identify(f)
+		if err == nil && is != d.backing {
+			err = fmt.Errorf("%s is another file now", path)
+		}
+		if err == nil {
+			err = d.show(loop, path) // it takes a file of the size that it shows
+		}
+		if err == nil {
+			err = linux.LoopChangeFD(loop, f)
+		}
+		f.Close()
+		if err != nil {
+			return changed, fmt.Errorf("%s shows another file, and cannot be set back: %w; unpublish it", d.Path, err)
+		}
+	}
+	if err := d.show(loop, path); err != nil {
+		return changed, fmt.Errorf("%s was changed, and cannot be set back: %w", d.Path, err)
+	}
+	if err := linux.LoopSetCapacity(loop); err != nil {
+		return changed, fmt.Errorf("%s: %w", d.Path, err)
+	}
+	if sector, err := linux.SectorSize(loop); err != nil || sector != d.hold.sector {
+		if err == nil {
+			err = linux.LoopSetBlockSize(loop, d.hold.sector)
+		}
+		if err != nil {
+			return changed, fmt.Errorf("%s has sectors of %d bytes, and cannot be set back to %d: %w", d.Path, sector, d.hold.sector, err)
+		}
+	}
+	// Refused where the pool's file system does none: then it had none before.
+	if err := linux.LoopSetDirectIO(loop); err != nil && !errors.Is(err, linux.EINVAL) {
+		return changed, fmt.Errorf("%s: %w", d.Path, err)
+	}
+	if d.hold.flags&linux.LoopPartscan != 0 {
+		return changed, nil
+	}
+	return changed, d.deletePartitions(loop)
+}
+
+func (d Device) show(loop *os.File, path string) error {
+	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		err := linux.LoopShow(loop, d.hold.offset, d.hold.limit, d.hold.flags&linux.LoopAutoclear != 0, filepath.Base(path))
+		if !errors.Is(err, linux.EAGAIN) || time.Since(begin) > patience {
+			return err
+		}
+	}
+}
+
+// deletePartitions takes back devices that the kernel made of a partition table
+// that the pod wrote. That it is to look for them cannot be taken back
+// (LO_FLAGS_PARTSCAN) while the device is bound.
+func (d Device) deletePartitions(loop *os.File) error {
+	name := filepath.Base(d.Path)
+	dir, err := os.ReadDir("/sys/block/" + name)
+	if err != nil {
+		return err
+	}
+	for _, e := range dir {
+		number := 0
+		if rest, ok := strings.CutPrefix(e.Name(), name+"p"); ok {
+			if _, err := fmt.Sscanf(rest, "%d", &number); err != nil {
+				continue
+			}
+		}
+		if number == 0 {
+			continue
+		}
+		if err := linux.DeletePartition(loop, number); err != nil && !errors.Is(err, linux.ENXIO) {
+			return fmt.Errorf("%s: %w", d.Path, err)
+		}
+	}
+	return nil
+}

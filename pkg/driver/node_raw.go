@@ -1,0 +1,64 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// rawDevice prepares the mount of a device's node.
+func (d *Driver) rawDevice(ctx context.Context, p *publication) (*mounter.Detached, error) {
+	dev := p.attachment.Device
+	var err error
+	if p.readOnly {
+		if dev, err = p.src.AttachReadOnly(ctx, p.id); err != nil {
+			return nil, err
+		}
+		failpoint.Hit("publish.readonly")
+	}
+	if dev, err = p.src.ForPod(ctx, p.id, dev); err == nil {
+		failpoint.Hit("publish.forpod")
+		var m *mounter.Detached
+		if m, err = mounter.OpenDevice(dev); err == nil {
+			return m, nil
+		}
+	}
+	return nil, errors.Join(fmt.Errorf("volume %s: %w", p.id, err), d.releaseReadOnly(ctx, p))
+}
+
+// releaseReadOnly gives up the read-only devices of a block volume that no target
+// shows.
+func (d *Driver) releaseReadOnly(ctx context.Context, p *publication) error {
+	if !p.use.block || !p.readOnly {
+		return nil
+	}
+	return d.releaseReadOnlyOf(ctx, p.src, p.id)
+}
+
+func (d *Driver) releaseReadOnlyOf(ctx context.Context, src volume.Releaser, id string) error {
+	a, ok, err := src.Attached(id)
+	if err != nil || !ok {
+		return err
+	}
+	var inUse []mounter.Device
+	for _, path := range d.publishedAt(src, id) {
+		t, s, err := d.look(path)
+		if err != nil {
+			return err
+		}
+		_, dev, err := d.shows(s, src, id)
+		s.Close()
+		t.Close()
+		if err != nil {
+			return err
+		}
+		if !dev.Same(a.Device) {
+			inUse = append(inUse, dev)
+		}
+	}
+	return src.DetachReadOnly(ctx, id, inUse)
+}

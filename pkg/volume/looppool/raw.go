@@ -1,0 +1,111 @@
+package looppool
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/rawdevice"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+// ForPod makes ready what a pod is given the node of: see rawdevice.
+func (p *Pool) ForPod(_ context.Context, id string, d mounter.Device) (mounter.Device, error) {
+	found, err := p.devices(id)
+	if err != nil {
+		return mounter.Device{}, err
+	}
+	key, _ := p.key(id, false)
+	for _, f := range found {
+		if !device(f).Same(d) {
+			continue
+		}
+		published, held, err := p.raw.Publish(f)
+		if err != nil {
+			return mounter.Device{}, fmt.Errorf("volume %s: %w", id, err)
+		}
+		if !held.ReadOnly {
+			p.rememberDevice(key, held)
+		}
+		return published, nil
+	}
+	return mounter.Device{}, fault.New(fault.State, "volume %s: %s is not bound to its file any more; unstage and stage it again", id, d.Path)
+}
+
+// mend sets back what a pod changed of a device that it was given, and remembers
+// that for Health.
+func (p *Pool) mend(key string, d loopdev.Device) error {
+	_, img := p.volumePath(key)
+	changed, err := p.loop.Mend(d, img)
+	if len(changed) == 0 {
+		return err
+	}
+	what := fmt.Sprintf("%s was changed by a program that was given it (%s)", d.Path, strings.Join(changed, "; "))
+	p.mu.Lock()
+	known := p.changed[key] == what
+	p.changed[key] = what
+	id := p.volumes[key].Volume.ID
+	p.mu.Unlock()
+	if !known || err != nil {
+		p.log.Warn("a raw block device was changed by a program that was given it; it is set back", "volume_id", id, "device", d.Path, "changed", changed, "error", err)
+	}
+	if err != nil {
+		return fault.New(fault.State, "volume %s: %w", id, err)
+	}
+	return nil
+}
+
+// Mend sets back what pods changed of the volume's devices.
+func (p *Pool) Mend(_ context.Context, id string) error {
+	key, _, err := p.find(id)
+	if err != nil {
+		return err
+	}
+	found, err := p.devices(id)
+	if err != nil {
+		return err
+	}
+	for _, d := range found {
+		if err := p.mend(key, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rawHealth tells of the devices that pods were given.
+func (p *Pool) rawHealth(key string) []mounter.Ailment {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var found []mounter.Ailment
+	if what, ok := p.changed[key]; ok {
+		found = append(found, mounter.Ailment{Reason: "DeviceChanged", Message: what + "; it was set back. Look at the pods that have the volume"})
+	}
+	if p.attached[key].Held {
+		found = append(found, rawdevice.HeldAilment)
+	}
+	return found
+}
+
+// ownsHeld finds the volume of a device that shows another file than it did when
+// it was held.
+func (p *Pool) ownsHeld(d mounter.Device) (string, bool) {
+	held, ok := p.loop.HeldFile(d.Major, d.Minor)
+	if !ok {
+		return "", false
+	}
+	p.mu.Lock()
+	keys := make(map[string]string, len(p.volumes))
+	for key, r := range p.volumes {
+		keys[key] = r.Volume.ID
+	}
+	p.mu.Unlock()
+	for key, id := range keys {
+		if _, img := p.volumePath(key); held.Is(img) {
+			return id, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,137 @@
+package static
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/rawdevice"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+// AttachReadOnly gives a read-only loop device on top of the device.
+func (s *Source) AttachReadOnly(_ context.Context, id string) (mounter.Device, error) {
+	a, ok, err := s.Attached(id)
+	if err != nil || !ok || a.Device.ReadOnly {
+		return a.Device, err
+	}
+	d, err := s.loop.Attach(a.Device.Path, true)
+	return mounter.Device{Path: d.Path, Major: d.Major, Minor: d.Minor, ReadOnly: d.ReadOnly}, err
+}
+
+func (s *Source) readOnlyLoops(id string) ([]loopdev.Device, error) {
+	s.mu.Lock()
+	d, ok := s.attached[id]
+	s.mu.Unlock()
+	if !ok {
+		return nil, nil
+	}
+	found, err := s.loop.Find(d.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return found, err
+}
+
+// DetachReadOnly releases the devices of AttachReadOnly but those that are in
+// use.
+func (s *Source) DetachReadOnly(_ context.Context, id string, inUse []mounter.Device) error {
+	found, err := s.readOnlyLoops(id)
+	if err != nil {
+		return err
+	}
+	for _, d := range found {
+		if slices.ContainsFunc(inUse, (mounter.Device{Major: d.Major, Minor: d.Minor}).Same) {
+			continue
+		}
+		if err := s.raw.Detach(d); err != nil {
+			return fault.New(fault.State, "volume %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// ForPod makes ready what a pod is given the node of. A device that is no loop
+// device is given as it is.
+func (s *Source) ForPod(_ context.Context, id string, d mounter.Device) (mounter.Device, error) {
+	loop, ok, err := s.loop.Open(d.Major, d.Minor)
+	if err != nil || !ok {
+		return d, err
+	}
+	published, _, err := s.raw.Publish(loop)
+	if err != nil {
+		return mounter.Device{}, fmt.Errorf("volume %s: %w", id, err)
+	}
+	published.ReadOnly = d.ReadOnly
+	return published, nil
+}
+
+// release takes off what ForPod put on the volume's own device.
+func (s *Source) release(d mounter.Device) error {
+	loop, ok, err := s.loop.Open(d.Major, d.Minor)
+	if err != nil || !ok {
+		return err
+	}
+	return s.raw.Release(loop)
+}
+
+// Mend sets back what pods changed of the volume's devices.
+func (s *Source) Mend(_ context.Context, id string) error {
+	s.mu.Lock()
+	d, ok := s.attached[id]
+	s.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	devices, err := s.readOnlyLoops(id)
+	if err != nil {
+		return err
+	}
+	paths := make([]string, len(devices), len(devices)+1)
+	for i := range paths {
+		paths[i] = d.Path
+	}
+	own, ok, err := s.loop.Open(d.Major, d.Minor)
+	if err != nil {
+		return err
+	}
+	if ok {
+		devices, paths = append(devices, own), append(paths, loopdev.BackingFile(d.Major, d.Minor))
+	}
+	for i, device := range devices {
+		changed, err := s.loop.Mend(device, paths[i])
+		if len(changed) > 0 {
+			s.mu.Lock()
+			s.changed[id] = fmt.Sprintf("%s was changed by a program that was given it (%s)", device.Path, strings.Join(changed, "; "))
+			s.mu.Unlock()
+		}
+		if err != nil {
+			return fault.New(fault.State, "volume %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// Health tells of the devices that pods were given; of the others see
+// DeviceHealth.
+func (s *Source) Health(id string) []mounter.Ailment {
+	s.mu.Lock()
+	d, attached := s.attached[id]
+	what, changed := s.changed[id]
+	s.mu.Unlock()
+	var found []mounter.Ailment
+	if changed {
+		found = append(found, mounter.Ailment{Reason: "DeviceChanged", Message: what + "; it was set back. Look at the pods that have the volume"})
+	}
+	if attached {
+		if loop, ok, err := s.loop.Open(d.Major, d.Minor); err == nil && ok && loop.Held {
+			found = append(found, rawdevice.HeldAilment)
+		}
+	}
+	return found
+}
