@@ -180,10 +180,6 @@ func parse(args []string) (command, bundle string, err error) {
 	return command, bundle, nil
 }
 
-// sandboxOf are the annotations by which containerd and CRI-O tell a container's
-// sandbox, and ours for everybody else.
-var sandboxOf = []string{"io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID", "csi.crust.dev/sandbox-id"}
-
 // prepare looks at a container that is to be made, and enters its sandbox's
 // mount namespace.
 func (c config) prepare(bundle string) error {
@@ -193,7 +189,11 @@ func (c config) prepare(bundle string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if id := spec.sandbox(); id != "" && !spec.isSandbox() {
+	id, isSandbox, err := spec.sandbox()
+	if err != nil {
+		return err
+	}
+	if id != "" && !isSandbox {
 		client, err := crust.Dial(c.Endpoint)
 		if err != nil {
 			return err
@@ -264,20 +264,6 @@ func (s *spec) annotation(name string) string {
 	m, _ := s.doc["annotations"].(map[string]any)
 	v, _ := m[name].(string)
 	return v
-}
-
-func (s *spec) sandbox() string {
-	for _, name := range sandboxOf {
-		if v := s.annotation(name); v != "" {
-			return v
-		}
-	}
-	return ""
-}
-
-// isSandbox: the container that holds the pod's namespaces, not one of the pod.
-func (s *spec) isSandbox() bool {
-	return s.annotation("io.kubernetes.cri.container-type") == "sandbox" || s.annotation("io.kubernetes.cri-o.ContainerType") == "sandbox"
 }
 
 // binds calls f with the source of every bind mount; what it gives replaces it.

@@ -104,6 +104,13 @@ func examine(ctx context.Context, g *globals) []finding {
 	}
 	free, err := g.probe(ctx)
 	need("driver at "+g.endpoint, err, "start csi-node, or give --endpoint")
+	if err == nil {
+		held, err := driverCapabilities(g.endpoint)
+		if err != nil {
+			held = []finding{{What: "driver's capabilities", Answer: "cannot tell: " + err.Error(), Do: "run crustctl where csi-node runs"}}
+		}
+		list = append(list, held...)
+	}
 	if err == nil && free != nil {
 		const little = 1 << 30
 		room := finding{What: "room in the default pool", Answer: "yes: " + size(*free)}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/privilege"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/internal/statedir"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
@@ -30,7 +31,7 @@ import (
 type options struct {
 	endpoint, backend, stateDir, kubeletDir, metricsAddress, logFormat string
 
-	hostNamespace, installDir string
+	hostNamespace, installDir, capabilities string
 
 	allow     []string
 	uids      []uint32
@@ -70,6 +71,7 @@ func parse(args []string) (*options, error) {
 	f.DurationVar(&o.ownership, "ownership-timeout", 10*time.Minute, "the longest that it may take to mount a volume whose files are given to a group")
 	f.StringVar(&o.hostNamespace, "host-mount-namespace", "", "mount namespace to run in; for a container that shares the host's pids: /proc/1/ns/mnt (default: this process's own)")
 	f.StringVar(&o.installDir, "install-dir", "/opt/crust/bin", "with --host-mount-namespace: directory there that this program, crust-oci and crustctl, from the directory that it is in, are copied to")
+	f.StringVar(&o.capabilities, "capabilities", privilege.List(), "capabilities that are kept; all others are given back at the start. all: keep every one")
 	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz (default: off)")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
@@ -87,6 +89,9 @@ func parse(args []string) (*options, error) {
 	case o.logFormat != "text" && o.logFormat != "json":
 		return nil, fmt.Errorf("--log-format %q: text or json", o.logFormat)
 	}
+	if err := privilege.Check(o.capabilities); err != nil {
+		return nil, fmt.Errorf("--capabilities: %w", err)
+	}
 	for name, dir := range map[string]string{"--state-dir": o.stateDir, "--kubelet-dir": o.kubeletDir, "--install-dir": o.installDir} {
 		if !filepath.IsAbs(dir) {
 			return nil, fmt.Errorf("%s %q is no absolute path", name, dir)
@@ -103,6 +108,9 @@ func run(args []string) error {
 	if o.version {
 		fmt.Println(version.String())
 		return nil
+	}
+	if err := privilege.Keep(o.capabilities); err != nil {
+		return err
 	}
 	if o.hostNamespace != "" && os.Getenv(entered) == "" {
 		return enterHost(o)

@@ -18,6 +18,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/privilege"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/registration"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
@@ -51,7 +52,11 @@ func run(args []string) error {
 		fmt.Println(version.String())
 		return nil
 	}
+	if err := privilege.Keep(o.capabilities); err != nil {
+		return err
+	}
 	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
+	sayMissing(log)
 	metrics := telemetry.New(version.String())
 	// Before anything is read or recovered: another process may be using it.
 	lock, err := statedir.Lock(o.stateDir, "csi-node")
@@ -111,6 +116,17 @@ func run(args []string) error {
 		probeIdmaps(context.Background(), o, log, metrics)
 	}
 	return serve(o, log, metrics, d)
+}
+
+// sayMissing logs what will not work for want of a capability.
+func sayMissing(log *slog.Logger) {
+	missing, err := privilege.Missing("/proc/self/status")
+	if err != nil {
+		log.Warn("which capabilities are held cannot be told", "error", err)
+	}
+	for _, n := range missing {
+		log.Warn("CAP_"+n.Name+" is not held", "without", n.Without)
+	}
 }
 
 // openHostNamespace gives the host's mount namespace, nil for this process's
@@ -199,14 +215,19 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 	failed := make(chan error, 2)
 	go func() { failed <- s.Serve(l) }()
 	log.Info("serving", "endpoint", o.endpoint)
-	ready := d.Ready
+	if o.endpointGroup >= 0 {
+		if err := rpcserver.ShareSocket(o.endpoint, o.endpointGroup); err != nil {
+			return fmt.Errorf("--endpoint-group: %w", err)
+		}
+	}
+	ready := func() error { return errors.Join(privilege.Ready(), d.Ready()) }
 	if o.registration != "" {
 		r, err := registration.Serve(o.registration, o.driverName, o.endpoint, log)
 		if err != nil {
 			return err
 		}
 		defer r.Stop()
-		ready = func() error { return errors.Join(d.Ready(), r.Err()) }
+		ready = func() error { return errors.Join(privilege.Ready(), d.Ready(), r.Err()) }
 	}
 	closeHTTP, err := rpcserver.ServeHTTP(o.metricsAddress, metrics.Handler(ready), failed)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/crust-csi/crust-csi/internal/privilege"
 	"github.com/crust-csi/crust-csi/pkg/driver"
 )
 
@@ -22,6 +23,8 @@ type options struct {
 	registration  string
 	pools         []poolSpec
 	allowDevices  []string
+	capabilities  string
+	endpointGroup int
 	verbosity     int
 	showVersion   bool
 }
@@ -32,6 +35,8 @@ func parseFlags(args []string) (*options, error) {
 	o := &options{}
 	f := flag.NewFlagSet("csi-node", flag.ContinueOnError)
 	f.StringVar(&o.endpoint, "endpoint", "unix:///run/csi-node/csi.sock", "socket to serve CSI on")
+	f.IntVar(&o.endpointGroup, "endpoint-group", -1, "number of a group that may connect to --endpoint besides root, for sidecars that are not root (default: none)")
+	f.StringVar(&o.capabilities, "capabilities", privilege.List(), "capabilities that are kept; all others are given back at the start, and programs that are started have none of them. all: keep every one")
 	f.StringVar(&o.nodeID, "node-id", "", "id of this node (default: host name)")
 	f.StringVar(&o.driverName, "driver-name", driver.DefaultName, "name of the CSI driver")
 	f.Func("pool", "NAME=loop:DIR, a pool of volumes that are files in DIR; repeatable, the first is the default", func(s string) error {
@@ -75,6 +80,9 @@ func (o *options) check(rest []string) error {
 	}
 	if o.fsGroupPolicy != "Mount" && o.fsGroupPolicy != "File" {
 		return fmt.Errorf("--fsgroup-policy %q: Mount or File", o.fsGroupPolicy)
+	}
+	if err := privilege.Check(o.capabilities); err != nil {
+		return fmt.Errorf("--capabilities: %w", err)
 	}
 	if o.logFormat != "text" && o.logFormat != "json" {
 		return fmt.Errorf("--log-format %q: text or json", o.logFormat)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
@@ -43,6 +44,8 @@ type objects struct {
 	roles           []rbacv1.Role
 	bindings        []rbacv1.RoleBinding
 	runtimeClasses  []nodev1.RuntimeClass
+	policies        []admissionv1.ValidatingAdmissionPolicy
+	policyBindings  []admissionv1.ValidatingAdmissionPolicyBinding
 	kustomizations  []types.Kustomization
 }
 
@@ -92,6 +95,10 @@ func (o *objects) add(t *testing.T, from string, b []byte) {
 		err = read(b, &o.bindings)
 	case "node.k8s.io/v1 RuntimeClass":
 		err = read(b, &o.runtimeClasses)
+	case "admissionregistration.k8s.io/v1 ValidatingAdmissionPolicy":
+		err = read(b, &o.policies)
+	case "admissionregistration.k8s.io/v1 ValidatingAdmissionPolicyBinding":
+		err = read(b, &o.policyBindings)
 	case "kustomize.config.k8s.io/v1beta1 Kustomization":
 		err = read(b, &o.kustomizations)
 	default:
@@ -105,7 +112,7 @@ func (o *objects) add(t *testing.T, from string, b []byte) {
 func render(t *testing.T, dir string) objects {
 	t.Helper()
 	o := renderAny(t, dir)
-	if len(o.namespaces) != 1 || len(o.drivers) != 1 || len(o.classes) != 4 || len(o.snapshotClasses) != 1 || len(o.daemons) != 1 || len(o.accounts) != 1 ||
+	if len(o.namespaces) != 1 || len(o.drivers) != 1 || len(o.classes) != 4 || len(o.snapshotClasses) != 1 || len(o.daemons) != 2 || len(o.accounts) != 2 ||
 		len(o.clusterRoles) != 1 || len(o.clusterBindings) != 1 || len(o.roles) != 1 || len(o.bindings) != 1 {
 		t.Fatalf("%s: objects are missing, or there are too many: %+v", dir, o)
 	}
@@ -147,9 +154,21 @@ func TestEveryFileIsStrict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(o.kustomizations) != 3 || len(o.classes) != 5 || len(o.daemons) != 2 {
+	if len(o.kustomizations) != 3 || len(o.classes) != 5 || len(o.daemons) != 4 {
 		t.Errorf("%d kustomizations, %d classes, %d daemon sets", len(o.kustomizations), len(o.classes), len(o.daemons))
 	}
+}
+
+// daemon is the DaemonSet with that name.
+func (o *objects) daemon(t *testing.T, name string) appsv1.DaemonSet {
+	t.Helper()
+	for _, d := range o.daemons {
+		if d.Name == name {
+			return d
+		}
+	}
+	t.Fatalf("no DaemonSet %s", name)
+	return appsv1.DaemonSet{}
 }
 
 func is[T comparable](p *T, want T) bool { return p != nil && *p == want }
@@ -189,7 +208,7 @@ func TestS01_SELinuxMountAndNothingOfTheHost(t *testing.T) {
 	if !is(o.drivers[0].Spec.SELinuxMount, true) {
 		t.Error("seLinuxMount is not true")
 	}
-	for _, v := range o.daemons[0].Spec.Template.Spec.Volumes {
+	for _, v := range o.daemon(t, "csi-node").Spec.Template.Spec.Volumes {
 		if v.HostPath != nil && strings.Contains(v.HostPath.Path, "selinux") {
 			t.Errorf("the pod mounts %s of the host", v.HostPath.Path)
 		}
@@ -263,12 +282,19 @@ func TestExamples(t *testing.T) {
 
 func TestAccountsAgree(t *testing.T) {
 	o := render(t, "base")
-	account := o.accounts[0]
-	if o.namespaces[0].Name != namespace || account.Namespace != namespace || o.daemons[0].Namespace != namespace || o.roles[0].Namespace != namespace || o.bindings[0].Namespace != namespace {
+	accounts := map[string]bool{}
+	for _, a := range o.accounts {
+		accounts[a.Namespace+"/"+a.Name] = true
+	}
+	account := corev1.ServiceAccount{}
+	account.Name, account.Namespace = "csi-sidecars", namespace
+	if o.namespaces[0].Name != namespace || !accounts[namespace+"/"+account.Name] || o.roles[0].Namespace != namespace || o.bindings[0].Namespace != namespace {
 		t.Error("not everything is in the namespace " + namespace)
 	}
-	if got := o.daemons[0].Spec.Template.Spec.ServiceAccountName; got != account.Name {
-		t.Errorf("the pods run as %q, the account is %q", got, account.Name)
+	for _, d := range o.daemons {
+		if d.Namespace != namespace || d.Spec.Template.Spec.ServiceAccountName != d.Name || !accounts[namespace+"/"+d.Name] {
+			t.Errorf("the pods of %s/%s run as %q; accounts: %v", d.Namespace, d.Name, d.Spec.Template.Spec.ServiceAccountName, accounts)
+		}
 	}
 	subject := []rbacv1.Subject{{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}}
 	ref := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: o.clusterRoles[0].Name}
@@ -317,15 +343,17 @@ func checkPod(t *testing.T, pod corev1.PodSpec) map[string]corev1.Container {
 }
 
 func TestDaemonSet(t *testing.T) {
-	pod := render(t, "base").daemons[0].Spec.Template.Spec
-	containers := checkPod(t, pod)
+	o := render(t, "base")
+	pod := o.daemon(t, "csi-node").Spec.Template.Spec
+	containers := checkPod(t, o.daemon(t, "csi-sidecars").Spec.Template.Spec)
+	maps.Copy(containers, checkPod(t, pod))
 	for name, args := range map[string][]string{
 		"csi-node": {"--endpoint=unix:///var/lib/kubelet/plugins/" + driver + "/csi.sock", "--kubelet-registration-dir=/var/lib/kubelet/plugins_registry", "--node-id=$(NODE_NAME)", "--pool=default=loop:/var/lib/crust-csi/pool",
 			"--state-dir=/var/lib/csi-node", "--kubelet-dir=/var/lib/kubelet", "--metrics-address=:9808"},
 		"provisioner": {"--node-deployment", "--enable-capacity", "--capacity-ownerref-level=1",
 			"--immediate-topology=false", "--strict-topology", "--extra-create-metadata", "--timeout=120s"},
 		"snapshotter": {"--node-deployment", "--timeout=120s"},
-		"resizer":     {"--leader-election=false"},
+		"resizer":     {"--leader-election=false", "--handle-volume-inuse-error=false"},
 	} {
 		for _, a := range args {
 			if !slices.Contains(containers[name].Args, a) {
@@ -365,6 +393,9 @@ func TestDaemonSet(t *testing.T) {
 	}
 	for _, m := range node.VolumeMounts {
 		i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
+		if i >= 0 && pod.Volumes[i].EmptyDir != nil {
+			continue // what a program may write for itself, /tmp and /run
+		}
 		if i < 0 || pod.Volumes[i].HostPath == nil || pod.Volumes[i].HostPath.Path != host[m.MountPath] {
 			t.Errorf("%s is not the host's %s", m.MountPath, host[m.MountPath])
 		}
@@ -376,8 +407,9 @@ func TestDaemonSet(t *testing.T) {
 }
 
 func TestDeviceOverlay(t *testing.T) {
-	base := checkPod(t, render(t, "base").daemons[0].Spec.Template.Spec)["csi-node"].Args
-	args := checkPod(t, render(t, "overlays/device-example").daemons[0].Spec.Template.Spec)["csi-node"].Args
+	o, overlay := render(t, "base"), render(t, "overlays/device-example")
+	base := checkPod(t, o.daemon(t, "csi-node").Spec.Template.Spec)["csi-node"].Args
+	args := checkPod(t, overlay.daemon(t, "csi-node").Spec.Template.Spec)["csi-node"].Args
 	if !slices.Equal(args, append(base, "--allow-device=/dev/disk/by-id/example-*")) {
 		t.Errorf("args: %v", args)
 	}
@@ -392,8 +424,8 @@ func TestCRUST(t *testing.T) {
 		for name, c := range checkPod(t, d.Spec.Template.Spec) {
 			all[name] = c
 		}
-		if !d.Spec.Template.Spec.HostPID || d.Namespace != namespace {
-			t.Errorf("%s: %+v", d.Name, d.Spec.Template.Spec)
+		if d.Namespace != namespace {
+			t.Errorf("%s is in %s", d.Name, d.Namespace)
 		}
 	}
 	for _, a := range all["csi-node"].Args {

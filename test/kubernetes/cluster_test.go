@@ -66,7 +66,9 @@ func install() error {
 		{"./cluster.sh", "exec", "kubectl", "wait", "--for=condition=Established", "crd/volumesnapshotclasses.snapshot.storage.k8s.io", "--timeout=30s"},
 		{"./cluster.sh", "exec", "kubectl", "apply", "-k", project + "/test/kubernetes/overlay"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/csi-node", "--timeout=90s"},
+		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/csi-sidecars", "--timeout=90s"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/crust", "--timeout=90s"},
+		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/crust-agent", "--timeout=90s"},
 	} {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 		out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()

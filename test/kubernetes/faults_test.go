@@ -40,7 +40,7 @@ func settled(s *space) {
 		out, err := s.try("wait", "--for=condition=Ready", "node/node", "--timeout=30s")
 		return fmt.Sprint(out, err), err == nil
 	})
-	for _, d := range []string{"csi-node", "crust"} {
+	for _, d := range []string{"csi-node", "csi-sidecars", "crust", "crust-agent"} {
 		s.kubectl("rollout", "status", "-n", system, "daemonset/"+d, "--timeout=90s")
 	}
 }
@@ -180,7 +180,7 @@ func TestC24_CRUSTIsRemovedUnderAPod(t *testing.T) {
 	s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOncePod")
 	s.pod("p", []string{"data:/data"}, sandboxed)
 	s.run("p", "echo kept >/data/f; sync")
-	s.kubectl("delete", "daemonset", "crust", "-n", system, "--timeout=60s")
+	s.kubectl("delete", "daemonset", "crust", "crust-agent", "-n", system, "--timeout=60s")
 	s.kubectl("apply", "-k", project+"/deploy/kubernetes/base")
 	s.kubectl("rollout", "status", "-n", system, "daemonset/csi-node", "--timeout=90s")
 	t.Cleanup(func() { s.kubectl("delete", "pods", "--all", "-n", s.ns, "--timeout=90s", "--grace-period=1") })

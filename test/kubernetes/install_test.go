@@ -35,7 +35,7 @@ func TestInstallDoc(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	s.kubectl("delete", "daemonset", "crust", "-n", system, "--timeout=60s", "--ignore-not-found")
+	s.kubectl("delete", "daemonset", "crust", "crust-agent", "-n", system, "--timeout=60s", "--ignore-not-found")
 	var out string
 	for _, b := range blocks {
 		script := strings.ReplaceAll(string(b[1]), "image: busybox:1.36", "image: localhost/test/busybox:1")

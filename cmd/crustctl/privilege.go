@@ -1,0 +1,46 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/privilege"
+)
+
+// driverCapabilities tells which capabilities the driver does not hold, and what
+// fails without each. It looks at the process that serves the socket: this one may
+// have others.
+func driverCapabilities(endpoint string) ([]finding, error) {
+	c, err := net.Dial("unix", strings.TrimPrefix(endpoint, "unix://"))
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	peer, err := linux.PeerOf(raw)
+	if err != nil {
+		return nil, err
+	}
+	if peer.PID == 0 {
+		return nil, errors.New("the driver's process is not in this pid namespace")
+	}
+	missing, err := privilege.Missing(fmt.Sprintf("/proc/%d/status", peer.PID))
+	if err != nil {
+		return nil, err
+	}
+	if len(missing) == 0 {
+		return []finding{{What: "driver's capabilities", Answer: "yes: all that it needs"}}, nil
+	}
+	var list []finding
+	for _, n := range missing {
+		f := finding{What: "driver's CAP_" + n.Name, Answer: "no: it does not hold it", Do: "without it, " + n.Without, needed: n.Vital}
+		list = append(list, f)
+	}
+	return list, nil
+}

@@ -1,0 +1,142 @@
+// Package privilege is about the capabilities of daemons that are root: which they
+// need and for what, and how they give back all others.
+//
+// A container that is privileged, as one that opens block devices has to be on
+// Kubernetes, has every capability whatever its manifest drops: containerd and
+// CRI-O ignore capabilities.drop then. So the daemons drop them themselves, before
+// they do anything else, from the bounding set: no program that they start has
+// them either.
+package privilege
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// All, in place of a list, keeps every capability.
+const All = "all"
+
+// Need is a capability that a daemon needs.
+type Need struct {
+	Name string // without CAP_
+	// Without says what fails where it is not held.
+	Without string
+	// Vital ones are those without which no volume can be mounted.
+	Vital bool
+}
+
+// Storage are what csi-node and crustd need.
+var Storage = []Need{
+	{Name: "CHOWN", Without: "volumes cannot be given to a pod's fsGroup"},
+	{Name: "DAC_OVERRIDE", Without: "files that belong to other users, on volumes and in pods' directories, cannot be reached", Vital: true},
+	{Name: "FOWNER", Without: "the modes of files that belong to other users cannot be changed for a pod's fsGroup"},
+	{Name: "FSETID", Without: "directories lose their setgid bit when they are given to a pod's fsGroup"},
+	{Name: "MKNOD", Without: "devices that have no node in /dev cannot be opened: a /dev that is not the host's, or not all of it"},
+	{Name: "NET_BIND_SERVICE", Without: "NFS servers that want a client's port below 1024 refuse mounts"},
+	{Name: "SETFCAP", Without: "no user namespaces that map root, so no id-mapped mounts (fsGroupStrategy: idmap)"},
+	{Name: "SETGID", Without: "no user namespaces, so no id-mapped mounts (fsGroupStrategy: idmap)"},
+	{Name: "SETUID", Without: "no user namespaces, so no id-mapped mounts (fsGroupStrategy: idmap)"},
+	{Name: "SYS_ADMIN", Without: "no device can be attached and nothing can be mounted", Vital: true},
+	{Name: "SYS_CHROOT", Without: "the host's mount namespace and those of sandboxes cannot be entered, so no volume can be deferred to a pod's sandbox"},
+	{Name: "SYS_PTRACE", Without: "the host's mount namespace cannot be opened, and errors do not say which process holds a device"},
+	{Name: "SYS_RESOURCE", Without: "ext4 does not grow while it is mounted, only when it is next staged"},
+}
+
+// List is the names of Storage, as a flag takes them.
+func List() string {
+	var names []string
+	for _, n := range Storage {
+		names = append(names, n.Name)
+	}
+	return strings.Join(names, ",")
+}
+
+// Check tells what is wrong with a list.
+func Check(list string) error {
+	_, err := bits(list)
+	return err
+}
+
+func bits(list string) (uint64, error) {
+	if list == All {
+		return ^uint64(0), nil
+	}
+	var set uint64
+	for _, name := range strings.Split(list, ",") {
+		number, ok := linux.CapabilityNumber(strings.TrimPrefix(strings.ToUpper(strings.TrimSpace(name)), "CAP_"))
+		if !ok {
+			return 0, fmt.Errorf("%q is no capability; give names of capabilities(7) with commas between them, or %s", name, All)
+		}
+		set |= 1 << number
+	}
+	return set, nil
+}
+
+// Keep gives back every capability that the list does not have. Where there are
+// any, it starts this program again without them, and returns only when that
+// failed. Nothing may have been opened or started yet.
+func Keep(list string) error {
+	keep, err := bits(list)
+	if err != nil {
+		return err
+	}
+	held, err := linux.CapabilitiesOf("/proc/thread-self/status", "CapBnd")
+	if err != nil || held&^keep == 0 {
+		return err
+	}
+	if effective, err := linux.CapabilitiesOf("/proc/thread-self/status", "CapEff"); err != nil || effective&^keep == 0 {
+		return err // not root: it has none that it would have to give back
+	}
+	runtime.LockOSThread() // until execve: bounding sets are a thread's
+	defer runtime.UnlockOSThread()
+	for number := range 64 {
+		if held&^keep&(1<<number) == 0 {
+			continue
+		}
+		if err := linux.DropBounding(number); err != nil {
+			return fmt.Errorf("capabilities that are not needed cannot be given back: %w; let this process have CAP_SETPCAP, or give --capabilities=%s", err, All)
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return linux.Exec(self, os.Args, os.Environ())
+}
+
+// Missing are those of Storage that a process does not hold, by its status file,
+// /proc/PID/status.
+func Missing(statusFile string) ([]Need, error) {
+	held, err := linux.CapabilitiesOf(statusFile, "CapEff")
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(Storage), func(n Need) bool {
+		number, _ := linux.CapabilityNumber(n.Name)
+		return held&(1<<number) != 0
+	}), nil
+}
+
+// Ready is an error that names the vital capabilities that this process does not
+// hold.
+func Ready() error {
+	missing, err := Missing("/proc/self/status")
+	if err != nil {
+		return err
+	}
+	var words []string
+	for _, n := range missing {
+		if n.Vital {
+			words = append(words, "CAP_"+n.Name+" is not held: without it, "+n.Without)
+		}
+	}
+	if len(words) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s; see --capabilities, and the container's or service's own limits", strings.Join(words, "; "))
+}

@@ -1,0 +1,259 @@
+//go:build kubernetes
+
+package kubernetes_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/privilege"
+)
+
+// token is one of the sidecars', as a pod on that node has it. There is no other
+// node: the API server puts into the token what the pod says.
+func (s *space) token(node string) string {
+	s.t.Helper()
+	if node == "node" {
+		pod := s.kubectl("get", "pods", "-n", system, "-l", "app.kubernetes.io/name=crust-csi-sidecars", "-o", "jsonpath={.items[0].metadata.name}")
+		return s.kubectl("create", "token", "csi-sidecars", "-n", system, "--bound-object-kind=Pod", "--bound-object-name="+pod)
+	}
+	name := "on-" + node + "-" + s.ns
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	_, err := try(ctx, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {nodeName: %s, serviceAccountName: csi-sidecars,
+containers: [{name: c, image: "localhost/test/busybox:1"}]}}`, name, node), "kubectl", "apply", "-n", system, "-f", "-")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() {
+		s.kubectl("delete", "pod", name, "-n", system, "--grace-period=0", "--force", "--ignore-not-found")
+	})
+	return s.kubectl("create", "token", "csi-sidecars", "-n", system, "--bound-object-kind=Pod", "--bound-object-name="+name)
+}
+
+// does runs kubectl with a token, and changes nothing; the API server answers as if
+// it would.
+func (s *space) does(token, stdin string, argv ...string) error {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	_, err := try(ctx, stdin, append([]string{"kubectl", "--token", token, "--dry-run=server"}, argv...)...)
+	return err
+}
+
+func (s *space) denied(err error, words ...string) {
+	s.t.Helper()
+	for _, w := range words {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			s.t.Errorf("want a denial that says %q, got %v", w, err)
+			return
+		}
+	}
+}
+
+// persistentVolume is one as a provisioner makes it, with another source or
+// affinity.
+func persistentVolume(source, node string) string {
+	const uid = "6d3ff0b1-0000-4000-8000-3f7c9a2d5b11"
+	affinity := ""
+	if node != "" {
+		affinity = fmt.Sprintf(`, nodeAffinity: {required: {nodeSelectorTerms: [{matchExpressions: [{key: topology.%s/node, operator: In, values: [%s]}]}]}}`, driver, node)
+	}
+	return fmt.Sprintf(`{apiVersion: v1, kind: PersistentVolume, metadata: {name: pvc-%s}, spec: {capacity: {storage: 1Gi}, accessModes: [ReadWriteOnce],
+persistentVolumeReclaimPolicy: Retain, storageClassName: crust-ext4, claimRef: {apiVersion: v1, kind: PersistentVolumeClaim, namespace: default, name: x, uid: %s}, %s%s}}`, uid, uid, source, affinity)
+}
+
+// Whoever is root on a node has the token of the sidecars there. It makes volumes
+// of this driver on that node, and nothing that reaches further.
+func TestA09_AStolenNodeTokenMakesNoOtherVolumes(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	own, other := s.token("node"), s.token("elsewhere")
+	csi := func(driver, more string) string {
+		return fmt.Sprintf("csi: {driver: %s, volumeHandle: default.v1%s}", driver, more)
+	}
+	if err := s.does(own, persistentVolume(csi(driver, ""), "node"), "create", "-f", "-"); err != nil {
+		t.Errorf("what the provisioner has to do is refused: %v", err)
+	}
+	const policy = "ValidatingAdmissionPolicy 'crust-csi-persistentvolumes'"
+	for name, volume := range map[string]string{
+		"a directory of the node":      persistentVolume("hostPath: {path: /}", "node"),
+		"of another driver":            persistentVolume(csi("other.example", ""), "node"),
+		"on another node":              persistentVolume(csi(driver, ""), "elsewhere"),
+		"on any node":                  persistentVolume(csi(driver, ""), ""),
+		"local, on the node":           persistentVolume("local: {path: /etc}", "node"),
+		"with an NFS server":           persistentVolume("nfs: {server: 192.0.2.1, path: /}", "node"),
+		"that is not of one claim":     strings.Replace(persistentVolume(csi(driver, ""), "node"), "name: pvc-", "name: mine-", 1),
+		"whose kubelet wants a secret": persistentVolume(csi(driver, ", nodePublishSecretRef: {namespace: kube-system, name: any}"), "node"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &space{t: t, ns: s.ns}
+			s.denied(s.does(own, volume, "create", "-f", "-"), policy)
+		})
+	}
+	s.denied(s.does(other, persistentVolume(csi(driver, ""), "node"), "create", "-f", "-"), policy, "not a volume of csi.crust.dev with the affinity of node elsewhere")
+	unbound := s.kubectl("create", "token", "csi-sidecars", "-n", system)
+	s.denied(s.does(unbound, persistentVolume(csi(driver, ""), "node"), "create", "-f", "-"), policy, "the token names no node")
+}
+
+// A token of one node does nothing to volumes, snapshots and capacities of another;
+// and to claims only what sidecars have to do.
+func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOnce")
+	s.pod("p", []string{"data:/data"})
+	s.snapshot("snap", "data")
+	own, other := s.token("node"), s.token("elsewhere")
+	pv := s.get("pvc/data", ".spec.volumeName")
+	content := s.get("volumesnapshot/snap", ".status.boundVolumeSnapshotContentName")
+	capacity := s.kubectl("get", "csistoragecapacities", "-n", system, "-o", "jsonpath={.items[0].metadata.name}")
+	finalizers := `{"metadata":{"finalizers":null}}`
+	for name, c := range map[string]struct {
+		policy string
+		argv   []string
+	}{
+		"deletes a volume":          {"persistentvolumes", []string{"delete", "pv", pv}},
+		"frees a volume":            {"persistentvolumes", []string{"patch", "pv", pv, "-p", finalizers}},
+		"changes a snapshot":        {"snapshotcontents", []string{"patch", "volumesnapshotcontent", content, "--type=merge", "-p", finalizers}},
+		"changes its status":        {"snapshotcontents", []string{"patch", "volumesnapshotcontent", content, "--type=merge", "--subresource=status", "-p", `{"status":{"readyToUse":false}}`}},
+		"deletes a capacity":        {"capacities", []string{"delete", "csistoragecapacity", "-n", system, capacity}},
+		"changes a node's capacity": {"capacities", []string{"patch", "csistoragecapacity", "-n", system, capacity, "--type=merge", "-p", `{"capacity":"1Pi"}`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &space{t: t, ns: s.ns}
+			s.denied(s.does(other, "", c.argv...), "ValidatingAdmissionPolicy 'crust-csi-"+c.policy+"'", "elsewhere")
+			if err := s.does(own, "", c.argv...); err != nil {
+				t.Errorf("what the node's own sidecars do is refused: %v", err)
+			}
+		})
+	}
+	s.denied(s.does(own, "", "patch", "pv", pv, "-p", `{"spec":{"claimRef":{"name":"stolen"}}}`), "its source, its claim and its reclaim policy stay")
+	s.denied(s.does(own, "", "patch", "pv", pv, "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`), "its source, its claim and its reclaim policy stay")
+	// Claims: the provisioner's finalizer, nothing that draws a claim elsewhere.
+	change := func(change func(metadata, spec map[string]any)) string {
+		t.Helper()
+		var claim map[string]any
+		if err := json.Unmarshal([]byte(s.kubectl("get", "pvc", "data", "-n", s.ns, "-o", "json")), &claim); err != nil {
+			t.Fatal(err)
+		}
+		change(claim["metadata"].(map[string]any), claim["spec"].(map[string]any))
+		b, err := json.Marshal(claim)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	const policy = "ValidatingAdmissionPolicy 'crust-csi-claims'"
+	if err := s.does(own, change(func(m, _ map[string]any) {
+		m["finalizers"] = append(m["finalizers"].([]any), "provisioner.storage.kubernetes.io/cloning-protection")
+	}), "replace", "-f", "-"); err != nil {
+		t.Errorf("the finalizer of a clone's source: %v", err)
+	}
+	s.denied(s.does(own, change(func(m, _ map[string]any) { m["finalizers"] = []any{} }), "replace", "-f", "-"), policy, "finalizers")
+	s.denied(s.does(own, change(func(m, _ map[string]any) { m["labels"] = map[string]any{"a": "b"} }), "replace", "-f", "-"), policy, "labels")
+	s.denied(s.does(own, change(func(m, _ map[string]any) { m["annotations"].(map[string]any)["a"] = "b" }), "replace", "-f", "-"), policy, "annotations")
+	s.denied(s.does(own, change(func(_, spec map[string]any) {
+		spec["resources"] = map[string]any{"requests": map[string]any{"storage": "1Gi"}}
+	}), "replace", "-f", "-"), policy, "its spec")
+	s.denied(s.does(own, "", "patch", "pvc", "data", "-n", s.ns, "--subresource=status", "-p", `{"status":{"phase":"Lost"}}`),
+		"ValidatingAdmissionPolicy 'crust-csi-claim-status'", "phase")
+	// What the token may not do at all.
+	for _, argv := range [][]string{{"get", "secrets", "-A"}, {"get", "pods", "-A"}, {"get", "events", "-A"}} {
+		if _, err := s.try(append([]string{"--token", own}, argv...)...); err == nil || !strings.Contains(err.Error(), "forbidden") {
+			t.Errorf("%v: %v", argv, err)
+		}
+	}
+	s.kubectl("delete", "volumesnapshot", "snap", "-n", s.ns, "--timeout=60s")
+}
+
+// statusOf is a field of a process's status, by its program's name on the node.
+func statusOf(t testing.TB, name, field string) string {
+	t.Helper()
+	return onNode(t, fmt.Sprintf(`awk '$1 == "%s:" {$1 = ""; print}' /proc/$(pgrep -o -x %s)/status`, field, name))
+}
+
+// What runs on the node holds what it needs: seen in its processes, for container
+// runtimes do as they like with what a manifest asks for.
+func TestA09_ProcessesHoldWhatTheyNeed(t *testing.T) {
+	t.Parallel()
+	var wanted uint64
+	for _, need := range privilege.Storage {
+		number, _ := linux.CapabilityNumber(need.Name)
+		wanted |= 1 << number
+	}
+	hex := func(s string) uint64 {
+		t.Helper()
+		n, err := strconv.ParseUint(strings.TrimSpace(s), 16, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	wanted &= hex(onNode(t, `awk '$1 == "CapEff:" {print $2}' /proc/1/status`)) // this machine's root may lack one
+	for _, name := range []string{"csi-node", "crustd"} {
+		for _, set := range []string{"CapEff", "CapBnd"} {
+			if got := hex(statusOf(t, name, set)); got != wanted {
+				t.Errorf("%s: %s is %#x, and it needs %#x", name, set, got, wanted)
+			}
+		}
+	}
+	host := onNode(t, "readlink /proc/1/ns/pid")
+	for name, uid := range map[string]string{"csi-provisioner": "65532", "csi-snapshotter": "65532", "csi-resizer": "65532", "crust-agent": "0"} {
+		if got := hex(statusOf(t, name, "CapBnd")); got != 0 {
+			t.Errorf("%s has capabilities %#x", name, got)
+		}
+		if got := strings.Fields(statusOf(t, name, "Uid")); len(got) != 4 || got[1] != uid {
+			t.Errorf("%s runs as %v", name, got)
+		}
+		for field, want := range map[string]string{"Seccomp": "2", "NoNewPrivs": "1"} {
+			if got := strings.TrimSpace(statusOf(t, name, field)); got != want {
+				t.Errorf("%s: %s is %s", name, field, got)
+			}
+		}
+		if got := onNode(t, "readlink /proc/$(pgrep -o -x "+name+")/ns/pid"); got == host {
+			t.Errorf("%s sees the processes of the node", name)
+		}
+	}
+}
+
+// A capability that csi-node does not have is missed, in words: in the pod's event,
+// in the driver's log, and by the doctor. Not beside other tests.
+func TestA09_ACapabilityTakenAwayIsMissed(t *testing.T) {
+	s := use(t)
+	without := strings.Replace("--capabilities="+privilege.List(), "=CHOWN,", "=", 1)
+	args := s.kubectl("get", "daemonset", "csi-node", "-n", system, "-o", "jsonpath={.spec.template.spec.containers[0].args}")
+	changed := strings.Replace(args, "--capabilities="+privilege.List(), without, 1)
+	if changed == args {
+		t.Fatalf("no %s in %s", privilege.List(), args)
+	}
+	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOncePod")
+	s.kubectl("patch", "daemonset", "csi-node", "-n", system, "--type=json", "-p", `[{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": `+changed+`}]`)
+	t.Cleanup(func() { s.kubectl("delete", "pods", "--all", "-n", s.ns, "--timeout=90s", "--grace-period=1") })
+	t.Cleanup(func() {
+		if err := install(); err != nil {
+			t.Error(err)
+		}
+	})
+	s.kubectl("rollout", "status", "-n", system, "daemonset/csi-node", "--timeout=90s")
+	s.apply(podText("p", []string{"data:/data"}, group(4321)))
+	s.said("Pod/p", "FailedMount: .*giving its files to group 4321: .*operation not permitted")
+	const words = "volumes cannot be given to a pod's fsGroup"
+	if got := s.kubectl("logs", "-n", system, "daemonset/csi-node"); !strings.Contains(got, `CAP_CHOWN is not held" without="`+words) {
+		t.Errorf("the log does not say it:\n%s", got)
+	}
+	got, _ := s.try("exec", "-n", system, "daemonset/csi-node", "--", "crustctl", "--endpoint", "unix:///var/lib/kubelet/plugins/csi.crust.dev/csi.sock", "doctor")
+	if !strings.Contains(got, "driver's CAP_CHOWN") || !strings.Contains(got, "without it, "+words) {
+		t.Errorf("the doctor does not say it:\n%s", got)
+	}
+	if err := install(); err != nil {
+		t.Fatal(err)
+	}
+	s.ready("p")
+}
