@@ -149,7 +149,9 @@ func (n Nodes) Detach(d Device) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", d.Path, err)
 	}
-	failpoint.Hit("loop.cleared")
+	if err := failpoint.Err("loop.cleared"); err != nil {
+		return err
+	}
 	d.Held = false
 	d.backing = now.backing
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {

@@ -106,7 +106,9 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 				continue
 			}
 		}
-		failpoint.Hit("loop.free")
+		if err := failpoint.Err("loop.free"); err != nil {
+			return Device{}, err
+		}
 		var d Device
 		d, err = n.configure(index, backing, flags, filepath.Base(path))
 		if !taken(err) {

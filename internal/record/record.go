@@ -114,8 +114,7 @@ func (t Type) WriteVolatile(path string, v any) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return errors.Join(err, ignoreNotExist(os.Remove(path)))
 	}
-	failpoint.Hit("record.created")
-	return nil
+	return failpoint.Err("record.created")
 }
 
 func (t Type) write(path string, v any, durable bool) (err error) {
@@ -137,14 +136,18 @@ func (t Type) write(path string, v any, durable bool) (err error) {
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
-	failpoint.Hit("record.written")
+	if err == nil {
+		err = failpoint.Err("record.written")
+	}
 	if err == nil {
 		err = os.Rename(tmp, path)
 	}
 	if err != nil {
 		return errors.Join(err, ignoreNotExist(os.Remove(tmp)))
 	}
-	failpoint.Hit("record.renamed")
+	if err := failpoint.Err("record.renamed"); err != nil {
+		return err
+	}
 	if durable {
 		return SyncDir(filepath.Dir(path))
 	}

@@ -265,7 +265,9 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 		// Nobody was told, so nobody would end it.
 		return errors.Join(err, d.deferrals.remove(want))
 	}
-	failpoint.Hit("defer.placed")
+	if err := failpoint.Err("defer.placed"); err != nil {
+		return err
+	}
 	return nil
 }
 
@@ -317,13 +319,17 @@ func (d *Driver) undefer(id string, r deferral) error {
 		case occupant == mounter.MountPoint:
 			return fault.New(fault.State, "%s has something mounted on it that is not the placeholder of a deferred volume; it was left alone", r.Target)
 		}
-		failpoint.Hit("undefer.unmounted")
+		if err := failpoint.Err("undefer.unmounted"); err != nil {
+			return err
+		}
 		return t.Remove()
 	})
 	if err != nil && !fault.Is(err, fault.NotFound) {
 		return fmt.Errorf("volume %s: %w", id, err)
 	}
-	failpoint.Hit("undefer.removed")
+	if err := failpoint.Err("undefer.removed"); err != nil {
+		return err
+	}
 	return d.deferrals.remove(r)
 }
 

@@ -184,8 +184,11 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 	if err := d.published.note(p.id, p.target, shown{p.readOnlyAs, p.groupShown()}); err != nil {
 		return errors.Join(fmt.Errorf("volume %s: %w", p.id, err), d.releaseReadOnly(ctx, p))
 	}
-	failpoint.Hit("publish.noted")
-	if err := m.Attach(t); err != nil {
+	err = failpoint.Err("publish.noted")
+	if err == nil {
+		err = m.Attach(t)
+	}
+	if err != nil {
 		return errors.Join(fmt.Errorf("volume %s: %w", p.id, err), d.published.remove(p.id, p.target), d.releaseReadOnly(ctx, p))
 	}
 	failpoint.Hit("publish.attached")
@@ -369,7 +372,9 @@ func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 			if err := t.Remove(); err != nil {
 				return fmt.Errorf("volume %s: %w", id, err)
 			}
-			failpoint.Hit("unpublish.removed")
+			if err := failpoint.Err("unpublish.removed"); err != nil {
+				return err
+			}
 			if err := d.published.remove(id, target); err != nil {
 				return err
 			}
@@ -390,7 +395,9 @@ func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 		if err := t.Unmount(); err != nil {
 			return fmt.Errorf("volume %s: %w", id, err)
 		}
-		failpoint.Hit("unpublish.unmounted")
+		if err := failpoint.Err("unpublish.unmounted"); err != nil {
+			return err
+		}
 	}
 	return fault.New(fault.State, "volume %s: more than %d mounts lie on %s; `umount` them by hand", id, layers, target)
 }

@@ -18,10 +18,15 @@ func (d *Driver) rawDevice(ctx context.Context, p *publication) (*mounter.Detach
 		if dev, err = p.src.AttachReadOnly(ctx, p.id); err != nil {
 			return nil, err
 		}
-		failpoint.Hit("publish.readonly")
+		err = failpoint.Err("publish.readonly")
 	}
-	if dev, err = p.src.ForPod(ctx, p.id, dev); err == nil {
-		failpoint.Hit("publish.forpod")
+	if err == nil {
+		dev, err = p.src.ForPod(ctx, p.id, dev)
+	}
+	if err == nil {
+		err = failpoint.Err("publish.forpod")
+	}
+	if err == nil {
 		var m *mounter.Detached
 		if m, err = mounter.OpenDevice(dev); err == nil {
 			return m, nil

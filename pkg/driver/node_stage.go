@@ -118,7 +118,9 @@ func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, 
 	if err != nil {
 		return err
 	}
-	failpoint.Hit("stage.attached")
+	if err := failpoint.Err("stage.attached"); err != nil {
+		return err
+	}
 	r := stagedRecord{VolumeID: v.ID, StagingPath: path, Block: u.block, Mode: u.mode, Device: a.Device}
 	if u.block && !v.Block && !v.Facts.GivenRaw {
 		// From now on nothing but a file system that is found there may be
@@ -143,7 +145,9 @@ func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, 
 			r.Superblock = have.Superblock // of the live mounts
 		}
 	}
-	failpoint.Hit("stage.formatted")
+	if err := failpoint.Err("stage.formatted"); err != nil {
+		return err
+	}
 	return d.staged.put(r)
 }
 
@@ -268,12 +272,16 @@ func (d *Driver) format(ctx context.Context, src volume.Source, v volume.Volume,
 			return none, err
 		}
 	}
-	failpoint.Hit("format.intended")
+	if err := failpoint.Err("format.intended"); err != nil {
+		return none, err
+	}
 	event := audit.Event{Action: audit.Formatted, Volume: v.ID, Device: dev.Path, FSType: fstype}
 	if err := d.irreversible(ctx, event, func() error { return d.Programs.Format(ctx, blank, fstype, v.Thick) }); err != nil {
 		return none, fmt.Errorf("volume %s: %w", v.ID, err)
 	}
-	failpoint.Hit("format.done")
+	if err := failpoint.Err("format.done"); err != nil {
+		return none, err
+	}
 	if v.Thick {
 		// mkfs may have given zeroed ranges back.
 		if _, err := src.Attach(ctx, v.ID); err != nil {
@@ -370,7 +378,9 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 	if err := src.Detach(ctx, id); err != nil {
 		return err
 	}
-	failpoint.Hit("unstage.detached")
+	if err := failpoint.Err("unstage.detached"); err != nil {
+		return err
+	}
 	d.damaged.forget(id)
 	if err := d.staged.remove(id); err != nil || !staged {
 		return err

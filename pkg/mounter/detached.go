@@ -59,7 +59,9 @@ func Open(fs Filesystem) (*Detached, error) {
 	if err := verifyLabel(fs.Options, d.Label); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", d.what, err), d.Close())
 	}
-	failpoint.Hit("mount.detached")
+	if err := failpoint.Err("mount.detached"); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
 	return d, nil
 }
 
@@ -156,7 +158,9 @@ func OpenDevice(d Device) (*Detached, error) {
 	if err != nil {
 		return nil, err
 	}
-	failpoint.Hit("mount.detached")
+	if err := failpoint.Err("mount.detached"); err != nil {
+		return nil, errors.Join(err, clone.Close())
+	}
 	return &Detached{mount: clone, what: d.Path}, nil
 }
 
@@ -276,7 +280,9 @@ func (d *Detached) Attach(t *Target) error {
 		return err
 	}
 	defer place.Close()
-	failpoint.Hit("attach.before")
+	if err := failpoint.Err("attach.before"); err != nil {
+		return err
+	}
 	if err := linux.MoveMount(d.mount, place); err != nil {
 		return fmt.Errorf("%s at %s: %w", d.what, t.Path, err)
 	}

@@ -61,8 +61,11 @@ func AttachPlaceholder(t *Target) error {
 	if err := d.Attach(t); err != nil {
 		return err
 	}
-	failpoint.Hit("placeholder.attached")
-	if err := linux.MakeUnbindable(d.mount); err != nil {
+	err = failpoint.Err("placeholder.attached")
+	if err == nil {
+		err = linux.MakeUnbindable(d.mount)
+	}
+	if err != nil {
 		return errors.Join(fmt.Errorf("placeholder at %s: %w", t.Path, err), linux.DetachFile(d.mount))
 	}
 	return nil

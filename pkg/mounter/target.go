@@ -210,7 +210,9 @@ func (t *Target) Prepare(directory bool) (*os.File, error) {
 		if err := t.create(directory); err != nil {
 			return nil, fmt.Errorf("%s: %w", t.Path, err)
 		}
-		failpoint.Hit("target.created")
+		if err := failpoint.Err("target.created"); err != nil {
+			return nil, err
+		}
 		if s, err = t.look(false); err != nil { // it was made just now
 			return nil, err
 		}

@@ -30,7 +30,7 @@ import (
 // failpoints are those of the server below a directory.
 func failpoints(t *testing.T, dir string) []string {
 	t.Helper()
-	out := run(t, "grep", "-rhoE", `failpoint\.Hit\("[a-z.]+"\)`, dir, "--include=*.go")
+	out := run(t, "grep", "-rhoE", `failpoint\.(Hit|Err)\("[a-z.]+"\)`, dir, "--include=*.go")
 	var points []string
 	for _, m := range regexp.MustCompile(`"([a-z.]+)"`).FindAllStringSubmatch(out, -1) {
 		points = append(points, m[1])

@@ -104,9 +104,13 @@ func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, fst
 		// What the first attempt left is no reason to refuse.
 		argv = append(append([]string{}, argv...), s.force)
 	}
-	failpoint.Hit("mkfs.before")
+	if err := failpoint.Err("mkfs.before"); err != nil {
+		return err
+	}
 	out, code, err := p.runMortal(ctx, argv, blank.Path())
-	failpoint.Hit("mkfs.after")
+	if err == nil {
+		err = failpoint.Err("mkfs.after")
+	}
 	if err != nil {
 		return err
 	}
@@ -127,7 +131,9 @@ func (p *Programs) GrowExt4(ctx context.Context, device string) error {
 	if outcome == NeedsHuman {
 		return fault.New(fault.State, "the file system on %s needs a person before it can grow: run `e2fsck -f %s`. It said: %s", device, device, out)
 	}
-	failpoint.Hit("grow.checked")
+	if err := failpoint.Err("grow.checked"); err != nil {
+		return err
+	}
 	out, code, err := p.run(ctx, []string{"resize2fs"}, device)
 	if err != nil {
 		return err

@@ -139,7 +139,9 @@ func Apply(ctx context.Context, root *os.File, gid uint32, policy Policy, inodes
 		err = w.change(chgrp, chmod, func() error { return top.ChgrpSelf(gid) }, func() error { return top.ChmodSelf(mode) })
 	}
 	p.Looked.Add(1)
-	failpoint.Hit("ownership.walked")
+	if err == nil {
+		err = failpoint.Err("ownership.walked")
+	}
 	if err == nil && !w.clean {
 		err = Record{Group: gid, Clean: true}.write(top)
 	}
@@ -400,7 +402,9 @@ func (w *walk) change(chgrp, chmod bool, group, mode func() error) error {
 	if err := w.soil(); err != nil {
 		return err
 	}
-	failpoint.Hit("ownership.change")
+	if err := failpoint.Err("ownership.change"); err != nil {
+		return err
+	}
 	w.progress.Changed.Add(1)
 	if chgrp {
 		if err := group(); err != nil {

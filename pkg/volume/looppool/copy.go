@@ -31,7 +31,9 @@ func (p *Pool) copyQuiesced(ctx context.Context, dst *os.File, s fillSpec, progr
 				err = errors.Join(err, fmt.Errorf("the volume could not be resumed: %w", rerr))
 			}
 		}()
-		failpoint.Hit("copy.frozen")
+		if err := failpoint.Err("copy.frozen"); err != nil {
+			return err
+		}
 		return p.copyStill(ctx, dst, src, s, still, progress)
 	}
 	return p.copyStill(ctx, dst, src, s, volume.Stillness{}, progress)
@@ -45,8 +47,7 @@ func (p *Pool) copyStill(ctx context.Context, dst, src *os.File, s fillSpec, sti
 		// The kernel holds writes to the file back meanwhile: it is of one instant.
 		err := linux.Ficlone(dst, src)
 		if err == nil {
-			failpoint.Hit("copy.done")
-			return nil
+			return failpoint.Err("copy.done")
 		}
 		if !errors.Is(err, linux.EOPNOTSUPP) && !errors.Is(err, linux.EINVAL) && !errors.Is(err, linux.EXDEV) && !errors.Is(err, linux.ENOTTY) {
 			return err
@@ -63,8 +64,7 @@ func (p *Pool) copyStill(ctx context.Context, dst, src *os.File, s fillSpec, sti
 	if err := unwritten(s.of, still, func() error { return p.copyData(ctx, dst, src, progress) }); err != nil {
 		return err
 	}
-	failpoint.Hit("copy.done")
-	return nil
+	return failpoint.Err("copy.done")
 }
 
 // unwritten refuses what f made when the volume's device was written meanwhile:

@@ -44,11 +44,15 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	if err := p.saveVolume(key, volumeRecord{creating, v}); err != nil {
 		return volume.Volume{}, err
 	}
-	failpoint.Hit("create.recorded")
-	err = p.fill(ctx, fillSpec{
-		img: img, origin: origin, of: spec.SourceVolume, size: v.Size, reserve: v.Thick, share: !v.Thick && !thick, quiesce: spec.Quiesce,
-	}, progress)
-	failpoint.Hit("create.filled")
+	err = failpoint.Err("create.recorded")
+	if err == nil {
+		err = p.fill(ctx, fillSpec{
+			img: img, origin: origin, of: spec.SourceVolume, size: v.Size, reserve: v.Thick, share: !v.Thick && !thick, quiesce: spec.Quiesce,
+		}, progress)
+	}
+	if err == nil {
+		err = failpoint.Err("create.filled")
+	}
 	if err == nil {
 		err = p.saveVolume(key, volumeRecord{ready, v})
 	}
@@ -207,11 +211,15 @@ func (p *Pool) destroy(key string, r volumeRecord) error {
 	if err != nil {
 		return err
 	}
-	failpoint.Hit("delete.recorded")
+	if err := failpoint.Err("delete.recorded"); err != nil {
+		return err
+	}
 	p.forgetDevice(key)
 	if err := removeFile(img); err != nil {
 		return err
 	}
-	failpoint.Hit("delete.removed")
+	if err := failpoint.Err("delete.removed"); err != nil {
+		return err
+	}
 	return p.forgetVolume(key, rec, img)
 }

@@ -131,10 +131,14 @@ func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume
 		if err := p.expandFile(key, r, size); err != nil {
 			return volume.Volume{}, p.noSpace(err)
 		}
-		failpoint.Hit("expand.file")
+		if err := failpoint.Err("expand.file"); err != nil {
+			return volume.Volume{}, p.noSpace(err)
+		}
 		r.Volume.Size = size
 		p.keepVolume(key, r)
-		failpoint.Hit("expand.recorded")
+		if err := failpoint.Err("expand.recorded"); err != nil {
+			return volume.Volume{}, err
+		}
 	}
 	return r.Volume, p.Refresh(ctx, id)
 }

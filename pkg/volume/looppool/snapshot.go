@@ -41,8 +41,10 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 	if err := p.saveSnapshot(key, snapshotRecord{creating, s}); err != nil {
 		return volume.Snapshot{}, err
 	}
-	failpoint.Hit("snapshot.recorded")
-	err = p.fill(ctx, fillSpec{img: img, origin: origin, of: spec.Volume, size: s.Size, share: !v.Volume.Thick, quiesce: spec.Quiesce}, progress)
+	err = failpoint.Err("snapshot.recorded")
+	if err == nil {
+		err = p.fill(ctx, fillSpec{img: img, origin: origin, of: spec.Volume, size: s.Size, share: !v.Volume.Thick, quiesce: spec.Quiesce}, progress)
+	}
 	if err == nil {
 		err = p.saveSnapshot(key, snapshotRecord{ready, s})
 	}
@@ -100,7 +102,9 @@ func (p *Pool) DeleteSnapshot(_ context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	failpoint.Hit("snapshot.deleting")
+	if err := failpoint.Err("snapshot.deleting"); err != nil {
+		return err
+	}
 	return p.forgetSnapshot(key, rec, img)
 }
 
