@@ -22,10 +22,12 @@ func Unallocated(f *os.File, length int64) ([]Range, error) {
 	)
 	// struct fiemap and struct fiemap_extent, linux/fiemap.h.
 	type extent struct {
-		logical, physical, length uint64
-		_                         [2]uint64
-		flags                     uint32
-		_                         [3]uint32
+		logical uint64
+		_       uint64 // physical
+		length  uint64
+		_       [2]uint64
+		_       uint32 // flags
+		_       [3]uint32
 	}
 	var holes []Range
 	at := int64(0)

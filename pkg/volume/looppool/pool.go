@@ -132,7 +132,12 @@ func Open(o Options) (*Pool, error) {
 
 func (p *Pool) load() error {
 	err := loadAll(p, "volumes", volumeType, p.volumes, func(r *volumeRecord) (*string, *string) { return &r.Volume.ID, &r.State })
-	return errors.Join(err, loadAll(p, "snapshots", snapshotType, p.snapshots, func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State }))
+	err = errors.Join(err, loadAll(p, "snapshots", snapshotType, p.snapshots, func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State }))
+	if err != nil {
+		return err
+	}
+	p.followAll()
+	return nil
 }
 
 // loadAll reads the records of one directory. One that cannot be used stays where
