@@ -125,6 +125,11 @@ protocols: $(BUF)
 	$(BUF) generate
 	git diff --exit-code --stat -- '*.pb.go'
 
+# After a release: what later changes of the protocols are compared with.
+.PHONY: baseline
+baseline: $(BUF)
+	$(BUF) build --exclude-source-info --path pkg/crust/csialpha --path pkg/crust/v1alpha1 -o pkg/crust/v1alpha1/baseline.binpb
+
 clean:
 	rm -rf bin .cache
 

@@ -213,6 +213,10 @@ func TestD05_SwappedInMidCall(t *testing.T) {
 			mounted++
 		}
 		check(t, m.Close())
+		// Looked at before anything is taken away again.
+		if left, _ := os.ReadDir(outside); len(left) > 0 {
+			t.Fatalf("made outside: %v", left)
+		}
 		// By the descriptor it is found wherever the directory is now.
 		if s, err := target.Look(); err == nil {
 			if s.Occupant == MountPoint {
@@ -223,9 +227,6 @@ func TestD05_SwappedInMidCall(t *testing.T) {
 			check(t, target.Remove())
 		}
 		check(t, target.Close())
-		if left, _ := os.ReadDir(outside); len(left) > 0 {
-			t.Fatalf("made outside: %v", left)
-		}
 	}
 	close(stop)
 	<-stopped

@@ -181,7 +181,7 @@ func (t *tree) try(ctx context.Context, m mutant) (outcome, string) {
 	}
 	defer func() { _ = os.WriteFile(path, was, 0o644) }() // it was written a moment ago
 	if strings.HasSuffix(m.file, ".go") {
-		if out, err := t.command(ctx, "go", "build", "-tags", m.tags, "./..."); err != nil {
+		if out, err := t.command(ctx, "go", "build", "-tags", m.tags, "./"+filepath.Dir(m.file)); err != nil {
 			if ctx.Err() != nil {
 				return cutShort, ""
 			}
@@ -194,7 +194,7 @@ func (t *tree) try(ctx context.Context, m mutant) (outcome, string) {
 		return cutShort, ""
 	case err == nil:
 		return survived, m.pkg + " " + strings.Join(m.tests, " ") + " passes with it"
-	case strings.Contains(out, "[build failed]") || strings.Contains(out, "[setup failed]"):
+	case strings.Contains(out, "[build failed]") || strings.Contains(out, "[setup failed]") || strings.Contains(out, "go build: exit status"):
 		return noCompile, out
 	}
 	return noticed, ""

@@ -1,0 +1,153 @@
+package loopdev
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// What each flag of a loop device is for: with the flag left out, one of these
+// fails.
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func image(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "image")
+	check(t, os.WriteFile(path, nil, 0o600))
+	check(t, os.Truncate(path, 16<<20))
+	return path
+}
+
+func attach(t *testing.T, path string, readOnly bool) Device {
+	t.Helper()
+	d, err := Nodes{Dir: t.TempDir()}.Attach(path, readOnly)
+	check(t, err)
+	t.Cleanup(func() { check(t, d.Detach()) })
+	return d
+}
+
+func sysfs(t *testing.T, d Device, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/%s", d.Major, d.Minor, name))
+	check(t, err)
+	return strings.TrimSpace(string(b))
+}
+
+func TestWhatADeviceIsBoundAs(t *testing.T) {
+	path := image(t)
+	rw, ro := attach(t, path, false), attach(t, path, true)
+	for _, c := range []struct {
+		d          Device
+		name, want string
+	}{
+		{rw, "ro", "0"},
+		{ro, "ro", "1"},
+		{rw, "loop/autoclear", "0"},
+		{ro, "loop/autoclear", "0"},
+		{rw, "queue/logical_block_size", "512"},
+	} {
+		if got := sysfs(t, c.d, c.name); got != c.want {
+			t.Errorf("%s: %s is %s, want %s", c.d.Path, c.name, got, c.want)
+		}
+	}
+	// Not through the page cache twice, where the file's file system can do that.
+	if f, err := linux.Open(path, os.O_RDWR|syscall.O_DIRECT); err == nil {
+		f.Close()
+		if got := sysfs(t, rw, "loop/dio"); got != "1" {
+			t.Errorf("%s: loop/dio is %s", rw.Path, got)
+		}
+	}
+	// Nobody writes through a read-only device, whatever the mode of its node.
+	if f, err := os.OpenFile(ro.Path, os.O_RDWR, 0); err == nil {
+		_, err = f.Write(make([]byte, 4096))
+		f.Close()
+		if err == nil {
+			t.Error("a read-only device took a write")
+		}
+	}
+	if again, err := (Nodes{}).Attach(path, false); err != nil || again.Path != rw.Path {
+		t.Errorf("bound once more: %+v %v", again, err)
+	}
+}
+
+func TestATemporaryDeviceGoesWithItsDescriptor(t *testing.T) {
+	f, err := os.OpenFile(image(t), os.O_RDWR, 0)
+	check(t, err)
+	defer f.Close()
+	loop, err := Nodes{Dir: t.TempDir()}.Temporary(f)
+	check(t, err)
+	d, err := status(loop)
+	check(t, err)
+	check(t, loop.Close())
+	if held, err := d.Holds(); held || err != nil {
+		t.Errorf("it is still bound: %v %v", held, err)
+		_ = d.Detach()
+	}
+}
+
+// A detach is refused while anybody has the device, and one that waited for its
+// last user is undone by an attach.
+func TestADetachOfADeviceThatIsInUse(t *testing.T) {
+	path := image(t)
+	d := attach(t, path, false)
+	user, err := linux.Open(d.Path, os.O_RDONLY|linux.OExcl)
+	check(t, err)
+	if err := d.Detach(); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("%v", err)
+	}
+	if got := sysfs(t, d, "loop/autoclear"); got != "0" {
+		t.Errorf("the refused detach left autoclear at %s", got)
+	}
+	second, err := linux.Open(d.Path, os.O_RDONLY)
+	check(t, err)
+	check(t, linux.LoopClear(user)) // somebody else's: it waits for the last close
+	if got := sysfs(t, d, "loop/autoclear"); got != "1" {
+		t.Fatalf("autoclear is %s", got)
+	}
+	again, err := Nodes{}.Attach(path, false)
+	check(t, err)
+	check(t, user.Close())
+	check(t, second.Close())
+	if again.Path != d.Path {
+		t.Errorf("bound to %s, and now to %s", d.Path, again.Path)
+		check(t, again.Detach())
+	}
+	if held, err := again.Holds(); !held || err != nil {
+		t.Errorf("it went with its last user: %v %v", held, err)
+	}
+}
+
+// What another opener read before does not hide what is on the device now.
+func TestADirectReadSeesTheDevice(t *testing.T) {
+	path := image(t)
+	a, b := attach(t, path, false), attach(t, path, true)
+	reader, err := os.Open(b.Path)
+	check(t, err)
+	defer reader.Close()
+	old := make([]byte, 4096)
+	_, err = reader.ReadAt(old, 0)
+	check(t, err)
+	writer, err := os.OpenFile(a.Path, os.O_RDWR|os.O_SYNC, 0)
+	check(t, err)
+	_, err = writer.WriteAt([]byte("new"), 0)
+	check(t, err)
+	check(t, writer.Close())
+	if _, err = reader.ReadAt(old, 0); err != nil || string(old[:3]) == "new" {
+		t.Fatalf("the cache is not stale, so nothing can be told: %q %v", old[:3], err)
+	}
+	got, err := linux.ReadDirect(reader, 4096)
+	if err != nil || string(got[:3]) != "new" {
+		t.Errorf("read directly: %q %v", got[:3], err)
+	}
+}
