@@ -80,7 +80,7 @@ func examine(ctx context.Context, g *globals) []finding {
 		}
 		list = append(list, out)
 	}
-	list = append(list, finding{What: "raw block volumes", Answer: rawdevice.Describe(), Do: rawdevice.Advice()})
+	list = append(list, finding{What: "raw block volumes", Answer: strings.TrimPrefix(rawdevice.Describe(""), "raw block volumes: ")})
 	need("loop devices", loopdev.Available(), "modprobe loop; in a container mount the host's /dev")
 	for _, fs := range fsprogs.Formats() {
 		program, pkg := fsprogs.MkfsProgram(fs)

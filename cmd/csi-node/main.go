@@ -75,7 +75,7 @@ func run(args []string) error {
 	}
 	defer closePools()
 	log.Info("starting", "version", version.String(), "driver", o.driverName, "node_id", o.nodeID, "features", mounter.Summary(mounter.Features()))
-	log.Info(rawdevice.Describe())
+	log.Info(rawdevice.Describe(filepath.Join(o.stateDir, "dev")))
 	host, err := openHostNamespace(o, log)
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ package loopdev
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -207,19 +208,28 @@ func (n Nodes) node(name string) (path string, major, minor uint32, err error) {
 	if _, err := fmt.Sscanf(string(b), "%d:%d", &major, &minor); err != nil {
 		return "", 0, 0, fmt.Errorf("/sys/block/%s/dev: %w", name, err)
 	}
+	path, err = n.NodeOf(name, major, minor)
+	return path, major, minor, err
+}
+
+// NodeOf gives the path of a block device's node, made in n.Dir when /dev has none.
+func (n Nodes) NodeOf(name string, major, minor uint32) (string, error) {
 	for _, path := range []string{"/dev/" + name, filepath.Join(n.Dir, name)} {
 		if st, err := linux.StatxPath(path); err == nil && st.IsBlock() && st.RdevMajor == major && st.RdevMinor == minor {
-			return path, major, minor, nil
+			return path, nil
 		}
 	}
 	if err := os.MkdirAll(n.Dir, 0o700); err != nil {
-		return "", 0, 0, err
+		return "", err
 	}
-	path = filepath.Join(n.Dir, name)
+	path := filepath.Join(n.Dir, name)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err // a node of another number, of an earlier boot
+	}
 	if err := linux.Mknod(path, major, minor); err != nil {
-		return "", 0, 0, fmt.Errorf("%s: %w", path, err)
+		return "", fmt.Errorf("%s: %w", path, err)
 	}
-	return path, major, minor, nil
+	return path, nil
 }
 
 func status(loop *os.File) (Device, error) {

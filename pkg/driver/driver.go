@@ -15,6 +15,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-csi/crust-csi/internal/audit"
+	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -172,6 +173,7 @@ func (d *Driver) sources() []volume.Source {
 
 func (d *Driver) owner(m mounter.Mount) (string, bool) {
 	if dev, ok := m.Device(); ok {
+		dev = rawdevice.Below(dev)
 		for _, s := range d.sources() {
 			if id, ok := s.Owns(dev); ok {
 				return id, true
@@ -206,7 +208,7 @@ func (d *Driver) thaw(s volume.Source, id string) error {
 		return err
 	}
 	v, err := s.Get(id)
-	if err != nil || v.Facts.Formatted == "" {
+	if r, ok := d.staged.get(id); err != nil || v.Facts.Formatted == "" || ok && r.Block {
 		return err
 	}
 	fs, err := d.live(a.Device, id, v.Facts.Formatted)

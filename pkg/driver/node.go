@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-csi/crust-csi/internal/audit"
+	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -82,6 +83,7 @@ func (d *Driver) shows(s *mounter.State, src volume.Releaser, id string) (bool, 
 		return false, mounter.Device{}, err
 	}
 	if ok {
+		dev = rawdevice.Below(dev)
 		owner, owned := src.Owns(dev)
 		return owned && owner == id, dev, nil
 	}

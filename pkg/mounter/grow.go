@@ -3,6 +3,7 @@ package mounter
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -199,9 +200,23 @@ func openDir(fs Filesystem) (*Detached, *os.File, error) {
 	return m, dir, nil
 }
 
-// Flush writes out what the kernel holds of a device that is not mounted.
+// Flush writes out what the kernel holds of a device that is not mounted, and of
+// device-mapper devices that are made of it: each has pages of its own.
 func Flush(d Device) error {
-	f, err := linux.Open(d.Path, os.O_RDONLY)
+	above, err := os.ReadDir(fmt.Sprintf("/sys/dev/block/%d:%d/holders", d.Major, d.Minor))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, holder := range above {
+		if err := writeOut("/dev/" + holder.Name()); err != nil {
+			return err
+		}
+	}
+	return writeOut(d.Path)
+}
+
+func writeOut(node string) error {
+	f, err := linux.Open(node, os.O_RDONLY)
 	if err != nil {
 		return err
 	}

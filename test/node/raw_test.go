@@ -278,6 +278,27 @@ func TestA01_DeleteNamesTheLoopThatRefersToTheFile(t *testing.T) {
 	}
 }
 
+// A volume that grows while a pod has it.
+func TestA01_APublishedDeviceGrows(t *testing.T) {
+	n := testnode.New(t, "")
+	v, target := up(t, n, "a", csiclient.Volume{Block: true})
+	pod(t, target, "write=mine")
+	ro := n.Target("ro")
+	ok(t, n.Client.Publish(ctxOf(t), v, ro, true))
+	const larger = size + 64<<20
+	_, err := n.Client.Expand(ctxOf(t), v.ID, larger, target)
+	ok(t, err)
+	for _, at := range []string{target, ro} {
+		if got := sizeOf(t, at); got != fmt.Sprint(larger) {
+			t.Errorf("%s has %s bytes, want %d", at, got, larger)
+		}
+		if got := beginning(t, at, 4); got != "mine" {
+			t.Errorf("it begins with %q", got)
+		}
+	}
+	down(t, n, v.ID, ro, target)
+}
+
 // The kubelet locks raw block volumes with a loop device of its own.
 func TestA01_TheKubeletsLoopOnTop(t *testing.T) {
 	n := testnode.New(t, "")

@@ -223,7 +223,15 @@ func (p *Pool) Refresh(_ context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return refresh(v, found...)
+	if err := refresh(v, found...); err != nil {
+		return err
+	}
+	for _, d := range found {
+		if err := p.raw.Resize(d); err != nil {
+			return fmt.Errorf("volume %s: %w", id, err)
+		}
+	}
+	return nil
 }
 
 func refresh(v volume.Volume, devices ...loopdev.Device) error {

@@ -207,7 +207,7 @@ func (s *Source) resolve(id, attr string) (mounter.Device, error) {
 	if err != nil {
 		return mounter.Device{}, fmt.Errorf("volume %s: %w", id, err)
 	}
-	if other, ok := s.claimed(d); ok {
+	if other, ok := s.claimed(rawdevice.Below(d)); ok {
 		return mounter.Device{}, fault.New(fault.Invalid, "volume %s: %s belongs to the pool volume %s", id, real, other)
 	}
 	return d, nil
