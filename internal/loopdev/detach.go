@@ -125,7 +125,11 @@ func (n Nodes) Now(d Device) (now Device, ok bool, err error) {
 // Detach unbinds the device. While a file system on it is mounted anywhere, or
 // anybody has it open, that is refused.
 func (n Nodes) Detach(d Device) error {
-	loop, err := linux.Open(d.Path, os.O_RDONLY|linux.OExcl)
+	var loop *os.File
+	err := linux.Settle(func() (err error) {
+		loop, err = linux.Open(d.Path, os.O_RDONLY|linux.OExcl)
+		return err
+	})
 	if errors.Is(err, linux.EBUSY) {
 		return fault.New(fault.State, "%s is in use", d.Path)
 	}

@@ -168,33 +168,21 @@ func (n Nodes) bindFree(bind func(loop *os.File) error) (string, error) {
 		return "", err
 	}
 	defer ctl.Close()
-	for range attempts {
-		index, err := linux.LoopGetFree(ctl)
-		if err != nil {
-			return "", err
-		}
-		name := "loop" + strconv.Itoa(index)
+	var name string
+	err = takeFree(ctl, func(index int) error {
+		name = "loop" + strconv.Itoa(index)
 		node, _, _, err := n.node(name)
-		if taken(err) {
-			continue
-		}
 		if err != nil {
-			return "", err
+			return err
 		}
 		loop, err := linux.Open(node, os.O_RDWR)
-		if taken(err) {
-			continue
-		}
 		if err != nil {
-			return "", err
+			return err
 		}
-		err = bind(loop)
-		loop.Close()
-		if !taken(err) {
-			return name, err
-		}
-	}
-	return "", fmt.Errorf("no free loop device could be had in %d attempts", attempts)
+		defer loop.Close()
+		return bind(loop)
+	})
+	return name, err
 }
 
 // Release takes the driver's holds off a device that stays bound. It is refused

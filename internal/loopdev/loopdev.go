@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/linux"
@@ -22,9 +23,6 @@ const control = "/dev/loop-control"
 // file shares extents with a snapshot; a file system that was made with
 // sectors of 512 bytes cannot be mounted then (xfs: ENOSYS, ext4: EINVAL).
 const sectorSize = 512
-
-// attempts at a free device: others may take it first.
-const attempts = 64
 
 // Device is a bound loop device.
 type Device struct {
@@ -95,29 +93,51 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 		return Device{}, err
 	}
 	defer ctl.Close()
-	for range attempts {
-		var index int
-		if index, err = linux.LoopGetFree(ctl); err != nil {
-			return Device{}, err
-		}
+	var d Device
+	err = takeFree(ctl, func(index int) (err error) {
 		if name := "loop" + strconv.Itoa(index); noDiscard(name) {
 			// Its last user left it so. If it cannot be had anew, space is not given
 			// back, and that is all.
 			if renew(name) == nil {
-				continue
+				return linux.EBUSY // gone, for a new one
 			}
 		}
 		if err := failpoint.Err("loop.free"); err != nil {
-			return Device{}, err
+			return err
 		}
-		var d Device
-		d, err = n.configure(index, backing, flags, filepath.Base(path))
-		if !taken(err) {
+		if d, err = n.configure(index, backing, flags, filepath.Base(path)); !taken(err) {
 			failpoint.Hit("loop.configured")
-			return d, err
 		}
+		return err
+	})
+	return d, err
+}
+
+// takeFree asks for a free device until f, which binds it, does not find it taken:
+// all that ask at once are told the same one, and one of them gets it. No lock is
+// held, because a device that hangs must not stop the others. As long as that is so there is progress,
+// which is another number each time; without any it gives up.
+func takeFree(ctl *os.File, f func(index int) error) error {
+	const patience = 5 * time.Second
+	last, since := -1, time.Now()
+	for {
+		index, err := linux.LoopGetFree(ctl)
+		if err != nil {
+			return err
+		}
+		if index != last {
+			last, since = index, time.Now()
+		}
+		err = f(index)
+		// One that is being made or removed is not there for a moment.
+		if !taken(err) {
+			return err
+		}
+		if time.Since(since) > patience {
+			return fault.New(fault.State, "no loop device can be had: /dev/loop%d is given out as free for %s, and %w; look at `losetup -l`, and who has it open: `fuser -v /dev/loop%d`", index, patience, err, index)
+		}
+		time.Sleep(time.Millisecond)
 	}
-	return Device{}, fmt.Errorf("no free loop device could be had in %d attempts: %w", attempts, err)
 }
 
 // taken tells whether an error means that another process has taken a free device,
@@ -134,34 +154,22 @@ func (n Nodes) Temporary(backing *os.File) (*os.File, error) {
 		return nil, err
 	}
 	defer ctl.Close()
-	for range attempts {
-		index, err := linux.LoopGetFree(ctl)
-		if err != nil {
-			return nil, err
-		}
+	var loop *os.File
+	err = takeFree(ctl, func(index int) error {
 		node, _, _, err := n.node("loop" + strconv.Itoa(index))
-		if taken(err) {
-			continue
-		}
 		if err != nil {
-			return nil, err
+			return err
 		}
-		loop, err := linux.Open(node, os.O_RDWR)
-		if taken(err) {
-			continue
+		if loop, err = linux.Open(node, os.O_RDWR); err != nil {
+			return err
 		}
-		if err != nil {
-			return nil, err
+		if err = linux.LoopConfigure(loop, backing, linux.LoopAutoclear, sectorSize, "temporary"); err != nil {
+			loop.Close()
+			loop = nil
 		}
-		if err = linux.LoopConfigure(loop, backing, linux.LoopAutoclear, sectorSize, "temporary"); err == nil {
-			return loop, nil
-		}
-		loop.Close()
-		if !errors.Is(err, linux.EBUSY) {
-			return nil, err
-		}
-	}
-	return nil, fmt.Errorf("no free loop device could be had in %d attempts", attempts)
+		return err
+	})
+	return loop, err
 }
 
 func (n Nodes) configure(index int, backing *os.File, flags uint32, name string) (Device, error) {

@@ -244,7 +244,7 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 			return fault.New(fault.State, "volume %s is published at %s by this node, so it cannot be deferred to another pod's runtime at the same time", p.id, others[0])
 		}
 		if p.attachment.Share == nil {
-			busy, err := mounter.Busy(p.attachment.Device.Path)
+			busy, err := d.busy(p.id, p.attachment.Device.Path)
 			if err != nil {
 				return err
 			}
@@ -278,7 +278,7 @@ func (d *Driver) leftByRuntime(p *publication) error {
 	if !p.attrs.AllowRuntimeAssistedMount || p.use.block || p.attachment.Share != nil || len(d.publishedAt(p.src, p.id)) > 0 {
 		return nil
 	}
-	busy, err := mounter.Busy(p.attachment.Device.Path)
+	busy, err := d.busy(p.id, p.attachment.Device.Path)
 	if err == nil && busy {
 		err = fault.New(fault.State, "volume %s: %s is still in use, by a sandbox that it was deferred to or by somebody else%s; the volume is mounted when that has ended", p.id, p.attachment.Device.Path, mounter.HeldBy(p.attachment.Device))
 	}
@@ -348,7 +348,7 @@ func (d *Driver) releasedBySandbox(id string, r deferral) error {
 	if err != nil || !ok || a.Share != nil {
 		return err
 	}
-	busy, err := mounter.Busy(a.Device.Path)
+	busy, err := d.busy(id, a.Device.Path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil

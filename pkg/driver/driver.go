@@ -75,6 +75,7 @@ type Driver struct {
 	published *publishedTargets
 	deferrals *deferrals
 	damaged   damagedVolumes
+	readers   *readers
 	topology  string
 }
 
@@ -89,7 +90,7 @@ func New(cfg Config) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{
-		Config: cfg, ops: newOperations(cfg.Log),
+		Config: cfg, ops: newOperations(cfg.Log), readers: newReaders(),
 		topology: "topology." + cfg.Name + "/node",
 	}
 	if d.staged, err = loadStaged(filepath.Join(cfg.StateDir, "staged"), boot, cfg.Log); err != nil {
@@ -229,7 +230,7 @@ func (d *Driver) quiesce(s volume.Source, id string) volume.Quiesce {
 		if err != nil || !ok {
 			return still, err
 		}
-		busy, err := mounter.Busy(a.Device.Path)
+		busy, err := d.busy(id, a.Device.Path)
 		if err != nil {
 			return still, err
 		}

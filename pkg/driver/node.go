@@ -170,6 +170,17 @@ func (d *Driver) requireStaged(src volume.Source, id, stagingPath string) (stage
 	return r, a, nil
 }
 
+// busy tells whether somebody uses the volume's device. The driver's own looking
+// at it does not count.
+func (d *Driver) busy(id, device string) (bool, error) {
+	busy, err := mounter.Busy(device)
+	if err != nil || !busy {
+		return busy, err
+	}
+	defer d.readers.exclude(id)()
+	return mounter.Busy(device)
+}
+
 // growth makes a volume's file system fill its device, when that is due. It
 // happens before anything can see the volume, or while it is in use.
 // With quick, growth by a program is errNeedsTime.
@@ -181,7 +192,7 @@ func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mo
 	}
 	err = growDetached(fs)
 	if errors.Is(err, mounter.ErrGrowOffline) {
-		busy, berr := mounter.Busy(dev.Path)
+		busy, berr := d.busy(id, dev.Path)
 		if berr != nil || busy {
 			return errors.Join(err, berr)
 		}

@@ -268,7 +268,7 @@ func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mou
 		}
 	}
 	if !quick {
-		busy, err := mounter.Busy(p.attachment.Device.Path)
+		busy, err := d.busy(p.id, p.attachment.Device.Path)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", p.id, err)
 		}
@@ -289,7 +289,7 @@ func (d *Driver) agreeOnSuperblock(p *publication) error {
 	if want == p.staged.Superblock {
 		return nil
 	}
-	busy, err := mounter.Busy(p.attachment.Device.Path)
+	busy, err := d.busy(p.id, p.attachment.Device.Path)
 	if err != nil {
 		return err
 	}
@@ -327,7 +327,10 @@ func (d *Driver) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if _, err := d.Root.Relative(target); err != nil {
 		return nil, err
 	}
-	err := d.ops.short("NodeUnpublishVolume", func() error { return d.unpublish(ctx, id, target) }, id)
+	err := d.ops.short("NodeUnpublishVolume", func() error {
+		defer d.readers.exclude(id)()
+		return d.unpublish(ctx, id, target)
+	}, id)
 	if err != nil {
 		return nil, err
 	}

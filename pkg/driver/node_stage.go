@@ -199,7 +199,7 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 		return "", fault.New(fault.State, "volume %s: %s holds %s, and %s was asked for; nothing was changed: ask for %s, or use another volume", v.ID, dev.Path, found.Type, want, found.Type)
 	}
 	facts.Formatting, facts.Formatted = nil, found.Type
-	busy, err := mounter.Busy(dev.Path)
+	busy, err := d.busy(v.ID, dev.Path)
 	if err != nil {
 		return "", err
 	}
@@ -347,7 +347,10 @@ func (d *Driver) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 	if _, err := d.Root.Relative(path); err != nil {
 		return nil, err
 	}
-	err := d.ops.short("NodeUnstageVolume", func() error { return d.unstage(ctx, id, path) }, id)
+	err := d.ops.short("NodeUnstageVolume", func() error {
+		defer d.readers.exclude(id)()
+		return d.unstage(ctx, id, path)
+	}, id)
 	if err != nil {
 		return nil, err
 	}

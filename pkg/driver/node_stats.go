@@ -34,8 +34,8 @@ func (d *Driver) at(src volume.Source, id, path string) (*mounter.State, error) 
 }
 
 // NodeGetVolumeStats tells how full a volume is. It takes no lock: nothing that
-// runs on a volume delays it.
-func (d *Driver) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+// runs on a volume delays it, but being unmounted.
+func (d *Driver) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	if id == "" {
 		return nil, invalid("volume_id is missing")
@@ -47,6 +47,11 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeSta
 	if err != nil {
 		return nil, err
 	}
+	leave, err := d.readers.enter(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	staged, isStaged := d.staged.get(id)
 	if all := d.deferrals.of(id); len(all) > 0 {
 		if _, ok := d.deferrals.at(id, path); !ok && path != staged.StagingPath {
@@ -139,6 +144,11 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	if err != nil {
 		return nil, err
 	}
+	leave, err := d.readers.enter(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	var ailments []mounter.Ailment
 	if r, ok := d.staged.get(id); ok && r.Block {
 		if err := src.Mend(ctx, id); err != nil {

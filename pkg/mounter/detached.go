@@ -77,7 +77,7 @@ func open(fs Filesystem) (*Detached, error) {
 	if err := configure(ctx, fs); err != nil {
 		return nil, err
 	}
-	if err := linux.FsconfigCreate(ctx); err != nil {
+	if err := linux.Settle(func() error { return linux.FsconfigCreate(ctx) }); err != nil {
 		return nil, createError(fs, err, linux.FsContextLog(ctx))
 	}
 	set, _ := fs.Options.attrs(fs.ReadOnly)
@@ -306,12 +306,15 @@ func (d *Detached) Close() error { return d.mount.Close() }
 // Busy tells whether a file system on the device is mounted in any mount
 // namespace, or another program holds it: an O_EXCL open of it fails.
 func Busy(device string) (bool, error) {
-	f, err := linux.Open(device, os.O_RDONLY|linux.OExcl)
+	err := linux.Settle(func() error {
+		f, err := linux.Open(device, os.O_RDONLY|linux.OExcl)
+		if err != nil {
+			return err
+		}
+		return f.Close()
+	})
 	if errors.Is(err, linux.EBUSY) {
 		return true, nil
 	}
-	if err != nil {
-		return false, err
-	}
-	return false, f.Close()
+	return false, err
 }

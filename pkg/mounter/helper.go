@@ -52,6 +52,7 @@ func OpenWithHelper(ctx context.Context, scratch, source, fstype string, o Optio
 		}
 		options = append(options, opt.String())
 	}
+	linux.Starting()()
 	if err := mountUtils().MountSensitive(source, scratch, fstype, options, nil); err != nil {
 		return nil, errors.Join(fault.New(fault.State, "%s from %s: %w", fstype, source, err), os.Remove(scratch))
 	}

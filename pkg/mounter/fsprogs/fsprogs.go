@@ -189,7 +189,12 @@ func (p *Programs) start(ctx context.Context, cmd *exec.Cmd) (string, int, error
 	}
 	defer said.Close()
 	cmd.Stdout, cmd.Stderr = said, said
-	err = cmd.Run()
+	started := linux.Starting()
+	err = cmd.Start()
+	started()
+	if err == nil {
+		err = cmd.Wait()
+	}
 	b, rerr := io.ReadAll(io.NewSectionReader(said, 0, 1<<20))
 	if rerr != nil {
 		return "", 0, errors.Join(err, rerr)

@@ -1,0 +1,71 @@
+package linux
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A mount that was looked at a moment ago can be taken off while programs are
+// being started all the time, whose copies of the descriptor nobody closes but
+// execve.
+func TestA12_ChildrenThatAreBeingStartedAreWaitedFor(t *testing.T) {
+	dir := t.TempDir()
+	var stop atomic.Bool
+	var starting sync.WaitGroup
+	for range 4 {
+		starting.Go(func() {
+			for !stop.Load() {
+				started := Starting()
+				cmd := exec.Command("true")
+				err := cmd.Start()
+				started()
+				if err != nil || cmd.Wait() != nil {
+					t.Errorf("true: %v", err)
+					return
+				}
+			}
+		})
+	}
+	defer func() { stop.Store(true); starting.Wait() }()
+	needed := 0
+	for end := time.Now().Add(4 * time.Second); time.Now().Before(end) && needed < 20; {
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		f, err := Open(dir, OPath)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		tries := 0
+		err = Settle(func() error {
+			tries++
+			return call("umount2", func() error { return unix.Unmount(dir, 0) })
+		})
+		if tries > 1 {
+			needed++
+		}
+		if err != nil {
+			_ = unix.Unmount(dir, unix.MNT_DETACH)
+			t.Fatalf("after %d tries: %v", tries, err)
+		}
+	}
+	t.Logf("%d unmounts met a child", needed)
+}
+
+func TestA12_NobodyIsWaitedForWhoWasNotStarted(t *testing.T) {
+	starts.Lock()
+	starts.last = time.Time{}
+	starts.Unlock()
+	tries := 0
+	if err := Settle(func() error { tries++; return os.NewSyscallError("umount2", EBUSY) }); !errors.Is(err, EBUSY) || tries != 1 {
+		t.Errorf("%d tries: %v", tries, err)
+	}
+}

@@ -1,0 +1,96 @@
+package driver
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// readers are the calls that only look at a volume and take no lock: what they
+// have open while they look would keep the volume from being unmounted.
+type readers struct {
+	mu sync.Mutex
+	m  map[string]*gate
+}
+
+// gate is one volume's.
+type gate struct {
+	inside  int           // calls that look at it
+	shut    int           // calls that take it away
+	changed chan struct{} // closed, and another made, when one of them leaves
+}
+
+func newReaders() *readers { return &readers{m: map[string]*gate{}} }
+
+// at gives the volume's gate. The caller holds mu.
+func (r *readers) at(id string) *gate {
+	g, ok := r.m[id]
+	if !ok {
+		g = &gate{changed: make(chan struct{})}
+		r.m[id] = g
+	}
+	return g
+}
+
+// change applies f, tells those that wait, and forgets a gate that nobody needs.
+func (r *readers) change(id string, f func(*gate)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g := r.at(id)
+	f(g)
+	close(g.changed)
+	g.changed = make(chan struct{})
+	if g.inside == 0 && g.shut == 0 {
+		delete(r.m, id)
+	}
+}
+
+// enter waits while the volume is being taken away, or until ctx ends. What it
+// gives is called when nothing of the volume is open any more.
+func (r *readers) enter(ctx context.Context, id string) (leave func(), err error) {
+	for {
+		r.mu.Lock()
+		g := r.at(id)
+		if g.shut == 0 {
+			g.inside++
+			r.mu.Unlock()
+			return func() { r.change(id, func(g *gate) { g.inside-- }) }, nil
+		}
+		changed := g.changed
+		r.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// readerPatience bounds the wait for those that look. One that hangs, on a server
+// that is gone, is not waited for longer.
+const readerPatience = 5 * time.Second
+
+// exclude waits until nobody looks at the volume, and keeps others out until what
+// it gives is called.
+func (r *readers) exclude(id string) (done func()) {
+	timeout := time.NewTimer(readerPatience)
+	defer timeout.Stop()
+	r.mu.Lock()
+	r.at(id).shut++
+	r.mu.Unlock()
+	done = func() { r.change(id, func(g *gate) { g.shut-- }) }
+	for {
+		r.mu.Lock()
+		g := r.at(id)
+		inside, changed := g.inside, g.changed
+		r.mu.Unlock()
+		if inside == 0 {
+			return done
+		}
+		select {
+		case <-changed:
+		case <-timeout.C:
+			return done
+		}
+	}
+}
