@@ -55,12 +55,10 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.backend, "backend", "namespace", "kind of the sandboxes: namespace or qemu")
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/crust", "directory of what the server has to remember")
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "directory below which every target path lies")
-	f.Func("allow-device", "path or glob of block devices that may be handed to sandboxes; repeatable", func(s string) error {
-		if _, err := filepath.Match(s, ""); err != nil || !filepath.IsAbs(s) {
-			return fmt.Errorf("%q is no absolute path or pattern", s)
-		}
+	f.Func("allow-device", "path or glob of block devices that may be handed to sandboxes, with DRIVER= before it for volumes of that CSI driver only; repeatable", func(s string) error {
+		_, _, err := sandbox.SplitAllowed(s)
 		o.allow = append(o.allow, s)
-		return nil
+		return err
 	})
 	f.Func("allow-uid", "user that may connect besides root; repeatable", func(s string) error {
 		n, err := strconv.ParseUint(s, 10, 32)
@@ -149,7 +147,7 @@ func run(args []string) error {
 		}
 	}
 	m, err := sandbox.New(ctx, sandbox.Config{
-		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend, Devices: sandbox.Devices{Allow: o.allow}, Log: log, Timeout: o.timeout, OwnershipTimeout: o.ownership,
+		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend, Devices: sandbox.Devices{Allow: o.allow, KubeletDir: o.kubeletDir}, Log: log, Timeout: o.timeout, OwnershipTimeout: o.ownership,
 	})
 	if err != nil {
 		return err

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/audit"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
 // LevelRequests is the log level at which whole requests are written.
@@ -95,15 +96,17 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 	id := i.calls.Add(1)
 	ended := i.metrics.Started(method)
 	begin := time.Now()
+	var details []string
 	defer func() {
 		if p := recover(); p != nil {
 			i.log.Error("panic", "request_id", id, "method", method, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 			err = status.Errorf(codes.Internal, "%s: the driver met a bug (%v); its log has the details under request_id %d", method, p, id)
 		}
 		ended(status.Code(err).String())
-		i.say(ctx, id, method, req, resp, time.Since(begin), err)
+		i.say(ctx, id, method, req, resp, time.Since(begin), err, details)
 	}()
 	resp, err = handler(audit.WithCaller(ctx, caller(ctx, method, id)), req)
+	details = fault.Details(err)
 	return resp, Status(err)
 }
 
@@ -120,7 +123,7 @@ var refused = map[codes.Code]bool{
 	codes.OutOfRange: true, codes.Aborted: true, codes.Canceled: true, codes.Unimplemented: true,
 }
 
-func (i *interceptor) say(ctx context.Context, id uint64, method string, req, resp any, took time.Duration, err error) {
+func (i *interceptor) say(ctx context.Context, id uint64, method string, req, resp any, took time.Duration, err error, details []string) {
 	level := slog.LevelInfo
 	switch {
 	case refused[status.Code(err)]:
@@ -167,6 +170,7 @@ func (i *interceptor) say(ctx context.Context, id uint64, method string, req, re
 	}
 	if err != nil {
 		attrs = append(attrs, slog.String("code", status.Code(err).String()), slog.String("error", status.Convert(err).Message()))
+		add("detail", strings.Join(details, "; "))
 	}
 	if err != nil || i.log.Enabled(ctx, LevelRequests) {
 		attrs = append(attrs, slog.String("request", protosanitizer.StripSecrets(req).String()))

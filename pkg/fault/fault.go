@@ -33,16 +33,53 @@ func (k Kind) String() string {
 }
 
 type fault struct {
-	kind Kind
-	err  error
+	kind    Kind
+	err     error
+	details []string
 }
 
 func (f *fault) Error() string { return f.err.Error() }
 func (f *fault) Unwrap() error { return f.err }
 
-// New makes an error of a kind; the format is fmt.Errorf's, %w included.
+// Private is a piece of an error's text that has two sides: what everybody may
+// read who sees the error (events are read by whoever may read the claim), and
+// what only the log of this program says, such as paths of other people's pods.
+type Private struct {
+	Public string
+	Detail string
+}
+
+// String is the public side.
+func (p Private) String() string { return p.Public }
+
+// New makes an error of a kind; the format is fmt.Errorf's, %w included. Of an
+// argument that is Private the text has the public side, and Details the other.
 func New(kind Kind, format string, args ...any) error {
-	return &fault{kind, fmt.Errorf(format, args...)}
+	f := &fault{kind: kind, err: fmt.Errorf(format, args...)}
+	for _, a := range args {
+		if p, ok := a.(Private); ok && p.Detail != "" {
+			f.details = append(f.details, p.Detail)
+		}
+	}
+	return f
+}
+
+// Details are what an error's text does not say and the log should: the private
+// sides of all errors in its tree.
+func Details(err error) []string {
+	var all []string
+	if f, ok := err.(*fault); ok {
+		all = append(all, f.details...)
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		all = append(all, Details(e.Unwrap())...)
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			all = append(all, Details(one)...)
+		}
+	}
+	return all
 }
 
 // KindOf tells an error's kind: that of the outermost fault in its chain, and

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
 // Ailment is something wrong with a volume.
@@ -84,12 +85,18 @@ func sysName(d Device) (string, error) {
 	return filepath.Base(link), err
 }
 
-// HeldBy is Holders for an error message: empty when nobody is found.
-func HeldBy(d Device) string {
-	if who := Holders(d); len(who) > 0 {
-		return "; " + strings.Join(who, "; ")
+// HeldBy is Holders for an error message: empty when nobody is found. Where they
+// are is for the log: paths and processes of other pods are not for whoever reads
+// an event.
+func HeldBy(d Device) fault.Private {
+	who := Holders(d)
+	switch len(who) {
+	case 0:
+		return fault.Private{}
+	case 1:
+		return fault.Private{Public: "; it is mounted elsewhere on this node, and the log says where", Detail: who[0]}
 	}
-	return ""
+	return fault.Private{Public: fmt.Sprintf("; it is mounted in %d places on this node, and the log says where", len(who)), Detail: strings.Join(who, "; ")}
 }
 
 // Holders says where the device's file system is mounted, over all mount

@@ -128,7 +128,10 @@ func TestC19_NoSecondMountOfADevice(t *testing.T) {
 	run(t, "mount", p.info.Source, dir)
 	err := s.runtimePublish(p)
 	run(t, "umount", dir)
-	refused(t, err, codes.FailedPrecondition, p.info.Source, "in use outside of this sandbox", dir)
+	refused(t, err, codes.FailedPrecondition, p.info.Source, "in use outside of this sandbox", "the log says where")
+	if strings.Contains(err.Error(), dir) || !strings.Contains(s.log.String(), dir) {
+		t.Errorf("where it is mounted is for the log, not for %v; the log: %s", err, s.log.String())
+	}
 	ok(t, s.runtimePublish(p))
 	below.target = p.target + "/below"
 	below.info = p.info

@@ -1,8 +1,10 @@
 package sandbox
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,13 +15,63 @@ import (
 )
 
 // Devices says which block devices may be handed to sandboxes (C20).
-type Devices struct{ Allow []string }
+type Devices struct {
+	// Allow are paths or patterns of devices. One that begins with the name of a CSI
+	// driver ("csi.crust.dev=/dev/loop*") is for that driver's volumes alone: another
+	// driver that defers volumes cannot name devices of it.
+	Allow []string
+	// KubeletDir is where the kubelet writes down which driver a volume is of.
+	KubeletDir string
+}
 
-// Find opens the way to an allowed device. The path itself must be among those
-// allowed, as it is written: another name of the same device is not, and what a
-// pattern matches is never a partition, which a pattern for disks would let in
-// by chance.
-func (d Devices) Find(path string) (mounter.Device, error) {
+// SplitAllowed gives the driver, empty for any, and the path or pattern of an entry
+// of Devices.Allow.
+func SplitAllowed(entry string) (driver, glob string, err error) {
+	glob = entry
+	if name, rest, ok := strings.Cut(entry, "="); ok && !strings.HasPrefix(entry, "/") {
+		driver, glob = name, rest
+		if driver == "" {
+			return "", "", fmt.Errorf("%q names no driver before \"=\"", entry)
+		}
+	}
+	if _, err := filepath.Match(glob, ""); err != nil || !filepath.IsAbs(glob) {
+		return "", "", fmt.Errorf("%q is no absolute path or pattern, with or without DRIVER= before it", entry)
+	}
+	return driver, glob, nil
+}
+
+// driverOf is the CSI driver of the volume at a target, as the kubelet wrote it down
+// beside the target before it asked any driver to publish it.
+func (d Devices) driverOf(target string) (string, error) {
+	below, err := filepath.Rel(d.KubeletDir, filepath.Join(filepath.Dir(target), "vol_data.json"))
+	if err != nil {
+		return "", err
+	}
+	root, err := os.OpenRoot(d.KubeletDir)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close()
+	f, err := root.Open(below) // not outside of the root, whatever links there are
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	const most = 1 << 16
+	var data struct {
+		DriverName string `json:"driverName"`
+	}
+	if err := json.NewDecoder(io.LimitReader(f, most)).Decode(&data); err != nil {
+		return "", fmt.Errorf("%s: %w", f.Name(), err)
+	}
+	return data.DriverName, nil
+}
+
+// Find opens the way to a device that is allowed for the volume at a target. The
+// path itself must be among those allowed, as it is written: another name of the
+// same device is not, and what a pattern matches is never a partition, which a
+// pattern for disks would let in by chance.
+func (d Devices) Find(path, target string) (mounter.Device, error) {
 	refuse := func(why string) (mounter.Device, error) {
 		return mounter.Device{}, fault.New(fault.Invalid, "device %q %s; --allow-device permits %s", path, why, strings.Join(d.Allow, ", "))
 	}
@@ -27,12 +79,30 @@ func (d Devices) Find(path string) (mounter.Device, error) {
 		return refuse("is no clean absolute path")
 	}
 	literal, matched := false, false
-	for _, glob := range d.Allow {
-		literal = literal || glob == path
-		ok, err := filepath.Match(glob, path)
-		matched = matched || err == nil && ok
+	var others []string
+	for _, entry := range d.Allow {
+		driver, glob, err := SplitAllowed(entry)
+		if err != nil {
+			return mounter.Device{}, err
+		}
+		if ok, err := filepath.Match(glob, path); glob != path && (err != nil || !ok) {
+			continue
+		}
+		if driver != "" {
+			if name, err := d.driverOf(target); err != nil {
+				others = append(others, fmt.Sprintf("%s, and which driver the volume at %s is of cannot be told: %v", driver, target, err))
+				continue
+			} else if name != driver {
+				others = append(others, fmt.Sprintf("%s, and the volume at %s is of %q", driver, target, name))
+				continue
+			}
+		}
+		literal, matched = literal || glob == path, true
 	}
-	if !literal && !matched {
+	if !matched && len(others) > 0 {
+		return refuse("is for volumes of " + strings.Join(others, "; "))
+	}
+	if !matched {
 		return refuse("is not allowed")
 	}
 	real, err := filepath.EvalSymlinks(path)

@@ -79,7 +79,7 @@ func (s *Server) RuntimePublishVolume(ctx context.Context, r *crustv1alpha1.Runt
 	if v.Group != nil && *v.Group == ^uint32(0) {
 		return nil, fault.New(fault.Invalid, "fsgroup_gid %d is no group", *v.Group)
 	}
-	if v.Device, err = s.Devices.Find(r.GetHostVolumeId()); err != nil {
+	if v.Device, err = s.Devices.Find(r.GetHostVolumeId(), v.Target); err != nil {
 		return nil, err
 	}
 	return &crustv1alpha1.RuntimePublishVolumeResponse{}, s.Publish(ctx, r.GetSandboxId(), v)
