@@ -5,13 +5,17 @@ package failpoint
 import (
 	"errors"
 	"os"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 )
 
 var (
-	chosen = os.Getenv("CRUST_FAILPOINT")
+	// The name of a point, or name#7 for the seventh time that it is passed.
+	chosen, nth = parse(os.Getenv("CRUST_FAILPOINT"))
+	passed      atomic.Int64
+
 	paused = os.Getenv("CRUST_FAILPOINT_PAUSE")
 	file   = os.Getenv("CRUST_FAILPOINT_FILE")
 )
@@ -19,13 +23,25 @@ var (
 // ErrInjected is what Err gives in mode "error".
 var ErrInjected = errors.New("failpoint: injected error")
 
+func parse(text string) (name string, nth int64) {
+	name, times, found := strings.Cut(text, "#")
+	if !found {
+		return name, 1
+	}
+	nth, err := strconv.ParseInt(times, 10, 64)
+	if err != nil {
+		panic(err)
+	}
+	return name, nth
+}
+
 // Hit ends the process with SIGKILL when name is the chosen point, and waits a
 // second when it is the point to pause at.
 func Hit(name string) {
 	if name == paused {
 		time.Sleep(time.Second)
 	}
-	if name == chosen || mode(name) == "kill" {
+	if name == chosen && passed.Add(1) == nth || mode(name) == "kill" {
 		kill()
 	}
 	hang(name)

@@ -237,36 +237,6 @@ func TestF07_FilesystemsWithoutOwnersTakeTheGroupAsOption(t *testing.T) {
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 }
 
-func TestF04_KilledInMidWalk(t *testing.T) {
-	n := testnode.NewStopped(t, "failpoint")
-	n.Begin()
-	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
-	fillTree(t, target, 500)
-	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
-	for _, point := range []string{"ownership.change", "ownership.walked"} {
-		n.Kill()
-		n.Env = []string{"CRUST_FAILPOINT=" + point}
-		n.Start()
-		group := map[string]string{"ownership.change": "4242", "ownership.walked": "4343"}[point]
-		if err := n.Client.Publish(ctxOf(t), with(v, group), target, false); err == nil {
-			t.Fatalf("%s was not passed", point)
-		}
-		_ = n.Wait()
-		n.Env = nil
-		n.Start()
-		ok(t, n.Client.Publish(ctxOf(t), with(v, group), target, false))
-		ok(t, filepath.Walk(target, func(path string, _ os.FileInfo, err error) error {
-			ok(t, err)
-			if _, gid := owner(t, path); fmt.Sprint(gid) != group {
-				t.Fatalf("after a kill at %s, %s has group %d", point, path, gid)
-			}
-			return nil
-		}))
-		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
-	}
-	down(t, n, v.ID)
-}
-
 func fillTree(t testing.TB, dir string, files int) {
 	t.Helper()
 	for i := range files {
