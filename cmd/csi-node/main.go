@@ -183,14 +183,17 @@ func openVolumes(o *options, log *slog.Logger, metrics *telemetry.Metrics) (*vol
 			return c.Total, c.Available, err
 		})
 	}
-	st, err := static.Open(static.Options{Dir: filepath.Join(o.stateDir, "static"), Allow: o.allowDevices, NodesDir: nodes, Log: log, Claimed: func(d mounter.Device) (string, bool) {
-		for _, p := range pools {
-			if id, ok := p.Owns(d); ok {
-				return id, true
+	st, err := static.Open(static.Options{
+		Dir: filepath.Join(o.stateDir, "static"), Allow: o.allowDevices, NodesDir: nodes, Log: log,
+		Claimed: func(d mounter.Device) (string, bool) {
+			for _, p := range pools {
+				if id, ok := p.Owns(d); ok {
+					return id, true
+				}
 			}
-		}
-		return "", false
-	}})
+			return "", false
+		},
+	})
 	if err == nil {
 		var r *volume.Registry
 		if r, err = volume.NewRegistry(st, pools...); err == nil {

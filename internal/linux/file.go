@@ -2,12 +2,9 @@ package linux
 
 import (
 	"errors"
-	"io"
 	"os"
 	"strings"
 	"syscall"
-
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -173,36 +170,6 @@ func DirEmpty(dir *os.File) (bool, error) {
 		return false, err
 	}
 	return true, nil
-}
-
-// ReadDirect reads the first n bytes of a block device, past the page cache
-// where the device allows that. n is a multiple of 4096.
-func ReadDirect(f *os.File, n int64) ([]byte, error) {
-	const align = 4096 // the largest logical block size that Linux has on a device of its own
-	buf := make([]byte, n+align)
-	buf = buf[align-int64(uintptr(unsafe.Pointer(&buf[0]))%align):][:n]
-	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
-	if err != nil {
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	direct := false
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFL, flags|unix.O_DIRECT); err == nil {
-		direct = true
-	}
-	got := 0
-	err = call("pread", func() (e error) { got, e = unix.Pread(fdOf(f), buf, 0); return e })
-	if direct {
-		if _, ferr := unix.FcntlInt(f.Fd(), unix.F_SETFL, flags); ferr != nil {
-			return nil, os.NewSyscallError("fcntl", ferr)
-		}
-	}
-	if direct && (err != nil || int64(got) != n) {
-		got, err = f.ReadAt(buf, 0)
-	}
-	if err == nil && int64(got) != n {
-		err = io.ErrUnexpectedEOF
-	}
-	return buf, err
 }
 
 // Flock is flock(2) with LOCK_EX|LOCK_NB; EAGAIN when another holds it.

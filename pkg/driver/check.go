@@ -67,7 +67,7 @@ func (d *Driver) check(ctx context.Context, v volume.Volume, dev mounter.Device,
 		return fmt.Errorf("volume %s: %w", v.ID, err)
 	}
 	if outcome != fsprogs.NeedsHuman {
-		now, _, err := superblock.ProbeDevice(dev.Path)
+		now, err := superblock.ProbeDevice(dev.Path)
 		if err != nil {
 			return fmt.Errorf("volume %s: %w", v.ID, err)
 		}

@@ -43,7 +43,7 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if err := d.checkStagingPath(req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
-	attempt := func(ctx context.Context, quick bool) error {
+	attempt := func(ctx context.Context, progress *volume.Progress, quick bool) error {
 		src, v, err := d.Volumes.FindOrAdopt(id, req.GetVolumeContext())
 		if err != nil {
 			return err
@@ -51,23 +51,40 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 		if quick && (v.Thick || v.Facts != volume.Facts{Formatted: v.Facts.Formatted}) {
 			return errNeedsTime
 		}
-		return d.stage(ctx, src, v, u, req.GetStagingTargetPath(), quick)
+		err = d.stage(ctx, src, v, u, req.GetStagingTargetPath(), progress, quick)
+		if err != nil {
+			d.giveUp(id)
+		}
+		return err
 	}
 	try := attempt
-	attempt = func(ctx context.Context, quick bool) error {
+	attempt = func(ctx context.Context, progress *volume.Progress, quick bool) error {
 		_, before := d.staged.get(id)
-		err := try(ctx, quick)
+		err := try(ctx, progress, quick)
 		d.auditStaged(ctx, id, before, req, err)
 		return err
 	}
-	err = d.ops.short("NodeStageVolume", func() error { return attempt(ctx, true) }, id)
+	err = d.ops.short("NodeStageVolume", func() error { return attempt(ctx, &volume.Progress{}, true) }, id)
 	if errors.Is(err, errNeedsTime) {
-		err = d.ops.long(ctx, "NodeStageVolume", func(ctx context.Context, _ *volume.Progress) error { return attempt(ctx, false) }, id)
+		err = d.ops.long(ctx, "NodeStageVolume", func(ctx context.Context, progress *volume.Progress) error {
+			return attempt(ctx, progress, false)
+		}, id)
 	}
 	if err != nil {
 		return nil, err
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+// giveUp releases the device of a static volume that could not be staged, for
+// another volume's use.
+func (d *Driver) giveUp(id string) {
+	if _, staged := d.staged.get(id); staged {
+		return
+	}
+	if static := d.Volumes.Static(); static != nil {
+		static.Release(id)
+	}
 }
 
 // errNeedsTime ends the quick attempt at a stage: a program has to run, or
@@ -92,7 +109,9 @@ func (d *Driver) checkStagingPath(path string) error {
 	}
 }
 
-func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, u use, path string, quick bool) error {
+func (d *Driver) stage(
+	ctx context.Context, src volume.Source, v volume.Volume, u use, path string, progress *volume.Progress, quick bool,
+) error {
 	if err := d.staged.unusable(v.ID); err != nil {
 		return err
 	}
@@ -121,6 +140,10 @@ func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, 
 	if err := failpoint.Err("stage.attached"); err != nil {
 		return err
 	}
+	// Attach may have found a device of which more is known.
+	if v, err = src.Get(v.ID); err != nil {
+		return err
+	}
 	r := stagedRecord{VolumeID: v.ID, StagingPath: path, Block: u.block, Mode: u.mode, Device: a.Device}
 	if u.block && !v.Block && !v.Facts.GivenRaw {
 		// From now on nothing but a file system that is found there may be
@@ -137,7 +160,7 @@ func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, 
 			return invalid("volume %s is a share of type %s, not %s", v.ID, r.FSType, u.fstype)
 		}
 	case !u.block:
-		if r.FSType, err = d.ensureFilesystem(ctx, src, v, a.Device, u, quick); err != nil {
+		if r.FSType, err = d.ensureFilesystem(ctx, src, v, a.Device, u, progress, quick); err != nil {
 			return err
 		}
 		r.Superblock = u.options.SuperblockString()
@@ -153,7 +176,9 @@ func (d *Driver) stage(ctx context.Context, src volume.Source, v volume.Volume, 
 
 // ensureFilesystem gives the type of the file system that the device holds
 // afterwards: the one that was asked for, or an error.
-func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, u use, quick bool) (string, error) {
+func (d *Driver) ensureFilesystem(
+	ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, u use, progress *volume.Progress, quick bool,
+) (string, error) {
 	want := u.fstype
 	for _, t := range []string{v.Facts.Formatted, v.FSType, defaultFilesystem} {
 		if want == "" {
@@ -163,7 +188,9 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 	var found superblock.Result
 	var blank superblock.BlankDevice
 	var err error
-	if v.Facts.Formatting != nil {
+	if v.Facts.Formatting != nil && quick {
+		return "", errNeedsTime
+	} else if v.Facts.Formatting != nil {
 		if err := waitForMkfs(ctx, v.ID, dev); err != nil {
 			return "", err
 		}
@@ -173,7 +200,7 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 	} else if quick {
 		return "", errNeedsTime
 	} else {
-		found, blank, err = superblock.ProbeDevice(dev.Path)
+		found, err = superblock.ProbeDevice(dev.Path)
 	}
 	if err != nil {
 		return "", fmt.Errorf("volume %s: %w", v.ID, err)
@@ -182,6 +209,14 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 	if err := d.mayFormat(v, dev, found, blank); err != nil {
 		return "", err
 	}
+	if found.Answer == superblock.Blank {
+		blank = superblock.BlankDevice{} // that of an earlier format
+	}
+	if found.Answer == superblock.Blank && v.Facts.Formatted == "" {
+		if found, blank, err = volume.ProveBlank(ctx, src, v.ID, dev, progress); err != nil {
+			return "", fmt.Errorf("volume %s: %w", v.ID, err)
+		}
+	}
 	if blank.Path() != "" {
 		if found, err = d.format(ctx, src, v, dev, want, blank); err != nil {
 			return "", err
@@ -189,7 +224,8 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 		facts = volume.Facts{Formatted: want}
 	}
 	if found.Answer == superblock.Blank {
-		return "", fault.New(fault.State, "volume %s was formatted with %s before, and %s reads as blank now: its data was lost or overwritten. It is not formatted a second time: restore a snapshot, or delete the volume", v.ID, v.Facts.Formatted, dev.Path)
+		return "", fault.New(fault.State, "volume %s was formatted with %s before, and %s reads as blank now: its data was lost or overwritten. "+
+			"It is not formatted a second time: %s", v.ID, v.Facts.Formatted, dev.Path, d.wayOut(v.ID, dev, want))
 	}
 	if found.Answer != superblock.Known {
 		return "", fault.New(fault.State, "volume %s: %s holds %s. It is neither blank nor the %s that was asked for, so it was not touched: look at it with `wipefs -n %s` and `hexdump -C %s | head`; if its data may go, delete the volume (or wipe the device) and create it anew",
@@ -220,23 +256,6 @@ func (d *Driver) ensureFilesystem(ctx context.Context, src volume.Source, v volu
 		return "", errNeedsTime
 	}
 	return want, d.growExt4Early(ctx, src, v.ID, dev, want, busy)
-}
-
-// mayFormat refuses to format what was proven blank by looking at places only,
-// when somebody may have written to other places.
-func (d *Driver) mayFormat(v volume.Volume, dev mounter.Device, found superblock.Result, blank superblock.BlankDevice) error {
-	if blank.Path() == "" {
-		return nil
-	}
-	advice := "its data may be anywhere; if it may go, delete the volume (or wipe the device) and create it anew"
-	if v.Facts.GivenRaw {
-		return fault.New(fault.State, "volume %s: %s was given out as a raw block device before, so it is not formatted, though it holds no known format: %s", v.ID, dev.Path, advice)
-	}
-	if _, pool := d.Volumes.OwnerOf(v.ID); !pool && found.Answer != superblock.Blank {
-		// The path may lead to another disk than the one that was being formatted.
-		return fault.New(fault.State, "volume %s: formatting %s was begun and did not end, and it holds %s: this may be another device than then, so it is not formatted again; %s (`wipefs -a %s`)", v.ID, dev.Path, found, advice, dev.Path)
-	}
-	return nil
 }
 
 // waitForMkfs waits for a mkfs that outlived the driver that started it.
@@ -290,8 +309,7 @@ func (d *Driver) format(ctx context.Context, src volume.Source, v volume.Volume,
 	}
 	d.Metrics.FilesystemMade(fstype)
 	d.Log.InfoContext(ctx, "formatted", "volume_id", v.ID, "device", dev.Path, "fs_type", fstype)
-	found, _, err := superblock.ProbeDevice(dev.Path)
-	return found, err
+	return superblock.ProbeDevice(dev.Path)
 }
 
 // mend does what an unmounted file system needs before it is used: a check

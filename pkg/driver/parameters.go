@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"slices"
 	"sort"
 	"strings"
 
@@ -92,6 +93,12 @@ func parseAttributes(m map[string]string) (attributes, error) {
 	var a attributes
 	for _, key := range sortedKeys(m) {
 		switch {
+		case key == static.AttrFormat && m[static.AttrDevice] != "":
+			if !slices.Contains(static.FormatWords(), m[key]) {
+				return attributes{}, fault.New(fault.Invalid, "attribute %s=%q: the value must be one of %s",
+					key, m[key], strings.Join(static.FormatWords(), ", "))
+			}
+			continue
 		case key == attrPodGroup, key == attrPodPolicy, key == attrPodHostUsers, key == static.AttrDevice, key == static.AttrServer, key == static.AttrShare:
 			continue
 		case strings.Contains(key, "/"):
@@ -101,8 +108,9 @@ func parseAttributes(m map[string]string) (attributes, error) {
 			continue
 		}
 		if _, ok := parameters[key]; !ok {
-			return attributes{}, fault.New(fault.Invalid, "attribute %q is unknown; known are %s, %s, %s (static volumes) and the parameters %s",
-				key, static.AttrDevice, static.AttrServer, static.AttrShare, strings.Join(sortedKeys(parameters), ", "))
+			return attributes{}, fault.New(fault.Invalid,
+				"attribute %q is unknown; known are %s (and with it %s), %s, %s (static volumes) and the parameters %s",
+				key, static.AttrDevice, static.AttrFormat, static.AttrServer, static.AttrShare, strings.Join(sortedKeys(parameters), ", "))
 		}
 		if err := a.set(key, m[key]); err != nil {
 			return attributes{}, err

@@ -26,6 +26,8 @@ type StaticSource interface {
 	Adopt(id string, attributes map[string]string) (Volume, error)
 	// Remember takes up a device that an earlier process attached.
 	Remember(id string, d mounter.Device)
+	// Release gives up what Attach claimed for a volume that is not staged.
+	Release(id string)
 }
 
 // NewRegistry knows these pools, in this order (the first is the default), and

@@ -18,7 +18,7 @@ import (
 var spoilt = map[string]func(string) string{
 	"empty":   func(string) string { return "" },
 	"garbage": func(s string) string { return "\x00\x01" + s[:len(s)/2] },
-	"newer":   func(s string) string { return strings.Replace(s, `"version": 1`, `"version": 99`, 1) },
+	"newer":   func(s string) string { return strings.Replace(s, `"version": `, `"version": 99`, 1) },
 	"other's": func(s string) string { return strings.ReplaceAll(s, "pool.v", "pool.v0") },
 }
 

@@ -10,8 +10,12 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// BlankDevice is the proof that a device held nothing when it was looked at.
-// Its zero value proves nothing and is refused by whoever asks for one.
+// BlankDevice is the proof that a device holds nothing that could be lost: what
+// a program that makes file systems asks for. There are these ways to one:
+// ProveBlank looked at every byte; OfPool, the pool that made the device knows
+// that nothing was written to it; OnWord, the administrator said that a probe is
+// enough; Resume, it is what an interrupted mkfs of ours left. The zero value
+// proves nothing and is refused.
 type BlankDevice struct {
 	path         string
 	major, minor uint32
@@ -26,7 +30,8 @@ func (b BlankDevice) Resumed() bool { return b.resumed }
 // Path is the device node that was probed; empty for the zero value.
 func (b BlankDevice) Path() string { return b.path }
 
-// Verify tells whether the node is still the device that was proven blank.
+// Verify tells whether the node is still the device that was proven blank, and
+// probes it once more.
 func (b BlankDevice) Verify() error {
 	if b.path == "" {
 		return fault.New(fault.State, "no proof that the device is blank")
@@ -36,20 +41,30 @@ func (b BlankDevice) Verify() error {
 		return err
 	}
 	defer now.file.Close()
-	now.resumed = b.resumed
-	if now.BlankDevice != b {
+	if now.major != b.major || now.minor != b.minor || now.size != b.size {
 		return fault.New(fault.State, "%s is another device, or has another size, than the one that was proven blank", b.path)
+	}
+	res, err := Probe(linux.Direct{File: now.file}, now.size)
+	if err != nil {
+		return fmt.Errorf("%s: %w", b.path, err)
+	}
+	if res.Answer != Blank && !b.resumed {
+		return fault.New(fault.State, "%s was blank and now holds %s: somebody wrote to it just now; nothing was changed", b.path, res)
 	}
 	return nil
 }
 
 type device struct {
 	BlankDevice
-	file *os.File
+	file *os.File // open with O_DIRECT: another opener's pages may be older than the device
 }
 
-func openDevice(path string) (device, error) {
-	f, err := linux.Open(path, os.O_RDONLY)
+func openDevice(path string, flags ...int) (device, error) {
+	mode := os.O_RDONLY | linux.ODirect
+	for _, f := range flags {
+		mode |= f
+	}
+	f, err := linux.Open(path, mode)
 	if err != nil {
 		return device{}, err
 	}
@@ -68,15 +83,21 @@ func openDevice(path string) (device, error) {
 	return device{BlankDevice{path: path, major: st.RdevMajor, minor: st.RdevMinor, size: size}, f}, nil
 }
 
-// ProbeDevice probes a block device. For a Blank one, and only then, the
-// second value is a proof of it.
-func ProbeDevice(path string) (Result, BlankDevice, error) {
+// ProbeDevice probes a block device, past the page cache.
+func ProbeDevice(path string) (Result, error) {
+	res, _, err := probed(path)
+	return res, err
+}
+
+// probed gives a proof for a device that a probe takes for blank: its caller
+// knows that a probe is enough.
+func probed(path string) (Result, BlankDevice, error) {
 	d, err := openDevice(path)
 	if err != nil {
 		return Result{}, BlankDevice{}, err
 	}
 	defer d.file.Close()
-	res, err := Probe(d.file, d.size)
+	res, err := Probe(linux.Direct{File: d.file}, d.size)
 	if err != nil {
 		return Result{}, BlankDevice{}, fmt.Errorf("%s: %w", path, err)
 	}
@@ -85,6 +106,16 @@ func ProbeDevice(path string) (Result, BlankDevice, error) {
 	}
 	return res, d.BlankDevice, nil
 }
+
+// OfPool is the proof for a device that a pool made, of which it knows that
+// nobody was given it since: only package volume, which asks the pool, may call
+// it. A probe looks all the same.
+func OfPool(path string) (Result, BlankDevice, error) { return probed(path) }
+
+// OnWord is the proof for a device of which the administrator said that it may
+// be formatted when a probe takes it for blank: only pkg/volume/static, which
+// keeps that word, may call it.
+func OnWord(path string) (Result, BlankDevice, error) { return probed(path) }
 
 // Identify is ProbeDevice for a device that was formatted with fstype before:
 // when a whole superblock of that type is where it belongs, it looks no
@@ -99,15 +130,15 @@ func Identify(path, fstype string) (Result, error) {
 	if start > 0 && d.size >= start {
 		// Past the page cache, which would read 128 KiB ahead and be thrown away
 		// when the device is closed.
-		head, err := linux.ReadDirect(d.file, start)
-		if err != nil {
+		head := make([]byte, start)
+		if _, err := (linux.Direct{File: d.file}).ReadAt(head, 0); err != nil {
 			return Result{}, fmt.Errorf("%s: %w", path, err)
 		}
 		if found := detect(&image{head: head, size: d.size}); len(found) == 1 && found[0].Answer == Known && found[0].Type == fstype {
 			return found[0], nil
 		}
 	}
-	return Probe(d.file, d.size)
+	return Probe(linux.Direct{File: d.file}, d.size)
 }
 
 // Fingerprint is a sum over the place of a block device where ext2/3/4, xfs and
@@ -119,8 +150,8 @@ func Fingerprint(path string) (string, error) {
 		return "", err
 	}
 	defer d.file.Close()
-	b, err := linux.ReadDirect(d.file, min(d.size&^4095, headSize/2))
-	if err != nil {
+	b := make([]byte, min(d.size&^4095, headSize/2))
+	if _, err := (linux.Direct{File: d.file}).ReadAt(b, 0); err != nil {
 		return "", fmt.Errorf("%s: %w", path, err)
 	}
 	return fmt.Sprintf("%x", sha256.Sum256(b)), nil
@@ -168,7 +199,7 @@ func Resume(path string, i Intent) (Result, BlankDevice, error) {
 		return Result{}, BlankDevice{}, err
 	}
 	defer d.file.Close()
-	res, err := Probe(d.file, d.size)
+	res, err := Probe(linux.Direct{File: d.file}, d.size)
 	if err != nil {
 		return Result{}, BlankDevice{}, fmt.Errorf("%s: %w", path, err)
 	}

@@ -7,6 +7,7 @@
 //   - Unknown: anything else: damaged, ambiguous, unfinished or foreign data.
 //
 // Unknown is never Blank: other tools' "I found nothing" has cost people their
-// data (kubernetes/kubernetes#140376). Formatting needs a BlankDevice, which
-// only ProbeDevice and Resume of this package make.
+// data (kubernetes/kubernetes#140376). And a probe looks at places: it says what
+// a device is not. Formatting needs a BlankDevice, and a probe alone makes none:
+// see there.
 package superblock

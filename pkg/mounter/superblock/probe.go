@@ -66,6 +66,7 @@ func (r Result) String() string {
 
 const (
 	headSize = 256 << 10 // primary marks, first ZFS label
+	closeBy  = 4 << 20   // up to here, everything is looked at
 	tailSize = 512 << 10 // backups of GPT, MD 0.90/1.0, last ZFS labels
 )
 
@@ -165,6 +166,16 @@ func firstNonZero(r io.ReaderAt, m *image) (string, error) {
 		return fmt.Sprintf("data that is no known format at offset %d", m.size-int64(len(m.tail))+int64(off)), nil
 	}
 	const step = 4096
+	// The part where the copies lie close is read in one piece.
+	if n := min(closeBy, m.size) - headSize; n > 0 {
+		b, err := readFull(r, headSize, n)
+		if err != nil {
+			return "", err
+		}
+		if i := nonZero(b); i >= 0 {
+			return fmt.Sprintf("no known format at the start, but data at offset %d (%s)", headSize+i, nameBackup(b[i&^(step-1):])), nil
+		}
+	}
 	for _, off := range backupPlaces(m.size) {
 		b, err := readFull(r, off, min(step, m.size-off))
 		if err != nil {
@@ -177,17 +188,14 @@ func firstNonZero(r io.ReaderAt, m *image) (string, error) {
 	return "", nil
 }
 
-// backupPlaces lists offsets of 4 KiB pieces, in order, below size.
+// backupPlaces lists offsets of 4 KiB pieces, in order, from closeBy to size.
 func backupPlaces(size int64) []int64 {
 	seen := map[int64]bool{}
 	add := func(off int64) {
 		off &^= 4095
-		if off >= headSize && off < size {
+		if off >= closeBy && off < size {
 			seen[off] = true
 		}
-	}
-	for off := int64(headSize); off < 4<<20; off += 4096 {
-		add(off)
 	}
 	// btrfs mirrors.
 	add(64 << 20)

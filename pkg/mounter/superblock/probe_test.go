@@ -165,7 +165,7 @@ func TestD02_NoProofFromNothing(t *testing.T) {
 	if none.Verify() == nil {
 		t.Error("the zero BlankDevice proves something")
 	}
-	if _, b, err := ProbeDevice(blankImage(t, testSize)); err == nil || b.Path() != "" {
+	if _, b, err := OfPool(blankImage(t, testSize)); err == nil || b.Path() != "" {
 		t.Error("a file was taken for a device")
 	}
 	in := BlankDevice{path: "x", size: 7}.Intent("ext4")

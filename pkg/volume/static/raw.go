@@ -26,12 +26,12 @@ func (s *Source) AttachReadOnly(_ context.Context, id string) (mounter.Device, e
 
 func (s *Source) readOnlyLoops(id string) ([]loopdev.Device, error) {
 	s.mu.Lock()
-	d, ok := s.attached[id]
+	c, ok := s.attached[id]
 	s.mu.Unlock()
 	if !ok {
 		return nil, nil
 	}
-	found, err := s.loop.Find(d.Path)
+	found, err := s.loop.Find(c.device.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -83,11 +83,12 @@ func (s *Source) release(d mounter.Device) error {
 // Mend sets back what pods changed of the volume's devices.
 func (s *Source) Mend(_ context.Context, id string) error {
 	s.mu.Lock()
-	d, ok := s.attached[id]
+	c, ok := s.attached[id]
 	s.mu.Unlock()
 	if !ok {
 		return nil
 	}
+	d := c.device
 	devices, err := s.readOnlyLoops(id)
 	if err != nil {
 		return err
@@ -121,7 +122,7 @@ func (s *Source) Mend(_ context.Context, id string) error {
 // DeviceHealth.
 func (s *Source) Health(id string) []mounter.Ailment {
 	s.mu.Lock()
-	d, attached := s.attached[id]
+	c, attached := s.attached[id]
 	what, changed := s.changed[id]
 	s.mu.Unlock()
 	var found []mounter.Ailment
@@ -129,7 +130,7 @@ func (s *Source) Health(id string) []mounter.Ailment {
 		found = append(found, mounter.Ailment{Reason: "DeviceChanged", Message: what + "; it was set back. Look at the pods that have the volume"})
 	}
 	if attached {
-		if loop, ok, err := s.loop.Open(d.Major, d.Minor); err == nil && ok && loop.Held {
+		if loop, ok, err := s.loop.Open(c.device.Major, c.device.Minor); err == nil && ok && loop.Held {
 			found = append(found, rawdevice.HeldAilment)
 		}
 	}

@@ -31,16 +31,36 @@ const (
 	AttrDevice = "device"
 	AttrServer = "server"
 	AttrShare  = "share"
+	// AttrFormat says when a device may be formatted, one of FormatWords.
+	AttrFormat = "format"
 )
 
+// What AttrFormat may say.
+const (
+	// IfProvenBlank: when every byte of it is zero. The default.
+	IfProvenBlank = "IfProvenBlank"
+	// IfProbedBlank: when it holds nothing where formats keep their marks and
+	// the copies of those. It is the administrator's word that data in other
+	// places may go.
+	IfProbedBlank = "IfProbedBlank"
+)
+
+// FormatWords are what AttrFormat may say, the default first.
+func FormatWords() []string { return []string{IfProvenBlank, IfProbedBlank} }
+
+// entry is a volume's record. Version 2 added Format and Identity.
 type entry struct {
 	Volume volume.Volume `json:"volume"`
 	Device string        `json:"device,omitempty"`
 	Server string        `json:"server,omitempty"`
 	Share  string        `json:"share,omitempty"`
+	Format string        `json:"format,omitempty"` // empty: IfProvenBlank
+	// Identity is that of the device that was found last; unknown in a record of
+	// version 1 until the device is found.
+	Identity mounter.Identity `json:"identity"`
 }
 
-var entryType = record.Type{Kind: "crust-csi.static-volume", Version: 1}
+var entryType = record.Type{Kind: "crust-csi.static-volume", Version: 2}
 
 // Source is the static source of one node.
 type Source struct {
@@ -49,16 +69,22 @@ type Source struct {
 	claimed func(mounter.Device) (string, bool)
 	loop    loopdev.Nodes
 	raw     rawdevice.Guard
+	log     *slog.Logger
+	boot    string
 
 	mu       sync.Mutex
 	volumes  map[string]entry
-	attached map[string]mounter.Device
-	changed  map[string]string // what pods changed of their devices
+	attached map[string]claim
+	devices  map[string]deviceRecord // by key of their identity
+	changed  map[string]string       // what pods changed of their devices
 
 	bad map[string]error // of records that cannot be used, by path; never changed after Open
 }
 
-var _ volume.StaticSource = (*Source)(nil)
+var (
+	_ volume.StaticSource = (*Source)(nil)
+	_ volume.Prover       = (*Source)(nil)
+)
 
 // Options of Open.
 type Options struct {
@@ -80,9 +106,18 @@ func Open(o Options) (*Source, error) {
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, err
 	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	boot, err := mounter.BootID()
+	if err != nil {
+		return nil, err
+	}
 	s := &Source{
-		dir: o.Dir, allow: o.Allow, claimed: o.Claimed, loop: loopdev.Nodes{Dir: o.NodesDir}, raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}},
-		volumes: map[string]entry{}, attached: map[string]mounter.Device{}, changed: map[string]string{}, bad: map[string]error{},
+		dir: o.Dir, allow: o.Allow, claimed: o.Claimed, log: o.Log, boot: boot,
+		loop: loopdev.Nodes{Dir: o.NodesDir}, raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}},
+		volumes: map[string]entry{}, attached: map[string]claim{}, devices: map[string]deviceRecord{},
+		changed: map[string]string{}, bad: map[string]error{},
 	}
 	names, err := record.Names(o.Dir)
 	if err != nil {
@@ -96,15 +131,18 @@ func Open(o Options) (*Source, error) {
 			err = fmt.Errorf("%s: the record is of volume %q, and does not belong there", path, e.Volume.ID)
 		}
 		if err != nil {
-			s.bad[path] = record.Unusable(err)
-			if o.Log != nil {
-				o.Log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", s.bad[path])
-			}
+			s.unusable(path, err)
 			continue
 		}
 		s.volumes[e.Volume.ID] = e
 	}
-	return s, nil
+	return s, s.loadDevices()
+}
+
+// unusable keeps a record that cannot be used from being taken for none.
+func (s *Source) unusable(path string, err error) {
+	s.bad[path] = record.Unusable(err)
+	s.log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", s.bad[path])
 }
 
 func (s *Source) path(id string) string {
@@ -124,7 +162,7 @@ func (s *Source) Claims(attributes map[string]string) bool {
 
 // Adopt takes a volume as its attributes describe it.
 func (s *Source) Adopt(id string, attributes map[string]string) (volume.Volume, error) {
-	e := entry{Device: attributes[AttrDevice], Server: attributes[AttrServer], Share: attributes[AttrShare]}
+	e := entry{Device: attributes[AttrDevice], Server: attributes[AttrServer], Share: attributes[AttrShare], Format: attributes[AttrFormat]}
 	switch {
 	case e.Device != "" && (e.Server != "" || e.Share != ""):
 		return volume.Volume{}, fault.New(fault.Invalid, "volume %s: the attribute %q excludes %q and %q", id, AttrDevice, AttrServer, AttrShare)
@@ -145,7 +183,12 @@ func (s *Source) Adopt(id string, attributes map[string]string) (volume.Volume, 
 		if known.Device != e.Device || known.Server != e.Server || known.Share != e.Share {
 			return volume.Volume{}, fault.New(fault.Invalid, "volume %s was %s and is now asked for as %s: an id stands for one volume; use another volumeHandle", id, known, e)
 		}
-		return known.Volume, nil
+		if known.Format == e.Format {
+			return known.Volume, nil
+		}
+		s.log.Info("a static volume's attribute has changed", "volume_id", id, "attribute", AttrFormat, "was", known.Format, "is", e.Format)
+		known.Format = e.Format
+		return known.Volume, s.save(known)
 	}
 	if e.Device != "" {
 		if _, err := s.resolve(id, e.Device); err != nil {
@@ -253,126 +296,5 @@ func (s *Source) List() []volume.Volume {
 	return list
 }
 
-// Attach finds the device again; two volumes cannot have one device.
-func (s *Source) Attach(_ context.Context, id string) (volume.Attachment, error) {
-	e, err := s.find(id)
-	if err != nil {
-		return volume.Attachment{}, err
-	}
-	if e.Device == "" {
-		return volume.Attachment{Share: &volume.Share{Type: "nfs", Source: e.source()}}, nil
-	}
-	d, err := s.resolve(id, e.Device)
-	if err != nil {
-		return volume.Attachment{}, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for other, o := range s.attached {
-		if other != id && o.Major == d.Major && o.Minor == d.Minor {
-			return volume.Attachment{}, fault.New(fault.State, "volume %s: device %s is staged as volume %s", id, d.Path, other)
-		}
-	}
-	s.attached[id] = d
-	return volume.Attachment{Device: d}, nil
-}
-
-// Attached gives the device, if it is still the one that was attached.
-func (s *Source) Attached(id string) (volume.Attachment, bool, error) {
-	e, err := s.find(id)
-	if err != nil {
-		return volume.Attachment{}, false, err
-	}
-	if e.Device == "" {
-		return volume.Attachment{Share: &volume.Share{Type: "nfs", Source: e.source()}}, true, nil
-	}
-	s.mu.Lock()
-	known, ok := s.attached[id]
-	s.mu.Unlock()
-	if !ok {
-		a, err := s.Attach(context.Background(), id)
-		return a, err == nil, err
-	}
-	now, err := mounter.FindDevice(known.Path)
-	if err != nil {
-		return volume.Attachment{}, false, fault.New(fault.State, "volume %s: its device %s is gone: %w", id, known.Path, err)
-	}
-	if now.Major != known.Major || now.Minor != known.Minor {
-		return volume.Attachment{}, false, fault.New(fault.State, "volume %s: %s is now another device (%d:%d, was %d:%d); unstage and stage it again", id, known.Path, now.Major, now.Minor, known.Major, known.Minor)
-	}
-	return volume.Attachment{Device: now}, true, nil
-}
-
-// Remember takes up a device that an earlier process attached, whether or not
-// its path leads to it still.
-func (s *Source) Remember(id string, d mounter.Device) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.attached[id] = d
-}
-
-// Owns gives the volume that the device, or the one below a read-only loop
-// device, belongs to.
-func (s *Source) Owns(d mounter.Device) (string, bool) {
-	if id, ok := s.attachedAs(d.Same); ok {
-		return id, true
-	}
-	major, minor, ok := s.loop.Below(d.Major, d.Minor)
-	if !ok {
-		return "", false
-	}
-	return s.attachedAs(mounter.Device{Major: major, Minor: minor}.Same)
-}
-
-func (s *Source) attachedAs(is func(mounter.Device) bool) (string, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for id, o := range s.attached {
-		if is(o) {
-			return id, true
-		}
-	}
-	return "", false
-}
-
-// Detach releases what Attach and AttachReadOnly made. The device itself
-// stays; it must not be mounted anywhere.
-func (s *Source) Detach(ctx context.Context, id string) error {
-	s.mu.Lock()
-	d, ok := s.attached[id]
-	s.mu.Unlock()
-	if !ok {
-		return nil
-	}
-	if err := s.DetachReadOnly(ctx, id, nil); err != nil {
-		return err
-	}
-	if err := s.release(d); err != nil {
-		return fault.New(fault.State, "volume %s: %w", id, err)
-	}
-	busy, err := d.Held(s.loop.Dir)
-	if err != nil {
-		return err
-	}
-	if busy {
-		return fault.New(fault.State, "volume %s: %s is in use%s", id, d.Path, mounter.HeldBy(d))
-	}
-	s.mu.Lock()
-	delete(s.attached, id)
-	delete(s.changed, id)
-	s.mu.Unlock()
-	return nil
-}
-
 // Refresh does nothing: a device has the size that it has.
 func (s *Source) Refresh(context.Context, string) error { return nil }
-
-// SetFacts keeps the facts in the state directory.
-func (s *Source) SetFacts(id string, facts volume.Facts) error {
-	e, err := s.find(id)
-	if err != nil {
-		return err
-	}
-	e.Volume.Facts = facts
-	return s.save(e)
-}

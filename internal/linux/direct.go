@@ -1,0 +1,79 @@
+package linux
+
+import (
+	"io"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// DirectAlign is the alignment in bytes that direct I/O needs at most: the
+// largest logical block size of Linux's own devices.
+const DirectAlign = 4096
+
+// ODirect reads and writes past the page cache, open(2).
+const ODirect = unix.O_DIRECT
+
+// AlignedBuffer makes a buffer of n bytes that direct I/O can use.
+func AlignedBuffer(n int) []byte {
+	buf := make([]byte, n+DirectAlign)
+	return buf[DirectAlign-int(uintptr(unsafe.Pointer(&buf[0]))%DirectAlign):][:n:n]
+}
+
+// Pread is pread(2), repeated until buf is full or the file ends (io.EOF with
+// what was read).
+func Pread(f *os.File, buf []byte, off int64) (int, error) {
+	got := 0
+	for got < len(buf) {
+		var n int
+		err := call("pread", func() (e error) { n, e = unix.Pread(fdOf(f), buf[got:], off+int64(got)); return e })
+		if err != nil {
+			return got, err
+		}
+		if n == 0 {
+			return got, io.EOF
+		}
+		got += n
+	}
+	return got, nil
+}
+
+// Direct reads a file that is open with O_DIRECT at any place: pieces that are
+// not aligned are read with what lies around them.
+type Direct struct{ File *os.File }
+
+// ReadAt is pread(2) of the aligned bytes around [off, off+len(b)).
+func (d Direct) ReadAt(b []byte, off int64) (int, error) {
+	start := off &^ (DirectAlign - 1)
+	end := (off + int64(len(b)) + DirectAlign - 1) &^ (DirectAlign - 1)
+	buf := AlignedBuffer(int(end - start))
+	got, err := Pread(d.File, buf, start)
+	if have := int64(got) - (off - start); have < int64(len(b)) {
+		if err == nil {
+			err = io.ErrUnexpectedEOF
+		}
+		if have <= 0 {
+			return 0, err
+		}
+		return copy(b, buf[off-start:got]), err
+	}
+	return copy(b, buf[off-start:]), nil
+}
+
+// Times are a file's, in nanoseconds since 1970: when it was made (0: its file
+// system keeps no such time) and when it was last changed in any way.
+type Times struct{ Born, Changed int64 }
+
+// FileTimes is statx(2) of what f is open on, of its times.
+func FileTimes(f *os.File) (Times, error) {
+	var st unix.Statx_t
+	err := call("statx", func() error {
+		return unix.Statx(fdOf(f), "", unix.AT_EMPTY_PATH, unix.STATX_BTIME|unix.STATX_CTIME, &st)
+	})
+	t := Times{Changed: st.Ctime.Sec*1e9 + int64(st.Ctime.Nsec)}
+	if st.Mask&unix.STATX_BTIME != 0 {
+		t.Born = st.Btime.Sec*1e9 + int64(st.Btime.Nsec)
+	}
+	return t, err
+}

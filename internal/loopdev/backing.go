@@ -1,0 +1,85 @@
+package loopdev
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// Backing is what lies behind a bound loop device.
+type Backing struct {
+	// File is the regular file, open for reading and proven to be the one that
+	// the kernel has bound; nil when its path leads nowhere from here.
+	File *os.File
+	// Block is set when a block device lies behind, with this number.
+	Block        bool
+	Major, Minor uint32
+	// Offset and Limit are the part of it that is shown, in bytes; a Limit of 0
+	// is its end.
+	Offset, Limit int64
+}
+
+// Close closes the file.
+func (b Backing) Close() {
+	if b.File != nil {
+		b.File.Close()
+	}
+}
+
+// OpenBacking looks behind a loop device that is open. ok is false when it is
+// no loop device, or a free one. The caller closes what it gives.
+func OpenBacking(loop *os.File) (b Backing, ok bool, err error) {
+	st, err := linux.StatxFile(loop)
+	if err != nil {
+		return b, false, err
+	}
+	dir := fmt.Sprintf("/sys/dev/block/%d:%d/loop/", st.RdevMajor, st.RdevMinor)
+	path, err := linux.ReadSmall(dir + "backing_file")
+	if errors.Is(err, linux.ENOENT) {
+		return b, false, nil
+	}
+	if err != nil {
+		return b, false, err
+	}
+	info, err := linux.LoopStatus(loop)
+	if errors.Is(err, linux.ENXIO) {
+		return b, false, nil
+	}
+	if err != nil {
+		return b, false, err
+	}
+	if b.Offset, err = readNumber(dir + "offset"); err != nil {
+		return b, false, err
+	}
+	if b.Limit, err = readNumber(dir + "sizelimit"); err != nil {
+		return b, false, err
+	}
+	if info.RDevice != 0 {
+		b.Block = true
+		b.Major, b.Minor = linux.SplitDev(info.RDevice)
+		return b, true, nil
+	}
+	f, err := linux.Open(strings.TrimSuffix(path, "\n"), os.O_RDONLY|linux.ONofollow)
+	if err != nil {
+		return b, true, nil // of another mount namespace, or deleted
+	}
+	at, err := linux.StatxFile(f)
+	if err != nil || !at.IsRegular() || linux.MakeDev(at.DevMajor, at.DevMinor) != info.Device || at.Ino != info.Inode {
+		f.Close()
+		return b, true, err
+	}
+	b.File = f
+	return b, true, nil
+}
+
+func readNumber(path string) (int64, error) {
+	s, err := linux.ReadSmall(path)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(s), 10, 64)
+}

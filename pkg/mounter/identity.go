@@ -1,0 +1,202 @@
+package mounter
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/loopdev"
+)
+
+// Identity says which disk a device is, or which part of one, whatever path or
+// number it has. The zero value is that of a device that nobody has looked at.
+type Identity struct {
+	// Kind is where the kernel has it from: wwid, vpd, serial, cid, md, dm, file
+	// (behind a loop device), or number: nothing but the device's number.
+	Kind  string `json:"kind"`
+	Value string `json:"value"`
+	// Start and Length are a part of the disk, in bytes; a Length of 0 is its end.
+	Start  int64 `json:"startBytes,omitempty"`
+	Length int64 `json:"lengthBytes,omitempty"`
+	// Boot is set when it holds for this boot only: after the next one, the same
+	// number may be another disk.
+	Boot string `json:"bootID,omitempty"`
+}
+
+// Known is false for the zero value.
+func (i Identity) Known() bool { return i.Kind != "" }
+
+// Lasting tells whether it still means the same disk after a reboot.
+func (i Identity) Lasting() bool { return i.Known() && i.Boot == "" }
+
+// Burnt tells whether the disk itself (or its volume manager) bears it: such a
+// disk can be told from every other one. A file can be restored from a copy.
+func (i Identity) Burnt() bool { return i.Lasting() && i.Kind != "file" }
+
+// SameDisk tells whether both are known and are, or are parts of, one disk.
+func (i Identity) SameDisk(o Identity) bool {
+	return i.Known() && i.Kind == o.Kind && i.Value == o.Value && i.Boot == o.Boot
+}
+
+// Overlaps tells whether some byte belongs to both.
+func (i Identity) Overlaps(o Identity) bool {
+	return i.SameDisk(o) && (o.Length == 0 || i.Start < o.Start+o.Length) && (i.Length == 0 || o.Start < i.Start+i.Length)
+}
+
+func (i Identity) String() string {
+	s := i.Kind + " " + i.Value
+	if i.Start != 0 || i.Length != 0 {
+		s += fmt.Sprintf(" from byte %d", i.Start)
+	}
+	return s
+}
+
+// Identify reads the identity of a device: the unique id that its hardware or
+// its volume manager gives it, or, for a loop device, the file behind it (its
+// device, inode and time of birth). Where there is none, it is the device's
+// number and the kernel's sequence number of disks (Linux 5.15; its size before
+// that), which holds for this boot only.
+func Identify(d Device) (Identity, error) {
+	boot, err := BootID()
+	if err != nil {
+		return Identity{}, err
+	}
+	return identities{sys: "/sys", dev: "/dev", boot: boot}.of(d.Path, d.Major, d.Minor, 0)
+}
+
+// identities are those of a machine; tests have one of their own.
+type identities struct{ sys, dev, boot string }
+
+func (m identities) of(path string, major, minor uint32, depth int) (Identity, error) {
+	const deepest = 8 // loop devices on loop devices
+	dir, err := filepath.EvalSymlinks(fmt.Sprintf("%s/dev/block/%d:%d", m.sys, major, minor))
+	if errors.Is(err, fs.ErrNotExist) || depth > deepest {
+		return m.number(dir, major, minor), nil
+	}
+	if err != nil {
+		return Identity{}, err
+	}
+	if m.read(dir, "partition") != "" {
+		return m.partition(dir, depth)
+	}
+	if uuid := m.read(dir, "dm/uuid"); uuid != "" {
+		return Identity{Kind: "dm", Value: uuid}, nil
+	}
+	if m.read(dir, "loop/backing_file") != "" {
+		id, err := m.loop(path, depth)
+		if err != nil || id.Known() {
+			return id, err
+		}
+		return m.number(dir, major, minor), nil
+	}
+	for _, where := range []struct{ kind, file string }{{"wwid", "wwid"}, {"wwid", "device/wwid"}, {"md", "md/uuid"}, {"cid", "device/cid"}} {
+		if id := m.read(dir, where.file); id != "" {
+			return Identity{Kind: where.kind, Value: id}, nil
+		}
+	}
+	for _, page := range []string{"device/vpd_pg83", "device/vpd_pg80"} {
+		if b, err := os.ReadFile(filepath.Join(dir, page)); err == nil && len(b) > 4 {
+			sum := sha256.Sum256(b)
+			return Identity{Kind: "vpd", Value: page[len(page)-2:] + " " + hex.EncodeToString(sum[:16])}, nil
+		}
+	}
+	if serial := m.read(dir, "serial"); serial != "" { // virtio
+		return Identity{Kind: "serial", Value: serial}, nil
+	}
+	return m.number(dir, major, minor), nil
+}
+
+func (m identities) partition(dir string, depth int) (Identity, error) {
+	const sector = 512 // of sysfs, whatever the disk's is
+	start, err := strconv.ParseInt(m.read(dir, "start"), 10, 64)
+	if err != nil {
+		return Identity{}, fmt.Errorf("%s/start: %w", dir, err)
+	}
+	length, err := strconv.ParseInt(m.read(dir, "size"), 10, 64)
+	if err != nil {
+		return Identity{}, fmt.Errorf("%s/size: %w", dir, err)
+	}
+	whole := filepath.Dir(dir)
+	var major, minor uint32
+	if _, err := fmt.Sscanf(m.read(whole, "dev"), "%d:%d", &major, &minor); err != nil {
+		return Identity{}, fmt.Errorf("%s/dev: %w", whole, err)
+	}
+	id, err := m.of(filepath.Join(m.dev, filepath.Base(whole)), major, minor, depth+1)
+	return id.part(start*sector, length*sector), err
+}
+
+// part gives a part of what i is.
+func (i Identity) part(start, length int64) Identity {
+	if i.Length > 0 && (length == 0 || start+length > i.Length) {
+		length = max(i.Length-start, 1)
+	}
+	i.Start, i.Length = i.Start+start, length
+	return i
+}
+
+// loop looks behind a loop device; the zero value when nothing is to be seen
+// there, or its file has no time of birth.
+func (m identities) loop(path string, depth int) (Identity, error) {
+	f, err := linux.Open(path, os.O_RDONLY)
+	if err != nil {
+		return Identity{}, nil // no node of it here
+	}
+	defer f.Close()
+	b, ok, err := loopdev.OpenBacking(f)
+	if err != nil || !ok {
+		return Identity{}, err
+	}
+	defer b.Close()
+	if b.Block {
+		link, err := os.Readlink(fmt.Sprintf("%s/dev/block/%d:%d", m.sys, b.Major, b.Minor))
+		if err != nil {
+			return Identity{}, err
+		}
+		id, err := m.of(filepath.Join(m.dev, filepath.Base(link)), b.Major, b.Minor, depth+1)
+		return id.part(b.Offset, b.Limit), err
+	}
+	if b.File == nil {
+		return Identity{}, nil
+	}
+	st, err := linux.StatxFile(b.File)
+	if err != nil {
+		return Identity{}, err
+	}
+	times, err := linux.FileTimes(b.File)
+	if err != nil || times.Born == 0 {
+		return Identity{}, err
+	}
+	return Identity{
+		Kind: "file", Value: fmt.Sprintf("inode %d of device %d:%d, born %d", st.Ino, st.DevMajor, st.DevMinor, times.Born),
+		Start: b.Offset, Length: b.Limit,
+	}, nil
+}
+
+func (m identities) number(dir string, major, minor uint32) Identity {
+	value := fmt.Sprintf("%d:%d", major, minor)
+	if seq := m.read(dir, "diskseq"); seq != "" {
+		value += ", disk " + seq + " of this boot"
+	} else {
+		value += ", " + m.read(dir, "size") + " sectors"
+	}
+	return Identity{Kind: "number", Value: value, Boot: m.boot}
+}
+
+// read gives a file of sysfs without the space around it; empty when there is none.
+func (m identities) read(dir, name string) string {
+	if dir == "" {
+		return ""
+	}
+	s, err := linux.ReadSmall(filepath.Join(dir, name))
+	if err != nil {
+		return ""
+	}
+	return strings.Join(strings.Fields(strings.ReplaceAll(s, "\x00", " ")), " ")
+}

@@ -1,0 +1,74 @@
+package mounter
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// UsedBy is Holders, and says what else has the device or a part of it: devices
+// on top of it, swap, and processes that have it open. At most ten lines, for
+// error messages only.
+func UsedBy(d Device) []string {
+	who := Holders(d)
+	name, err := sysName(d)
+	if err != nil {
+		return who
+	}
+	nodes := []string{d.Path, "/dev/" + name}
+	dir := fmt.Sprintf("/sys/dev/block/%d:%d/", d.Major, d.Minor)
+	tops, _ := filepath.Glob(dir + "holders/*")
+	parts, _ := filepath.Glob(dir + "*/partition")
+	for _, p := range parts {
+		p = filepath.Dir(p)
+		part := Device{Path: "/dev/" + filepath.Base(p)}
+		nodes = append(nodes, part.Path)
+		if b, err := os.ReadFile(p + "/dev"); err == nil {
+			_, _ = fmt.Sscanf(string(b), "%d:%d", &part.Major, &part.Minor) // else it is nobody's
+		}
+		for _, at := range Holders(part) {
+			who = append(who, part.Path+" "+at)
+		}
+		more, _ := filepath.Glob(p + "/holders/*")
+		tops = append(tops, more...)
+	}
+	for _, top := range tops {
+		line := filepath.Base(top) + " lies on it"
+		if b, err := os.ReadFile(top + "/dm/name"); err == nil {
+			line += " (" + strings.TrimSpace(string(b)) + ")"
+		}
+		who = append(who, line)
+	}
+	swaps, _ := os.ReadFile("/proc/swaps")
+	for line := range strings.Lines(string(swaps)) {
+		if f := strings.Fields(line); len(f) > 0 && slices.Contains(nodes, f[0]) {
+			who = append(who, f[0]+" is swap space")
+		}
+	}
+	who = append(who, openedBy(nodes)...)
+	const most = 10
+	return who[:min(len(who), most)]
+}
+
+// openedBy names the processes, but this one, that have one of the nodes open.
+func openedBy(nodes []string) []string {
+	procs, _ := filepath.Glob("/proc/[0-9]*")
+	var who []string
+	for _, p := range procs {
+		if filepath.Base(p) == strconv.Itoa(os.Getpid()) {
+			continue
+		}
+		fds, _ := filepath.Glob(p + "/fd/*")
+		for _, fd := range fds {
+			if to, err := os.Readlink(fd); err == nil && slices.Contains(nodes, to) {
+				comm, _ := os.ReadFile(p + "/comm")
+				who = append(who, fmt.Sprintf("process %s (%s) has %s open", filepath.Base(p), strings.TrimSpace(string(comm)), to))
+				break
+			}
+		}
+	}
+	return who
+}

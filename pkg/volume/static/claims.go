@@ -1,0 +1,196 @@
+package static
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// claim is a device that a volume has, while it is staged or being staged.
+type claim struct {
+	device   mounter.Device
+	identity mounter.Identity
+}
+
+// Attach finds the device again, and claims it for the volume until Release or
+// Detach: two volumes cannot have one device, or parts of it that overlap. A
+// device that somebody else on this node uses is refused.
+func (s *Source) Attach(_ context.Context, id string) (volume.Attachment, error) {
+	e, err := s.find(id)
+	if err != nil {
+		return volume.Attachment{}, err
+	}
+	if e.Device == "" {
+		return volume.Attachment{Share: &volume.Share{Type: "nfs", Source: e.source()}}, nil
+	}
+	d, err := s.resolve(id, e.Device)
+	if err != nil {
+		return volume.Attachment{}, err
+	}
+	identity, err := mounter.Identify(d)
+	if err != nil {
+		return volume.Attachment{}, fmt.Errorf("volume %s: which disk %s is: %w", id, d.Path, err)
+	}
+	again, err := s.claim(id, claim{d, identity})
+	if err != nil || again {
+		return volume.Attachment{Device: d}, err
+	}
+	if err = s.unused(e, d); err == nil {
+		err = s.learn(e, d, identity)
+	}
+	if err != nil {
+		s.Release(id)
+		return volume.Attachment{}, err
+	}
+	return volume.Attachment{Device: d}, nil
+}
+
+// claim takes the device for the volume; again is true when it had it before.
+func (s *Source) claim(id string, c claim) (again bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	had, again := s.attached[id]
+	if again && !had.device.Same(c.device) {
+		return false, fault.New(fault.State, "volume %s is staged as device %d:%d, and %s is now %d:%d; unstage and stage it again",
+			id, had.device.Major, had.device.Minor, c.device.Path, c.device.Major, c.device.Minor)
+	}
+	for other, o := range s.attached {
+		if other != id && (o.device.Same(c.device) || o.identity.Overlaps(c.identity)) {
+			return false, fault.New(fault.State, "volume %s: device %s is staged as volume %s", id, c.device.Path, other)
+		}
+	}
+	s.attached[id] = c
+	return again, nil
+}
+
+// unused refuses a device that is mounted, or held by somebody else: two
+// writers would ruin what is on it, and of a file system the host's own mount
+// would show through.
+func (s *Source) unused(e entry, d mounter.Device) error {
+	patience := time.Second // partition scanners hold a device for moments
+	if e.Volume.Facts.Formatting != nil {
+		patience = 10 * time.Second // a mkfs that an earlier driver started is being killed
+	}
+	for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		busy, err := mounter.Busy(d.Path)
+		if err != nil || !busy {
+			return err
+		}
+		if time.Since(begin) < patience && len(mounter.Holders(d)) == 0 {
+			continue
+		}
+		by := strings.Join(mounter.UsedBy(d), "; ")
+		if by == "" {
+			by = "by whom could not be found out (see `lsblk` and `fuser -v " + d.Path + "`)"
+		}
+		return fault.New(fault.State, "volume %s: device %s is in use on this node: %s. "+
+			"It was not touched: end that use, or give the volume another device", e.Volume.ID, d.Path, by)
+	}
+}
+
+// Release gives a device up that was claimed and is not staged.
+func (s *Source) Release(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.attached, id)
+	delete(s.changed, id)
+}
+
+// Attached gives the device, if it is still the one that was attached.
+func (s *Source) Attached(id string) (volume.Attachment, bool, error) {
+	e, err := s.find(id)
+	if err != nil {
+		return volume.Attachment{}, false, err
+	}
+	if e.Device == "" {
+		return volume.Attachment{Share: &volume.Share{Type: "nfs", Source: e.source()}}, true, nil
+	}
+	s.mu.Lock()
+	c, ok := s.attached[id]
+	s.mu.Unlock()
+	if !ok {
+		return volume.Attachment{}, false, nil
+	}
+	known := c.device
+	now, err := mounter.FindDevice(known.Path)
+	if err != nil {
+		return volume.Attachment{}, false, fault.New(fault.State, "volume %s: its device %s is gone: %w", id, known.Path, err)
+	}
+	if !now.Same(known) {
+		return volume.Attachment{}, false, fault.New(fault.State,
+			"volume %s: %s is now another device (%d:%d, was %d:%d); unstage and stage it again", id, known.Path, now.Major, now.Minor, known.Major, known.Minor)
+	}
+	return volume.Attachment{Device: now}, true, nil
+}
+
+// Remember takes up a device that an earlier process attached, whether or not
+// its path leads to it still.
+func (s *Source) Remember(id string, d mounter.Device) {
+	c := claim{device: d}
+	// By the path only while that leads to the device: an unknown identity
+	// claims the device's number alone.
+	if now, err := mounter.FindDevice(d.Path); err == nil && now.Same(d) {
+		if identity, err := mounter.Identify(d); err == nil {
+			c.identity = identity
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.attached[id] = c
+}
+
+// Owns gives the volume that the device, or the one below a read-only loop
+// device, belongs to.
+func (s *Source) Owns(d mounter.Device) (string, bool) {
+	if id, ok := s.attachedAs(d.Same); ok {
+		return id, true
+	}
+	major, minor, ok := s.loop.Below(d.Major, d.Minor)
+	if !ok {
+		return "", false
+	}
+	return s.attachedAs(mounter.Device{Major: major, Minor: minor}.Same)
+}
+
+func (s *Source) attachedAs(is func(mounter.Device) bool) (string, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, c := range s.attached {
+		if is(c.device) {
+			return id, true
+		}
+	}
+	return "", false
+}
+
+// Detach releases what Attach and AttachReadOnly made. The device itself
+// stays; it must not be mounted anywhere.
+func (s *Source) Detach(ctx context.Context, id string) error {
+	s.mu.Lock()
+	c, ok := s.attached[id]
+	s.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	d := c.device
+	if err := s.DetachReadOnly(ctx, id, nil); err != nil {
+		return err
+	}
+	if err := s.release(d); err != nil {
+		return fault.New(fault.State, "volume %s: %w", id, err)
+	}
+	busy, err := d.Held(s.loop.Dir)
+	if err != nil {
+		return err
+	}
+	if busy {
+		return fault.New(fault.State, "volume %s: %s is in use%s", id, d.Path, mounter.HeldBy(d))
+	}
+	s.Release(id)
+	return nil
+}

@@ -1,0 +1,295 @@
+package static
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// deviceRecord is what was done to a device, under whatever volume's id. An id is
+// what somebody chose; a disk stays the same disk under another one.
+type deviceRecord struct {
+	Identity mounter.Identity `json:"identity"`
+	Path     string           `json:"path"` // where it was found last
+	Facts    volume.Facts     `json:"facts"`
+	RawAs    string           `json:"rawAs,omitempty"` // the volume as which it was given out raw
+}
+
+var deviceType = record.Type{Kind: "crust-csi.static-device", Version: 1}
+
+// readRecord is how far a device was read to prove that it is blank.
+type readRecord struct {
+	Identity mounter.Identity `json:"identity"`
+	BootID   string           `json:"bootID"`
+	Read     superblock.Read  `json:"read"`
+}
+
+var readType = record.Type{Kind: "crust-csi.static-read", Version: 1}
+
+func keyOf(i mounter.Identity) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%d\x00%d\x00%s", i.Kind, i.Value, i.Start, i.Length, i.Boot))
+	return hex.EncodeToString(sum[:16])
+}
+
+func (s *Source) devicePath(key string) string {
+	return filepath.Join(s.dir, "devices", key+record.Extension)
+}
+
+func (s *Source) readPath(key string) string {
+	return filepath.Join(s.dir, "reads", key+record.Extension)
+}
+
+func (s *Source) loadDevices() error {
+	for _, sub := range []string{"devices", "reads"} {
+		if err := os.MkdirAll(filepath.Join(s.dir, sub), 0o700); err != nil {
+			return err
+		}
+	}
+	names, err := record.Names(filepath.Join(s.dir, "devices"))
+	if err != nil {
+		return err
+	}
+	for _, key := range names {
+		var r deviceRecord
+		err := deviceType.Read(s.devicePath(key), &r)
+		if err == nil && keyOf(r.Identity) != key {
+			err = fmt.Errorf("%s: the record is of %s, and does not belong there", s.devicePath(key), r.Identity)
+		}
+		if err != nil {
+			s.unusable(s.devicePath(key), err)
+			continue
+		}
+		s.devices[key] = r
+	}
+	if names, err = record.Names(filepath.Join(s.dir, "reads")); err != nil {
+		return err
+	}
+	for _, key := range names {
+		// Of an earlier boot, or torn by its end: what happened meanwhile nobody knows.
+		var r readRecord
+		if err := readType.Read(s.readPath(key), &r); err == nil && r.BootID == s.boot {
+			continue
+		}
+		if err := record.RemoveVolatile(s.readPath(key)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// learn brings together what is known of a volume and of the device that was
+// found for it.
+func (s *Source) learn(e entry, d mounter.Device, identity mounter.Identity) error {
+	id := e.Volume.ID
+	if e.Identity.Burnt() && identity.Burnt() && !e.Identity.SameDisk(identity) {
+		return fault.New(fault.State, "volume %s was the disk %s, and %s is the disk %s now: "+
+			"an id stands for one disk; use another volumeHandle for this one", id, e.Identity, d.Path, identity)
+	}
+	key := keyOf(identity)
+	s.mu.Lock()
+	was, known := s.devices[key]
+	s.mu.Unlock()
+	r := was
+	r.Identity, r.Path = identity, d.Path
+	if !e.Identity.Known() || e.Identity.SameDisk(identity) {
+		r.Facts = union(r.Facts, e.Volume.Facts)
+	}
+	if r.Facts.GivenRaw && r.RawAs == "" {
+		r.RawAs = id
+	}
+	if !known || r != was {
+		if err := s.saveDevice(key, r); err != nil {
+			return err
+		}
+	}
+	facts := union(e.Volume.Facts, r.Facts)
+	if e.Identity == identity && facts == e.Volume.Facts {
+		return nil
+	}
+	e.Identity, e.Volume.Facts = identity, facts
+	return s.save(e)
+}
+
+// union is what holds when either may: each forbids something.
+func union(a, b volume.Facts) volume.Facts {
+	if a.Formatting == nil {
+		a.Formatting = b.Formatting
+	}
+	if a.Formatted == "" {
+		a.Formatted = b.Formatted
+	}
+	a.GivenRaw = a.GivenRaw || b.GivenRaw
+	a.GrowDue = a.GrowDue || b.GrowDue
+	a.IdentityDue = a.IdentityDue || b.IdentityDue
+	return a
+}
+
+func (s *Source) saveDevice(key string, r deviceRecord) error {
+	if s.bad[s.devicePath(key)] != nil {
+		return nil // it is kept for a person to look at, and forbids to format the device
+	}
+	if err := deviceType.Write(s.devicePath(key), r); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.devices[key] = r
+	s.mu.Unlock()
+	return nil
+}
+
+// SetFacts keeps the facts in the state directory: with the device first, then
+// with the volume.
+func (s *Source) SetFacts(id string, facts volume.Facts) error {
+	e, err := s.find(id)
+	if err != nil {
+		return err
+	}
+	if e.Identity.Known() {
+		key := keyOf(e.Identity)
+		s.mu.Lock()
+		r := s.devices[key]
+		s.mu.Unlock()
+		r.Identity, r.Facts = e.Identity, facts
+		if facts.GivenRaw && r.RawAs == "" {
+			r.RawAs = id
+		}
+		if err := s.saveDevice(key, r); err != nil {
+			return err
+		}
+		if facts.Formatting != nil {
+			if err := record.RemoveVolatile(s.readPath(key)); err != nil {
+				return err
+			}
+		}
+	}
+	e.Volume.Facts = facts
+	return s.save(e)
+}
+
+// neverRaw refuses a device that somebody was given raw: its users may have
+// written anywhere, and zeros may be what they wrote.
+func (s *Source) neverRaw(id string, c claim) error {
+	refuse := func(as, doubt string) error {
+		return fault.New(fault.State, "volume %s: %s was given out as a raw block device before (as volume %s%s), so it is not formatted: "+
+			"what is on it is for its users to know. If that may go, make the file system yourself (for example `mkfs.ext4 %s`): "+
+			"the driver takes one that it finds", id, c.device.Path, as, doubt, c.device.Path)
+	}
+	if err := s.bad[s.devicePath(keyOf(c.identity))]; err != nil {
+		return fmt.Errorf("volume %s: what was done to %s before is not known, so it is not formatted: %w", id, c.device.Path, err)
+	}
+	s.mu.Lock()
+	devices, volumes := maps.Clone(s.devices), maps.Clone(s.volumes)
+	s.mu.Unlock()
+	for _, r := range devices {
+		switch {
+		case !r.Facts.GivenRaw:
+		case r.Identity.Overlaps(c.identity):
+			return refuse(r.RawAs, "")
+		case !c.identity.Lasting() && (r.Path == c.device.Path || !r.Identity.Lasting() && r.Identity.Boot != c.identity.Boot):
+			return refuse(r.RawAs, "; nothing tells this disk from that one: it has no serial number or other identity that outlasts a reboot")
+		}
+	}
+	// Records of the first version: the device was not found since.
+	for other, e := range volumes {
+		if !e.Volume.Facts.GivenRaw || e.Identity.Known() {
+			continue
+		}
+		if d, err := s.resolve(other, e.Device); err == nil && !d.Same(c.device) {
+			if i, err := mounter.Identify(d); err == nil && i.Lasting() && c.identity.Lasting() && !i.Overlaps(c.identity) {
+				continue
+			}
+		}
+		return refuse(other, ", by a record that does not tell which device that was")
+	}
+	return nil
+}
+
+// ProveBlank proves that nothing on the device could be lost: by reading all of
+// it, or by the administrator's word that a probe is enough. The reading goes on
+// where an earlier one of this boot stopped.
+func (s *Source) ProveBlank(ctx context.Context, id string, progress *volume.Progress) (superblock.Result, superblock.BlankDevice, error) {
+	var nothing superblock.Result
+	e, err := s.find(id)
+	if err != nil {
+		return nothing, superblock.BlankDevice{}, err
+	}
+	s.mu.Lock()
+	c, ok := s.attached[id]
+	s.mu.Unlock()
+	if !ok {
+		return nothing, superblock.BlankDevice{}, fault.New(fault.State, "volume %s: its device is not attached", id)
+	}
+	if err := s.neverRaw(id, c); err != nil {
+		return nothing, superblock.BlankDevice{}, err
+	}
+	if e.Format == IfProbedBlank {
+		s.log.InfoContext(ctx, "the administrator's word is that a probe is enough to format the device",
+			"volume_id", id, "device", c.device.Path, "identity", c.identity.String())
+		return superblock.OnWord(c.device.Path)
+	}
+	reading, err := s.reading(ctx, id, c, progress)
+	if err != nil {
+		return nothing, superblock.BlankDevice{}, err
+	}
+	res, blank, err := superblock.ProveBlank(ctx, c.device.Path, reading)
+	if err == nil && res.Answer == superblock.Unknown {
+		res.Detail += "; if that may go, the volume attribute " + AttrFormat + ": " + IfProbedBlank + " says so"
+	}
+	return res, blank, err
+}
+
+// reading keeps and tells how far the reading of a device has come.
+func (s *Source) reading(ctx context.Context, id string, c claim, progress *volume.Progress) (superblock.Reading, error) {
+	path := s.readPath(keyOf(c.identity))
+	var before readRecord
+	if err := readType.Read(path, &before); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.log.WarnContext(ctx, "how far a device was read is not known any more", "file", path, "error", err)
+		before = readRecord{}
+	}
+	if before.BootID != s.boot || before.Identity != c.identity {
+		before = readRecord{}
+	}
+	log := s.log.With("volume_id", id, "device", c.device.Path)
+	var done atomic.Int64
+	var size int64
+	percent := func() string {
+		return fmt.Sprintf("%d%% of %.1f GiB is proven blank", done.Load()*100/max(size, 1), float64(size)/(1<<30))
+	}
+	const logEvery = 30 * time.Second
+	logged := time.Now()
+	return superblock.Reading{
+		Before: before.Read,
+		Begin: func(from, bytes int64) {
+			size = bytes
+			done.Store(from)
+			progress.Describe(percent)
+			what := "every byte of the device is read, to prove that it is blank before it is formatted"
+			if from > 0 {
+				what = "the reading of every byte of the device goes on where it stopped"
+			}
+			log.InfoContext(ctx, what, "from", from, "bytes", bytes, "identity", c.identity.String(), "instead", AttrFormat+": "+IfProbedBlank)
+		},
+		Note: func(r superblock.Read) error {
+			done.Store(r.Done)
+			if time.Since(logged) > logEvery {
+				logged = time.Now()
+				log.InfoContext(ctx, "the device is being read", "so_far", percent())
+			}
+			return readType.WriteVolatile(path, readRecord{Identity: c.identity, BootID: s.boot, Read: r})
+		},
+	}, nil
+}
