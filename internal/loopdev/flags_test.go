@@ -31,9 +31,10 @@ func image(t *testing.T) string {
 
 func attach(t *testing.T, path string, readOnly bool) Device {
 	t.Helper()
-	d, err := Nodes{Dir: t.TempDir()}.Attach(path, readOnly)
+	nodes := Nodes{Dir: t.TempDir()}
+	d, err := nodes.Attach(path, readOnly)
 	check(t, err)
-	t.Cleanup(func() { check(t, d.Detach()) })
+	t.Cleanup(func() { check(t, nodes.Detach(d)) })
 	return d
 }
 
@@ -90,9 +91,8 @@ func TestATemporaryDeviceGoesWithItsDescriptor(t *testing.T) {
 	d, err := status(loop)
 	check(t, err)
 	check(t, loop.Close())
-	if held, err := d.Holds(); held || err != nil {
+	if _, held, err := (Nodes{Dir: t.TempDir()}).Now(d); held || err != nil {
 		t.Errorf("it is still bound: %v %v", held, err)
-		_ = d.Detach()
 	}
 }
 
@@ -103,7 +103,7 @@ func TestADetachOfADeviceThatIsInUse(t *testing.T) {
 	d := attach(t, path, false)
 	user, err := linux.Open(d.Path, os.O_RDONLY|linux.OExcl)
 	check(t, err)
-	if err := d.Detach(); err == nil || !strings.Contains(err.Error(), "in use") {
+	if err := (Nodes{Dir: t.TempDir()}).Detach(d); err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("%v", err)
 	}
 	if got := sysfs(t, d, "loop/autoclear"); got != "0" {
@@ -121,9 +121,9 @@ func TestADetachOfADeviceThatIsInUse(t *testing.T) {
 	check(t, second.Close())
 	if again.Path != d.Path {
 		t.Errorf("bound to %s, and now to %s", d.Path, again.Path)
-		check(t, again.Detach())
+		check(t, Nodes{Dir: t.TempDir()}.Detach(again))
 	}
-	if held, err := again.Holds(); !held || err != nil {
+	if _, held, err := (Nodes{Dir: t.TempDir()}).Now(again); !held || err != nil {
 		t.Errorf("it went with its last user: %v %v", held, err)
 	}
 }
@@ -146,8 +146,11 @@ func TestADirectReadSeesTheDevice(t *testing.T) {
 	if _, err = reader.ReadAt(old, 0); err != nil || string(old[:3]) == "new" {
 		t.Fatalf("the cache is not stale, so nothing can be told: %q %v", old[:3], err)
 	}
-	got, err := linux.ReadDirect(reader, 4096)
-	if err != nil || string(got[:3]) != "new" {
-		t.Errorf("read directly: %q %v", got[:3], err)
+	direct, err := linux.Open(b.Path, os.O_RDONLY|linux.ODirect)
+	check(t, err)
+	defer direct.Close()
+	got := make([]byte, 3)
+	if _, err := (linux.Direct{File: direct}).ReadAt(got, 0); err != nil || string(got) != "new" {
+		t.Errorf("read directly: %q %v", got, err)
 	}
 }

@@ -261,7 +261,7 @@ func (d *Driver) rawWriters(s volume.Source, id string, dev mounter.Device, busy
 		}
 	}
 	if busy {
-		return "a process holds " + dev.Path + " for itself" + mounter.HeldBy(dev)
+		return "a process holds " + dev.Path + " for itself" + mounter.HeldBy(dev).String()
 	}
 	return ""
 }
