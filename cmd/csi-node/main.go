@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -172,15 +171,17 @@ func openVolumes(o *options, log *slog.Logger, metrics *telemetry.Metrics) (*vol
 	}
 	nodes := filepath.Join(o.stateDir, "dev")
 	for _, spec := range o.pools {
-		p, err := looppool.Open(looppool.Options{Name: spec.name, Dir: spec.dir, NodesDir: nodes, Log: log, Copied: metrics.Copied(spec.name)})
+		p, err := looppool.Open(looppool.Options{
+			Name: spec.name, Dir: spec.dir, NodesDir: nodes, Log: log, Copied: metrics.Copied(spec.name), Overcommit: spec.overcommit, Reserve: spec.reserve,
+		})
 		if err != nil {
 			closeAll()
 			return nil, nil, err
 		}
 		pools = append(pools, p)
-		metrics.Pool(spec.name, func() (int64, int64, error) {
+		metrics.Pool(spec.name, func() (telemetry.PoolBytes, error) {
 			c, err := p.Capacity()
-			return c.Total, c.Available, err
+			return telemetry.PoolBytes{Size: c.Total, Available: c.Available, Used: c.Used, Promised: c.Promised, Left: c.Left, Reserve: c.Reserve}, err
 		})
 	}
 	st, err := static.Open(static.Options{
@@ -248,16 +249,4 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 	rpcserver.Stop(sctx, s)
 	d.Drain(sctx)
 	return nil
-}
-
-type poolSpec struct{ name, dir string }
-
-// parsePool reads NAME=loop:DIR.
-func parsePool(s string) (poolSpec, error) {
-	name, rest, ok := strings.Cut(s, "=")
-	kind, dir, ok2 := strings.Cut(rest, ":")
-	if !ok || !ok2 || kind != "loop" || !filepath.IsAbs(dir) {
-		return poolSpec{}, fmt.Errorf("pool %q: give NAME=loop:/absolute/directory", s)
-	}
-	return poolSpec{name, filepath.Clean(dir)}, volume.CheckPoolName(name)
 }

@@ -39,7 +39,8 @@ func parseFlags(args []string) (*options, error) {
 	f.StringVar(&o.capabilities, "capabilities", privilege.List(), "capabilities that are kept; all others are given back at the start, and programs that are started have none of them. all: keep every one")
 	f.StringVar(&o.nodeID, "node-id", "", "id of this node (default: host name)")
 	f.StringVar(&o.driverName, "driver-name", driver.DefaultName, "name of the CSI driver")
-	f.Func("pool", "NAME=loop:DIR, a pool of volumes that are files in DIR; repeatable, the first is the default", func(s string) error {
+	f.Func("pool", poolSyntax+": a pool of volumes that are files in DIR; N is how many times its room may be promised (default 1), "+
+		"SIZE what is kept of it for the driver's records (default 64Mi, less in a small pool); repeatable, the first is the default", func(s string) error {
 		p, err := parsePool(s)
 		o.pools = append(o.pools, p)
 		return err

@@ -7,57 +7,80 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Range is a part of a file, in bytes.
+// Range is a part of a file or of what it lies on, in bytes.
 type Range struct{ Start, Length int64 }
 
-// Unallocated gives the parts of the first length bytes of f that take no
-// space, by ioctl FS_IOC_FIEMAP. What was reserved and never written takes
-// space; SEEK_HOLE would call it a hole. EOPNOTSUPP where the file system does
-// not tell (tmpfs).
-func Unallocated(f *os.File, length int64) ([]Range, error) {
+// Extent is a part of a file that takes space, struct fiemap_extent.
+type Extent struct {
+	Range          // in the file
+	Physical int64 // where it lies
+	Shared   bool  // other files, or other parts of this one, lie there too
+}
+
+// Extents hands f what of its first length bytes takes space, in order, by ioctl
+// FS_IOC_FIEMAP. What was reserved and never written takes space; SEEK_HOLE
+// would call it a hole. sync has the kernel give what is only in memory its
+// place first. EOPNOTSUPP where the file system does not tell (tmpfs).
+func Extents(file *os.File, length int64, sync bool, f func(Extent)) error {
 	const (
-		batch    = 128
-		sync     = 1 // FIEMAP_FLAG_SYNC: what is only in memory gets its place first
-		fsFiemap = 0xc020660b
+		batch       = 128
+		flagSync    = 1      // FIEMAP_FLAG_SYNC
+		extentLast  = 1      // FIEMAP_EXTENT_LAST
+		extentShare = 0x2000 // FIEMAP_EXTENT_SHARED
+		fsFiemap    = 0xc020660b
 	)
 	// struct fiemap and struct fiemap_extent, linux/fiemap.h.
 	type extent struct {
-		logical uint64
-		_       uint64 // physical
-		length  uint64
-		_       [2]uint64
-		_       uint32 // flags
-		_       [3]uint32
+		logical, physical, length uint64
+		_                         [2]uint64
+		flags                     uint32
+		_                         [3]uint32
 	}
-	var holes []Range
-	at := int64(0)
-	for at < length {
+	for at := int64(0); at < length; {
 		var arg struct {
 			start, length       uint64
 			flags, mapped, room uint32
 			_                   uint32
 			extents             [batch]extent
 		}
-		arg.start, arg.length, arg.flags, arg.room = uint64(at), uint64(length-at), sync, batch
-		if err := ioctlPtr("FS_IOC_FIEMAP", f, fsFiemap, &arg); err != nil {
-			return nil, err
+		arg.start, arg.length, arg.room = uint64(at), uint64(length-at), batch
+		if sync {
+			arg.flags = flagSync
 		}
-		if arg.mapped == 0 {
-			break
+		if err := ioctlPtr("FS_IOC_FIEMAP", file, fsFiemap, &arg); err != nil {
+			return err
 		}
 		for _, e := range arg.extents[:arg.mapped] {
-			if start := int64(e.logical); start > at {
-				holes = append(holes, Range{at, min(start, length) - at})
-			}
+			f(Extent{Range{int64(e.logical), int64(e.length)}, int64(e.physical), e.flags&extentShare != 0})
 			at = max(at, int64(e.logical+e.length))
+			if e.flags&extentLast != 0 {
+				return nil
+			}
+		}
+		if arg.mapped == 0 {
+			return nil
 		}
 	}
+	return nil
+}
+
+// Unallocated gives the parts of the first length bytes of f that take no
+// space. EOPNOTSUPP as for Extents.
+func Unallocated(f *os.File, length int64) ([]Range, error) {
+	var holes []Range
+	at := int64(0)
+	err := Extents(f, length, true, func(e Extent) {
+		if e.Start > at {
+			holes = append(holes, Range{at, min(e.Start, length) - at})
+		}
+		at = max(at, e.Start+e.Length)
+	})
 	if at < length {
 		holes = append(holes, Range{at, length - at})
 	}
-	return holes, nil
+	return holes, err
 }
 
-// NoFiemap tells whether an error of Unallocated means that the file system
-// does not know.
+// NoFiemap tells whether an error of Extents means that the file system does
+// not know.
 func NoFiemap(err error) bool { return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) }

@@ -183,6 +183,18 @@ func Fallocate(f *os.File, off, length int64) error {
 	return call("fallocate", func() error { return unix.Fallocate(fdOf(f), unix.FALLOC_FL_KEEP_SIZE, off, length) })
 }
 
+// PunchHole is fallocate(2) with FALLOC_FL_PUNCH_HOLE: length bytes of f from off
+// on give their space back.
+func PunchHole(f *os.File, off, length int64) error {
+	return call("fallocate", func() error {
+		return unix.Fallocate(fdOf(f), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
+	})
+}
+
+// Syncfs is syncfs(2): what was written to the file system that f is on is on
+// its device, or an error, which may be of a write that failed before (Linux 5.8).
+func Syncfs(f *os.File) error { return call("syncfs", func() error { return unix.Syncfs(fdOf(f)) }) }
+
 // SeekData is lseek(2) with SEEK_DATA, then SEEK_HOLE: the next run of data at
 // or after off. done is true when there is none.
 func SeekData(f *os.File, off int64) (start, end int64, done bool, err error) {

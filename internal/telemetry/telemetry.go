@@ -116,27 +116,46 @@ func (m *Metrics) Copied(pool string) func(int64) {
 	return func(n int64) { c.Add(float64(n)) }
 }
 
-// Pool shows how large a pool is and what is left of it, when it is asked for.
-func (m *Metrics) Pool(name string, capacity func() (total, available int64, err error)) {
-	gauge := func(metric, help string, value func() int64) {
-		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: metric, Help: help, ConstLabels: prometheus.Labels{"pool": name},
-		}, func() float64 { return float64(value()) }))
+// PoolBytes are the sizes that are shown of a pool.
+type PoolBytes struct{ Size, Available, Used, Promised, Left, Reserve int64 }
+
+// poolSizes asks a pool once for each look at the metrics.
+type poolSizes struct {
+	list []*prometheus.Desc
+	ask  func() (PoolBytes, error)
+}
+
+// Pool shows how large a pool is, what is left of it and what is promised. -1:
+// it cannot be read.
+func (m *Metrics) Pool(name string, ask func() (PoolBytes, error)) {
+	p := poolSizes{ask: ask}
+	for _, d := range [][2]string{
+		{"size", "Size of the file system that the pool is on; -1: it cannot be read."},
+		{"available", "What is left of it; thin volumes fail writes when it is 0. -1: it cannot be read."},
+		{"used", "What the pool's volumes and snapshots take of it."},
+		{"promised", "Sizes of the pool's volumes, and what its snapshots hold."},
+		{"left", "What can still be promised."},
+		{"reserve", "What is kept for the driver's own records."},
+	} {
+		p.list = append(p.list, prometheus.NewDesc("crust_pool_"+d[0]+"_bytes", d[1], nil, prometheus.Labels{"pool": name}))
 	}
-	gauge("crust_pool_size_bytes", "Size of the file system that the pool is on; -1: it cannot be read.", func() int64 {
-		total, _, err := capacity()
-		if err != nil {
-			return -1
-		}
-		return total
-	})
-	gauge("crust_pool_available_bytes", "What is left of it; thin volumes fail writes when it is 0. -1: it cannot be read.", func() int64 {
-		_, available, err := capacity()
-		if err != nil {
-			return -1
-		}
-		return available
-	})
+	m.registry.MustRegister(p)
+}
+
+func (p poolSizes) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range p.list {
+		to <- d
+	}
+}
+
+func (p poolSizes) Collect(to chan<- prometheus.Metric) {
+	b, err := p.ask()
+	if err != nil {
+		b = PoolBytes{-1, -1, -1, -1, -1, -1}
+	}
+	for i, n := range []int64{b.Size, b.Available, b.Used, b.Promised, b.Left, b.Reserve} {
+		to <- prometheus.MustNewConstMetric(p.list[i], prometheus.GaugeValue, float64(n))
+	}
 }
 
 // Handler serves /metrics, /healthz (the process answers) and /readyz (it can

@@ -36,6 +36,8 @@ type Node struct {
 	// PoolName is that of its pool, if not "pool".
 	PoolName string
 
+	PoolOptions string // what follows the directory in --pool, with a comma before it
+
 	bin string
 	cmd *exec.Cmd
 	log *logBuffer
@@ -153,7 +155,8 @@ func New(t testing.TB, tags string, args ...string) *Node {
 // NewStopped makes a node; Begin starts it.
 func NewStopped(t testing.TB, tags string, args ...string) *Node {
 	t.Helper()
-	n := &Node{T: t, Dir: t.TempDir(), bin: Build(t, tags), Args: args}
+	// Tests make many sparse volumes in whatever room their machine has.
+	n := &Node{T: t, Dir: t.TempDir(), PoolOptions: ",overcommit=1000,reserve=1Mi", bin: Build(t, tags), Args: args}
 	if err := os.MkdirAll(n.KubeletDir(), 0o750); err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +200,7 @@ func (n *Node) PID() int { return n.cmd.Process.Pid }
 func (n *Node) Launch() {
 	n.T.Helper()
 	args := append([]string{
-		"--endpoint", n.Endpoint(), "--node-id", "node-1", "--pool", cmp.Or(n.PoolName, "pool") + "=loop:" + n.PoolDir(),
+		"--endpoint", n.Endpoint(), "--node-id", "node-1", "--pool", cmp.Or(n.PoolName, "pool") + "=loop:" + n.PoolDir() + n.PoolOptions,
 		"--state-dir", filepath.Join(n.Dir, "state"), "--kubelet-dir", n.KubeletDir(), "-v", "4", "--idmap-probe=false",
 	}, n.Args...)
 	n.cmd = exec.Command(n.bin, args...)

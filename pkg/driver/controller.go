@@ -436,8 +436,8 @@ func (d *Driver) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVo
 	}, nil
 }
 
-// GetCapacity gives what a pool has left: the largest thick volume that fits,
-// and what a scheduler should count on for thin ones.
+// GetCapacity gives what a pool has left to promise: the size of the largest
+// volume that CreateVolume would make.
 func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	params, err := ParseParameters(req.GetParameters())
 	if err != nil {
@@ -469,8 +469,12 @@ func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 	if err != nil {
 		return nil, err
 	}
+	left := c.Left
+	if params.Thick {
+		left = min(left, c.Available)
+	}
 	return &csi.GetCapacityResponse{
-		AvailableCapacity: c.Available,
-		MinimumVolumeSize: wrapInt64(minimum), MaximumVolumeSize: wrapInt64(c.Available),
+		AvailableCapacity: left,
+		MinimumVolumeSize: wrapInt64(minimum), MaximumVolumeSize: wrapInt64(left),
 	}, nil
 }

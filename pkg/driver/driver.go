@@ -76,6 +76,7 @@ type Driver struct {
 	deferrals *deferrals
 	damaged   damagedVolumes
 	readers   *readers
+	lost      lostWrites
 	topology  string
 }
 
@@ -261,7 +262,7 @@ func (d *Driver) rawWriters(s volume.Source, id string, dev mounter.Device, busy
 		}
 	}
 	if busy {
-		return "a process holds " + dev.Path + " for itself" + mounter.HeldBy(dev).String()
+		return "a process holds " + dev.Path + " for itself"
 	}
 	return ""
 }

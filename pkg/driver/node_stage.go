@@ -403,6 +403,7 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 		return err
 	}
 	d.damaged.forget(id)
+	d.lost.forget(id)
 	if err := d.staged.remove(id); err != nil || !staged {
 		return err
 	}

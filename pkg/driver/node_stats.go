@@ -160,7 +160,8 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		ailments = append(ailments, mounter.Ailment{Reason: "DeferredToRuntime", Message: "the runtime of the pod at " + targetsOf(all) + " has mounted the volume or will; ask it for the health of its file system"})
 	}
 	if _, ok := d.staged.get(id); ok {
-		ailments = append(ailments, d.stagedAilments(src, id, req.GetVolumePublishPath())...)
+		ailments = append(ailments, d.stagedAilments(src, id, req.GetVolumePublishPath(), crowded(ailments))...)
+		ailments = append(ailments, d.lost.of(id)...)
 	}
 	health := &csi.VolumeHealth{VolumeId: id}
 	seen := map[string]bool{}
@@ -170,9 +171,12 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		}
 		seen[a.Reason] = true
 		status := csi.VolumeHealthErrorType_DEGRADED
-		if a.Fatal {
+		switch {
+		case a.Lost:
+			status = csi.VolumeHealthErrorType_DATA_LOSS
+		case a.Fatal:
 			status = csi.VolumeHealthErrorType_INACCESSIBLE
-		} else if a.Informational {
+		case a.Informational:
 			status = csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE
 		}
 		health.HealthStatuses = append(health.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: a.Reason, Message: a.Message})
@@ -180,7 +184,7 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}, nil
 }
 
-func (d *Driver) stagedAilments(src volume.Source, id, path string) []mounter.Ailment {
+func (d *Driver) stagedAilments(src volume.Source, id, path string, crowded bool) []mounter.Ailment {
 	a, ok, err := src.Attached(id)
 	switch {
 	case err != nil:
@@ -208,6 +212,15 @@ func (d *Driver) stagedAilments(src volume.Source, id, path string) []mounter.Ai
 		}
 		if !s.IsBlock() {
 			found = append(found, s.Ailments(a.Device)...)
+		}
+		if crowded {
+			written := s.WritesLost
+			if s.IsBlock() {
+				written = func() error { return mounter.Flush(a.Device) }
+			}
+			if err := written(); err != nil {
+				d.lost.note(id, err)
+			}
 		}
 		s.Close()
 		break // the others show the same file system

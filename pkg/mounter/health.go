@@ -1,6 +1,7 @@
 package mounter
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,6 +20,17 @@ type Ailment struct {
 	Fatal   bool // the volume cannot be used
 	// Informational: nothing is wrong, but somebody may want to know.
 	Informational bool
+	Lost          bool // data was lost
+}
+
+// WritesLost writes out a mounted file system, and tells of writes that failed
+// since it was mounted, if nobody was told yet: the kernel tells once.
+func (s *State) WritesLost() error {
+	dir, err := linux.Openat(s.file, ".", os.O_RDONLY|linux.ODirectory, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(linux.Syncfs(dir), dir.Close())
 }
 
 // DeviceHealth looks at a block device and what sysfs knows of it.

@@ -177,7 +177,13 @@ type Snapshot struct {
 }
 
 // Capacity is how much a pool holds, in bytes.
-type Capacity struct{ Total, Available int64 }
+type Capacity struct {
+	Total, Available int64 // of what the pool lies on
+	Used             int64 // by volumes and snapshots; what they share counts once
+	Promised         int64 // the sizes of volumes, and what snapshots hold
+	Left             int64 // what can still be promised
+	Reserve          int64 // kept for the pool's own records
+}
 
 // NearlyFull tells whether less than a twentieth is left.
 func (c Capacity) NearlyFull() bool { return c.Available < c.Total/20 }

@@ -111,7 +111,7 @@ func main() {
 }
 
 func (b *bench) start() {
-	b.node = exec.Command(*binary, "--endpoint", "unix://"+b.dir+"/csi.sock", "--node-id", "bench", "--pool", "p=loop:"+b.dir+"/pool",
+	b.node = exec.Command(*binary, "--endpoint", "unix://"+b.dir+"/csi.sock", "--node-id", "bench", "--pool", "p=loop:"+b.dir+"/pool,overcommit=1000",
 		"--allow-device", "/dev/loop*", "--state-dir", b.dir+"/state", "--kubelet-dir", b.kubelet)
 	b.node.Stderr, _ = os.Create(b.dir + "/log")
 	b.node.SysProcAttr = linux.KilledWithThread()

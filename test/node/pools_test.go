@@ -37,7 +37,7 @@ func stoppedOnPool(t *testing.T, fstype, tags string, bytes int64, args ...strin
 	run(t, "mount", "-o", "loop", img, dir)
 	t.Cleanup(func() { run(t, "umount", dir) })
 	n := testnode.NewStopped(t, tags, args...)
-	n.Pool = filepath.Join(dir, "pool")
+	n.Pool, n.PoolOptions = filepath.Join(dir, "pool"), "" // the defaults
 	return n
 }
 

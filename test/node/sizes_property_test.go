@@ -232,7 +232,7 @@ func (m *sizes) use(t *rapid.T) {
 		t.Fatalf("publish: %v", err)
 	}
 	v.target = m.n.Target(v.id)
-	if v.device = sizeOfDevice(t, v); v.device < v.file {
+	if v.device = shownSize(t, v); v.device < v.file {
 		t.Fatalf("a file of %d bytes is shown as a device of %d", v.file, v.device)
 	}
 }
@@ -260,7 +260,7 @@ func (m *sizes) mark(t *rapid.T) {
 	if v.target == "" || !v.Block {
 		t.Skip("not a raw volume in use")
 	}
-	off := sizeOfDevice(t, v) - markSize
+	off := shownSize(t, v) - markSize
 	m.serial++
 	f, err := os.OpenFile(v.target, os.O_RDWR|os.O_SYNC, 0)
 	if err == nil {
@@ -277,7 +277,7 @@ func markOf(serial int64) []byte {
 	return bytes.Repeat([]byte(fmt.Sprintf("%08d", serial)), markSize/8)
 }
 
-func sizeOfDevice(t *rapid.T, v *sizedVolume) int64 {
+func shownSize(t *rapid.T, v *sizedVolume) int64 {
 	path := v.target
 	if !v.Block {
 		var st unix.Stat_t
@@ -313,7 +313,7 @@ func (m *sizes) check(t *rapid.T) {
 		if v.target == "" {
 			continue
 		}
-		now := sizeOfDevice(t, v)
+		now := shownSize(t, v)
 		if now < v.device {
 			t.Fatalf("a device got shorter: %d, then %d", v.device, now)
 		}
@@ -377,8 +377,8 @@ func set(t *testing.T, name, value string) {
 // Sizes of file, record, device and file system, kills at every step, pools
 // that are full or not, in any order.
 func TestA04_NothingEverGetsShorter(t *testing.T) {
-	set(t, "rapid.checks", "6")
-	set(t, "rapid.steps", "25")
+	set(t, "rapid.checks", "5")
+	set(t, "rapid.steps", "20")
 	set(t, "rapid.shrinktime", "20s")
 	set(t, "rapid.nofailfile", "true")
 	for _, pool := range []string{"ext4", "xfs"} {

@@ -41,7 +41,7 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	if err := p.refuseForeign(key, img); err != nil {
 		return volume.Volume{}, err
 	}
-	if err := p.saveVolume(key, volumeRecord{creating, v}); err != nil {
+	if err := p.promise("volume "+spec.Name, v.Size, func() error { return p.saveVolume(key, volumeRecord{creating, v}) }); err != nil {
 		return volume.Volume{}, err
 	}
 	err = failpoint.Err("create.recorded")
@@ -69,6 +69,7 @@ func (p *Pool) forgetVolume(key, rec, img string) error {
 	p.mu.Lock()
 	delete(p.volumes, key)
 	p.mu.Unlock()
+	p.refillReserve()
 	return nil
 }
 

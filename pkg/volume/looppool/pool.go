@@ -67,9 +67,14 @@ type Pool struct {
 
 	copied func(bytes int64)
 
+	overcommit float64
+	reserved   ownReserve
+	promising  sync.Mutex // held from the look at what is left until the promise is in the maps
+
 	mu        sync.Mutex // guards the maps, never held over input or output
 	volumes   map[string]volumeRecord
 	snapshots map[string]snapshotRecord
+	growing   map[string]int64          // sizes that volumes are about to have
 	attached  map[string]loopdev.Device // read-write
 	owner     map[numbers]string        // of those, by device number
 	changed   map[string]string         // what pods changed of their devices
@@ -88,6 +93,13 @@ type Options struct {
 	NodesDir string // where loop device nodes are made if /dev lacks them
 	Log      *slog.Logger
 	Copied   func(bytes int64) // counts bytes of copies; may be nil
+
+	// Overcommit is how many times the pool's room may be promised: to volumes
+	// that do not fill it, by their sizes. 0 is 1: what was promised fits.
+	Overcommit float64
+	// Reserve is how many bytes are kept for records, so that they can be
+	// written when volumes fill the pool. 0: 64 MiB, or a sixteenth of a small pool.
+	Reserve int64
 }
 
 // Open takes a directory, made if it does not exist, as a pool.
@@ -101,6 +113,7 @@ func Open(o Options) (*Pool, error) {
 	p := &Pool{
 		name: o.Name, log: o.Log.With("pool", o.Name), loop: loopdev.Nodes{Dir: o.NodesDir}, copied: o.Copied,
 		raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}}, changed: map[string]string{},
+		overcommit: max(o.Overcommit, 1), growing: map[string]int64{},
 		volumes: map[string]volumeRecord{}, snapshots: map[string]snapshotRecord{}, attached: map[string]loopdev.Device{}, owner: map[numbers]string{},
 		bad: map[string]error{},
 	}
@@ -124,6 +137,10 @@ func Open(o Options) (*Pool, error) {
 		return nil, fault.New(fault.Busy, "pool %s: another process has %s open: %w", o.Name, p.dir, err)
 	}
 	if err := p.load(); err != nil {
+		p.lock.Close()
+		return nil, fmt.Errorf("pool %s: %w", o.Name, err)
+	}
+	if err := p.openReserve(o.Reserve); err != nil {
 		p.lock.Close()
 		return nil, fmt.Errorf("pool %s: %w", o.Name, err)
 	}
@@ -170,7 +187,7 @@ func loadAll[R any](p *Pool, sub string, t record.Type, into map[string]R, parts
 }
 
 // Close releases the directory for another process. Attached devices stay.
-func (p *Pool) Close() error { return p.lock.Close() }
+func (p *Pool) Close() error { return errors.Join(p.reserved.file.Close(), p.lock.Close()) }
 
 // Name is the pool's name.
 func (p *Pool) Name() string { return p.name }
@@ -196,8 +213,8 @@ func (p *Pool) Usable() error {
 	return loopdev.Available()
 }
 
-// Capacity asks the file system that the directory is on.
-func (p *Pool) Capacity() (volume.Capacity, error) {
+// space asks the file system that the directory is on.
+func (p *Pool) space() (volume.Capacity, error) {
 	dir, err := os.Open(p.dir)
 	if err != nil {
 		return volume.Capacity{}, err
@@ -279,8 +296,8 @@ func (p *Pool) List() []volume.Volume {
 
 func (p *Pool) saveVolume(key string, r volumeRecord) error {
 	path, _ := p.volumePath(key)
-	if err := volumeType.Write(path, r); err != nil {
-		return p.noSpace(err)
+	if err := p.write(volumeType, path, r, r.State != creating); err != nil {
+		return err
 	}
 	p.mu.Lock()
 	p.volumes[key] = r
@@ -314,10 +331,14 @@ func (p *Pool) Health(id string) []mounter.Ailment {
 			found = append(found, p.unreserved(img, r.Volume)...)
 		}
 	}
-	c, err := p.Capacity()
+	c, err := p.space()
 	switch {
 	case err != nil:
 		found = append(found, mounter.Ailment{Reason: "PoolUnreadable", Message: err.Error(), Fatal: true})
+	case c.Available < fullBelow && p.mayNeedSpace(id):
+		found = append(found, mounter.Ailment{Reason: "PoolFull", Fatal: true, Message: fmt.Sprintf(
+			"pool %s is full (%d KiB of %d MiB are left): writes to the volume fail or are lost, also where they seem to succeed; stop the pods, delete volumes or snapshots, or enlarge the pool",
+			p.name, c.Available>>10, c.Total>>20)})
 	case c.NearlyFull():
 		found = append(found, mounter.Ailment{Reason: "PoolNearlyFull", Message: fmt.Sprintf(
 			"pool %s has %d MiB of %d MiB left: thin volumes will fail writes when it is full; delete volumes or snapshots, or enlarge it", p.name, c.Available>>20, c.Total>>20)})
@@ -333,7 +354,7 @@ func exists(path string) bool {
 // noSpace gives an error its kind where the pool's file system is full.
 func (p *Pool) noSpace(err error) error {
 	if errors.Is(err, linux.ENOSPC) {
-		c, _ := p.Capacity()
+		c, _ := p.space()
 		return fault.New(fault.NoSpace, "pool %s (%s) is full: %d MiB of %d MiB are left: %w", p.name, p.dir, c.Available>>20, c.Total>>20, err)
 	}
 	if errors.Is(err, linux.EFBIG) {

@@ -43,7 +43,7 @@ func (p *Pool) reserve(f *os.File, size int64) error {
 	if need == 0 {
 		return nil
 	}
-	c, err := p.Capacity()
+	c, err := p.space()
 	if err != nil {
 		return err
 	}

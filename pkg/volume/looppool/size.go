@@ -126,6 +126,11 @@ func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume
 		return volume.Volume{}, err
 	}
 	if size > r.Volume.Size {
+		err := p.promise("volume "+id, size-r.Volume.Size, func() error { p.setGrowing(key, size-r.Volume.Size); return nil })
+		defer p.setGrowing(key, 0)
+		if err != nil {
+			return volume.Volume{}, err
+		}
 		// A growth that is due needlessly does nothing.
 		r.Volume.Facts.GrowDue = true
 		if err := p.expandFile(key, r, size); err != nil {
@@ -154,7 +159,7 @@ func (p *Pool) expandFile(key string, r volumeRecord, size int64) error {
 		err = p.reserve(f, size)
 	}
 	if err == nil {
-		err = p.saveVolume(key, r)
+		err = p.saveGrowth(key, r)
 	}
 	if err != nil {
 		return errors.Join(err, releaseBehindEnd(f))
@@ -163,6 +168,19 @@ func (p *Pool) expandFile(key string, r volumeRecord, size int64) error {
 		return errors.Join(err, releaseBehindEnd(f))
 	}
 	return f.Sync()
+}
+
+// saveGrowth is saveVolume without the reserve: a volume that grows on a full
+// pool is refused.
+func (p *Pool) saveGrowth(key string, r volumeRecord) error {
+	path, _ := p.volumePath(key)
+	if err := p.write(volumeType, path, r, false); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.volumes[key] = r
+	p.mu.Unlock()
+	return nil
 }
 
 // releaseBehindEnd gives back what was reserved behind the end of a file, by

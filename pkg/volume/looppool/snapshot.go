@@ -38,7 +38,16 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 	}
 	rec, img := p.snapshotPath(key)
 	_, origin := p.volumePath(vkey)
-	if err := p.saveSnapshot(key, snapshotRecord{creating, s}); err != nil {
+	need, err := allocated(origin)
+	if err != nil {
+		return volume.Snapshot{}, err
+	}
+	err = p.promise("snapshot "+spec.Name, need, func() error {
+		p.setGrowing(key, need)
+		return p.saveSnapshot(key, snapshotRecord{creating, s})
+	})
+	defer p.setGrowing(key, 0)
+	if err != nil {
 		return volume.Snapshot{}, err
 	}
 	err = failpoint.Err("snapshot.recorded")
@@ -56,8 +65,8 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 
 func (p *Pool) saveSnapshot(key string, r snapshotRecord) error {
 	path, _ := p.snapshotPath(key)
-	if err := snapshotType.Write(path, r); err != nil {
-		return p.noSpace(err)
+	if err := p.write(snapshotType, path, r, r.State != creating); err != nil {
+		return err
 	}
 	p.mu.Lock()
 	p.snapshots[key] = r
@@ -72,6 +81,7 @@ func (p *Pool) forgetSnapshot(key, rec, img string) error {
 	p.mu.Lock()
 	delete(p.snapshots, key)
 	p.mu.Unlock()
+	p.refillReserve()
 	return nil
 }
 
