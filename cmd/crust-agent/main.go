@@ -61,7 +61,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.node, "node-name", os.Getenv("NODE_NAME"), "name of this node")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server (default: as a pod does)")
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/crust-agent", "directory of what the agent has to remember")
-	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz (default: off)")
+	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz; without HOST this machine only, * for every interface (default: off)")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 what is done, 4 more")
 	f.BoolVar(&o.version, "version", false, "print the version and exit")

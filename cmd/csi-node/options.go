@@ -59,7 +59,7 @@ func parseFlags(args []string) (*options, error) {
 	f.BoolVar(&o.defers, "runtime-assisted-mounts", true, "leave volumes whose StorageClass allows it (allowRuntimeAssistedMount) to pods' runtimes that can mount them")
 	f.StringVar(&o.hostNamespace, "host-mount-namespace", "", "mount namespace of the host, in which runtimes look for targets (default: /proc/1/ns/mnt if it can be entered, otherwise this process's own)")
 	f.StringVar(&o.registration, "kubelet-registration-dir", "", "the kubelet's directory of plugins (/var/lib/kubelet/plugins_registry), in which the driver makes itself known; the kubelet must see the path of --endpoint as it is written (default: a registrar beside the driver does it)")
-	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz (default: off)")
+	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz; without HOST this machine only, * for every interface (default: off)")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
 	f.BoolVar(&o.showVersion, "version", false, "print the version and exit")

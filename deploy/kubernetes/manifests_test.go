@@ -349,7 +349,7 @@ func TestDaemonSet(t *testing.T) {
 	maps.Copy(containers, checkPod(t, pod))
 	for name, args := range map[string][]string{
 		"csi-node": {"--endpoint=unix:///var/lib/kubelet/plugins/" + driver + "/csi.sock", "--kubelet-registration-dir=/var/lib/kubelet/plugins_registry", "--node-id=$(NODE_NAME)", "--pool=default=loop:/var/lib/crust-csi/pool",
-			"--state-dir=/var/lib/csi-node", "--kubelet-dir=/var/lib/kubelet", "--metrics-address=:9808"},
+			"--state-dir=/var/lib/csi-node", "--kubelet-dir=/var/lib/kubelet", "--metrics-address=*:9808"},
 		"provisioner": {"--node-deployment", "--enable-capacity", "--capacity-ownerref-level=1",
 			"--immediate-topology=false", "--strict-topology", "--extra-create-metadata", "--timeout=120s"},
 		"snapshotter": {"--node-deployment", "--timeout=120s"},

@@ -2,10 +2,6 @@ package rpcserver
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net"
-	"net/http"
 	"time"
 
 	"google.golang.org/grpc"
@@ -24,23 +20,4 @@ func Stop(ctx context.Context, s *grpc.Server) {
 	case <-ctx.Done():
 		s.Stop()
 	}
-}
-
-// ServeHTTP serves metrics and health at --metrics-address until it is closed;
-// nothing where that is empty. What ends it otherwise is sent to failed.
-func ServeHTTP(address string, h http.Handler, failed chan<- error) (closer func(), err error) {
-	if address == "" {
-		return func() {}, nil
-	}
-	l, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("--metrics-address: %w", err)
-	}
-	s := &http.Server{ReadHeaderTimeout: 5 * time.Second, Handler: h}
-	go func() {
-		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			failed <- err
-		}
-	}()
-	return func() { _ = s.Close() }, nil // the listener is gone either way
 }
