@@ -262,7 +262,9 @@ func (d *Driver) rawWriters(s volume.Source, id string, dev mounter.Device, busy
 		}
 	}
 	if busy {
-		return "a process holds " + dev.Path + " for itself"
+		who := mounter.HeldBy(dev)
+		d.Log.Info("a device is held", "volume_id", id, "device", dev.Path, "detail", who.Detail)
+		return "a process holds " + dev.Path + " for itself" + who.Public
 	}
 	return ""
 }
