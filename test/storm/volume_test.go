@@ -222,7 +222,7 @@ func (v *vol) read() {
 			return err
 		},
 	} {
-		v.s.call(what+" "+v.name, f, codes.OK, codes.NotFound)
+		v.s.call(what+" "+v.name, f, codes.OK, codes.NotFound, codes.Aborted) // Aborted: it is being deleted
 	}
 }
 

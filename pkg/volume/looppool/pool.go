@@ -257,7 +257,7 @@ func (p *Pool) find(id string) (key string, r volumeRecord, err error) {
 	case !ok:
 		return "", r, fault.New(fault.NotFound, "volume %s does not exist in pool %s", id, p.name)
 	case r.State == deleting:
-		return key, r, fault.New(fault.State, "volume %s is being deleted; repeat DeleteVolume", id)
+		return key, r, fault.New(fault.Busy, "volume %s is being deleted; if that does not end, repeat DeleteVolume", id)
 	case r.State == creating:
 		return key, r, fault.New(fault.NotFound, "volume %s is not finished; repeat CreateVolume", id)
 	}
