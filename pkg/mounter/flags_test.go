@@ -61,6 +61,29 @@ func TestD05_APathThatBecameALinkLeadsNowhere(t *testing.T) {
 	}
 }
 
+// A target whose directory was moved away meanwhile: what was mounted there is
+// taken off again, and the caller is told.
+func TestD05_ATargetThatMovedIsNotMountedOn(t *testing.T) {
+	d, r := formatted(t, "ext4"), openRoot(t)
+	check(t, os.Mkdir(r.Path()+"/pod", 0o755))
+	target, err := r.Target(r.Path() + "/pod/mount")
+	check(t, err)
+	defer target.Close()
+	check(t, os.Rename(r.Path()+"/pod", r.Path()+"/aside"))
+	check(t, os.Mkdir(r.Path()+"/pod", 0o755))
+	m, err := Open(Filesystem{Device: d, Type: "ext4"})
+	check(t, err)
+	err = m.Attach(target)
+	if !fault.Is(err, fault.State) || !strings.Contains(err.Error(), "taken off again") {
+		t.Errorf("%v", err)
+	}
+	check(t, m.Close())
+	if info, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(info), r.Path()) {
+		t.Errorf("it is mounted: %v\n%s", err, info)
+		unmountAt(t, r, "aside/mount")
+	}
+}
+
 // What somebody else put there between the look and the making is not taken.
 func TestD05_WhatWasPutThereMeanwhileIsNotTaken(t *testing.T) {
 	r, outside := openRoot(t), filepath.Join(t.TempDir(), "outside")
@@ -73,6 +96,11 @@ func TestD05_WhatWasPutThereMeanwhileIsNotTaken(t *testing.T) {
 	}
 	check(t, os.Remove(r.Path()+"/device"))
 	check(t, os.Symlink(outside, r.Path()+"/device"))
+	if s, err := target.Look(); err != nil || s.Occupant != Symlink {
+		t.Errorf("a link is taken for %+v %v", s, err)
+	} else {
+		s.Close()
+	}
 	if err := target.create(false); err == nil {
 		t.Error("over a link")
 	}
@@ -121,7 +149,7 @@ func optionsAt(t *testing.T, path string) []string {
 }
 
 // Each option of a mount does what mount(8) says, and its opposite takes it back.
-func TestD04_EachOptionOfAMountReachesTheKernel(t *testing.T) {
+func TestEachOptionOfAMountReachesTheKernel(t *testing.T) {
 	d, r := formatted(t, "ext4"), openRoot(t)
 	for _, c := range []struct {
 		option, shown string
@@ -172,7 +200,7 @@ func TestD04_EachOptionOfAMountReachesTheKernel(t *testing.T) {
 }
 
 // A placeholder gives nothing and takes nothing, and cannot be bound elsewhere.
-func TestC07_WhatAPlaceholderRefuses(t *testing.T) {
+func TestWhatAPlaceholderRefuses(t *testing.T) {
 	r := openRoot(t)
 	target, err := r.Target(r.Path() + "/m")
 	check(t, err)

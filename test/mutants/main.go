@@ -42,7 +42,7 @@ func main() {
 	flag.StringVar(&o.run, "run", "", "regular expression of names")
 	flag.StringVar(&o.changed, "changed", "", "git revision: only mutants whose file or record changed since then, and -others")
 	flag.IntVar(&o.others, "others", 20, "with -changed: so many of the others, drawn anew each day")
-	flag.IntVar(&o.j, "j", 1, "mutants that are tried at a time, each in a copy of its own; tests that count what the machine has may not like it")
+	flag.IntVar(&o.j, "j", 1, "mutants that are tried at a time, each in a copy of its own; some tests want the machine for themselves")
 	flag.DurationVar(&o.timeout, "timeout", 10*time.Minute, "of one test; one that takes longer has noticed")
 	flag.StringVar(&o.today, "day", time.Now().UTC().Format("20060102"), "seed of -others")
 	flag.Parse()
@@ -105,8 +105,9 @@ func choose(ctx context.Context, o options, all []mutant) ([]mutant, error) {
 	}
 	r := rand.New(rand.NewPCG(seed, 0))
 	r.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
-	fmt.Printf("mutants: %d changed since %s, and %d of %d others (-day %s)\n", len(chosen), o.changed, min(o.others, len(others)), len(others), o.today)
-	return append(chosen, others[:min(o.others, len(others))]...), nil
+	n := min(o.others, len(others))
+	fmt.Printf("mutants: %d changed since %s, and %d of %d others (-day %s)\n", len(chosen), o.changed, n, len(others), o.today)
+	return append(chosen, others[:n]...), nil
 }
 
 // since gives the files that changed since the revision, and the records that

@@ -27,7 +27,8 @@ func TestEveryMutantCanBeTried(t *testing.T) {
 
 func TestAListThatIsNotUnderstood(t *testing.T) {
 	const good = "name: a\nfile: a.go\ntest: ./a TestA\nold:\nx\nnew:\ny\n"
-	if all, err := parse("x.txt", "# words\n---\n"+good+"---\n"); err != nil || len(all) != 1 || all[0].old != "x" || all[0].new != "y" || all[0].tests[0] != "TestA" {
+	all, err := parse("x.txt", "# words\n---\n"+good+"---\n")
+	if err != nil || len(all) != 1 || all[0].old != "x" || all[0].new != "y" || all[0].tests[0] != "TestA" {
 		t.Fatalf("%+v %v", all, err)
 	}
 	if all, err := parse("x.txt", strings.Replace(good, "x\n", "\tx\n\n\t\tz\n", 1)); err != nil || all[0].old != "\tx\n\n\t\tz" {
@@ -126,7 +127,8 @@ x
 			t.Fatal(err)
 		}
 	}
-	for _, args := range [][]string{{"init", "-q"}, {"add", "-A"}, {"-c", "user.name=x", "-c", "user.email=x@example.com", "commit", "-qm", "x"}} {
+	commit := []string{"-c", "user.name=x", "-c", "user.email=x@example.com", "commit", "-qm", "x"}
+	for _, args := range [][]string{{"init", "-q"}, {"add", "-A"}, commit} {
 		c := exec.Command("git", args...)
 		c.Dir = dir
 		if out, err := c.CombinedOutput(); err != nil {

@@ -236,7 +236,8 @@ func (t *tree) test(ctx context.Context, m mutant) (string, error) {
 		for i, p := range parts {
 			parts[i] = "^(" + regexp.QuoteMeta(p) + ")$"
 		}
-		said, err := t.command(ctx, "go", "test", "-v", "-vet=off", "-count=1", "-tags", m.tags, "-timeout", t.o.timeout.String(), "-run", strings.Join(parts, "/"), m.pkg)
+		said, err := t.command(ctx, "go", "test", "-v", "-vet=off", "-count=1", "-tags", m.tags,
+			"-timeout", t.o.timeout.String(), "-run", strings.Join(parts, "/"), m.pkg)
 		out.WriteString(said)
 		errs = append(errs, err)
 		t.cleanUp()
