@@ -26,6 +26,8 @@ need cpio cpio
 need mount.nfs nfs-common
 need strace strace
 need crun crun
+need pkg-config pkg-config
+[ -e /usr/include/seccomp.h ] || packages+=(libseccomp-dev) # test/adversary builds a runc with it
 # A static one, for containers and guests without libraries.
 [ -x /bin/busybox ] && ! ldd /bin/busybox >/dev/null 2>&1 || packages+=(busybox-static)
 need gcc gcc

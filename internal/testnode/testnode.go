@@ -337,6 +337,11 @@ func (n *Node) cleanUp() {
 	for _, l := range loops {
 		if b, _ := os.ReadFile(l); strings.HasPrefix(string(b), n.Dir+"/") {
 			n.T.Errorf("left bound: %s %s", l, b)
+			for _, on := range loops { // the holds of raw block devices
+				if o, _ := os.ReadFile(on); strings.TrimSpace(string(o)) == "/dev/"+strings.Split(l, "/")[3] {
+					_ = exec.Command("losetup", "-d", "/dev/"+strings.Split(on, "/")[3]).Run()
+				}
+			}
 			_ = exec.Command("losetup", "-d", "/dev/"+strings.Split(l, "/")[3]).Run()
 		}
 	}

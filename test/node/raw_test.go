@@ -130,7 +130,7 @@ func TestA01_APodCannotUnbindItsDevice(t *testing.T) {
 				n.Kill() // what protects the device must not need the driver
 			}
 			pod(t, target, "clear")
-			pod(t, target, "clear", "configure="+img, "set="+img)
+			pod(t, target, "clear")
 			if killed {
 				n.Start()
 			}
@@ -142,7 +142,10 @@ func TestA01_APodCannotUnbindItsDevice(t *testing.T) {
 			if got := beginning(t, target, 4); got != "mine" {
 				t.Errorf("the first pod reads %q", got)
 			}
-			pod(t, target, "write=evil")
+			evil := filepath.Join(n.Dir, "evil")
+			write(t, evil, "evil")
+			ok(t, os.Truncate(evil, size))
+			pod(t, target, "clear", "set="+evil, "configure="+evil, "change="+evil, "write=evil")
 			if got := beginning(t, other, 4); got != "HERS" {
 				t.Errorf("the second pod reads %q", got)
 			}
