@@ -39,7 +39,8 @@ func parsePool(s string) (poolSpec, error) {
 		case "reserve":
 			spec.reserve, err = parseSize(value)
 		default:
-			return poolSpec{}, fmt.Errorf("pool %q: %q is no option of a pool; there are overcommit=N and reserve=SIZE (a directory whose name has a comma cannot be a pool's)", s, part)
+			return poolSpec{}, fmt.Errorf("pool %q: %q is no option of a pool; there are overcommit=N and reserve=SIZE "+
+				"(a directory whose name has a comma cannot be a pool's)", s, part)
 		}
 		if err == nil && seen[key] {
 			err = fmt.Errorf("it is given twice")

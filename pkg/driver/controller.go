@@ -66,7 +66,10 @@ func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 		return nil, err
 	}
 	v := d.describe(made)
-	v.VolumeContext = volumeContext(req.GetParameters())
+	v.VolumeContext = volumeContext(made.Parameters)
+	if made.Parameters == nil { // made before they were kept
+		v.VolumeContext = volumeContext(req.GetParameters())
+	}
 	return &csi.CreateVolumeResponse{Volume: v}, nil
 }
 
@@ -108,6 +111,9 @@ func sameVolume(have volume.Volume, want volume.Spec, samePool bool, r *csi.Capa
 	case have.SourceSnapshot != want.SourceSnapshot || have.SourceVolume != want.SourceVolume:
 		differs = "it was made from another source"
 	default:
+		differs = otherParameter(have.Parameters, want.Parameters)
+	}
+	if differs == "" {
 		return nil
 	}
 	return fault.New(fault.Exists, "volume %q exists as %s and is not what was asked for: %s", want.Name, have.ID, differs)
@@ -137,7 +143,7 @@ func (d *Driver) wanted(req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool,
 	if err := d.checkTopology(req.GetAccessibilityRequirements()); err != nil {
 		return spec, nil, err
 	}
-	spec = volume.Spec{Name: req.GetName(), Thick: params.Thick, Block: u.block, FSType: fstype}
+	spec = volume.Spec{Name: req.GetName(), Thick: params.Thick, Block: u.block, FSType: fstype, Parameters: ownParameters(req.GetParameters())}
 	smallest, err := d.source(req.GetVolumeContentSource(), &spec, &params.Pool)
 	if err != nil {
 		return spec, nil, err

@@ -34,8 +34,11 @@ func (l *lostWrites) of(id string) []mounter.Ailment {
 	if l.m[id] == "" {
 		return nil
 	}
-	return []mounter.Ailment{{Reason: "WritesLost", Fatal: true, Lost: true, Message: "writes to the volume's device failed, and what was written is lost: " + l.m[id] +
-		"; make room in the pool, stop the pods, check the data; this is forgotten when the volume is unstaged"}}
+	return []mounter.Ailment{{
+		Reason: "WritesLost", Fatal: true, Lost: true,
+		Message: "writes to the volume's device failed, and what was written is lost: " + l.m[id] +
+			"; make room in the pool, stop the pods, check the data; this is forgotten when the volume is unstaged",
+	}}
 }
 
 // crowded tells whether the pool was found (nearly) full: that is when writes

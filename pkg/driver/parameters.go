@@ -1,6 +1,8 @@
 package driver
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 	"sort"
 	"strings"
@@ -131,6 +133,41 @@ func parseAttributes(m map[string]string) (attributes, error) {
 		return attributes{}, fault.New(fault.Invalid, "attribute %s=%q: the value must be true or false", attrPodHostUsers, m[attrPodHostUsers])
 	}
 	return a, nil
+}
+
+// defaults are the values of parameters that are not given.
+var defaults = map[string]string{
+	"provisioning": "thin", "fsGroupStrategy": "chown", "fsGroupChangePolicy": "OnRootMismatch", "recursiveReadOnly": "IfPossible",
+	"allowRuntimeAssistedMount": "false",
+}
+
+// ownParameters are the parameters without those that an orchestrator adds.
+func ownParameters(m map[string]string) map[string]string {
+	own := map[string]string{}
+	for k, v := range m {
+		if !strings.HasPrefix(k, orchestratorPrefix) {
+			own[k] = v
+		}
+	}
+	return own
+}
+
+// otherParameter names a parameter that an existing volume was created with
+// another value of, empty where there is none, or where nobody knows. The pool is
+// compared elsewhere: it need not be named.
+func otherParameter(have, want map[string]string) string {
+	if have == nil {
+		return ""
+	}
+	for _, key := range sortedKeys(parameters) {
+		if key == "pool" {
+			continue
+		}
+		if h, w := cmp.Or(have[key], defaults[key]), cmp.Or(want[key], defaults[key]); h != w {
+			return fmt.Sprintf("its parameter %s is %q, and %q was asked for", key, h, w)
+		}
+	}
+	return ""
 }
 
 // carried are the parameters that a volume's context takes to the node.

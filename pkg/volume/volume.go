@@ -31,6 +31,10 @@ type Volume struct {
 	SourceSnapshot string `json:"sourceSnapshot,omitempty"`
 	SourceVolume   string `json:"sourceVolume,omitempty"`
 
+	// Parameters are those that it was created with. nil: nobody knows, as of
+	// volumes that were made before they were kept.
+	Parameters map[string]string `json:"parameters,omitzero"`
+
 	Facts Facts `json:"facts"`
 }
 
@@ -133,6 +137,8 @@ type Spec struct {
 	Thick  bool
 	Block  bool
 	FSType string
+	// Parameters are kept with the volume, as they are.
+	Parameters map[string]string
 
 	// At most one origin. Quiesce makes a volume's data consistent for the
 	// time of the copy.

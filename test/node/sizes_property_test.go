@@ -70,13 +70,13 @@ func (m *sizes) maybe(t *rapid.T, err error, what string) bool {
 // arm draws the failpoint at which the next call is killed, or none.
 func (m *sizes) arm(t *rapid.T, points ...string) {
 	point := rapid.SampledFrom(append([]string{""}, points...)).Draw(t, "killed at")
-	if err := os.WriteFile(m.armed, []byte(point+" kill"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(m.armed, []byte(point+" kill"), 0o600))
 }
 
-func (m *sizes) disarm(t *rapid.T) {
-	if err := os.WriteFile(m.armed, nil, 0o600); err != nil {
+func (m *sizes) disarm(t *rapid.T) { must(t, os.WriteFile(m.armed, nil, 0o600)) }
+
+func must(t *rapid.T, err error) {
+	if err != nil {
 		t.Fatal(err)
 	}
 }
@@ -281,9 +281,7 @@ func shownSize(t *rapid.T, v *sizedVolume) int64 {
 	path := v.target
 	if !v.Block {
 		var st unix.Stat_t
-		if err := unix.Stat(path, &st); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.Stat(path, &st))
 		path = fmt.Sprintf("/dev/loop%d", unix.Minor(st.Dev))
 	}
 	f, err := os.Open(path)
@@ -354,9 +352,7 @@ func (m *sizes) end(t *rapid.T) {
 	}
 	for _, v := range m.vols {
 		m.letGo(t, v)
-		if err := m.n.Client.Delete(ctxOf(m.n.T), v.id); err != nil {
-			t.Fatal(err)
-		}
+		must(t, m.n.Client.Delete(ctxOf(m.n.T), v.id))
 	}
 	for _, s := range m.snaps {
 		if _, err := m.n.Client.DeleteSnapshot(ctxOf(m.n.T), &csi.DeleteSnapshotRequest{SnapshotId: s.id}); err != nil {

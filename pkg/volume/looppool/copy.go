@@ -59,7 +59,8 @@ func (p *Pool) copyStill(ctx context.Context, dst, src *os.File, s fillSpec, sti
 			why = "a thick volume shares no extents"
 		}
 		return fault.New(fault.State, "volume %s may be written while it is copied: %s. %s, so the copy would hold parts of different times; "+
-			"unpublish the writable volume first, or use a thin volume of a pool on a file system with reflink (xfs, btrfs)", s.of, still.Writers, why)
+			"unpublish the writable volume first, or use a thin volume of a pool on a file system with reflink (xfs, btrfs)",
+			s.of, still.Writers, why)
 	}
 	if err := unwritten(s.of, still, func() error { return p.copyData(ctx, dst, src, progress) }); err != nil {
 		return err
@@ -82,8 +83,9 @@ func unwritten(id string, still volume.Stillness, f func() error) error {
 	}
 	after, err := still.Written()
 	if err == nil && (before != after || after.InFlight != 0) {
-		err = fault.New(fault.State, "volume %s was written while it was copied, by a process that has its device open, so there is no copy of one instant; "+
-			"end that process (see `fuser -v` of the device), or use a thin volume of a pool on a file system with reflink (xfs, btrfs)", id)
+		err = fault.New(fault.State, "volume %s was written while it was copied, by a process that has its device open, "+
+			"so there is no copy of one instant; end that process (see `fuser -v` of the device), "+
+			"or use a thin volume of a pool on a file system with reflink (xfs, btrfs)", id)
 	}
 	return err
 }

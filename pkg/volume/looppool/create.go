@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -21,7 +22,10 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	v := volume.Volume{
 		ID: volume.VolumeID(p.name, spec.Name), Name: spec.Name, Size: spec.Size, Created: time.Now().UTC(),
 		Thick: spec.Thick, Block: spec.Block, FSType: spec.FSType,
-		SourceSnapshot: spec.SourceSnapshot, SourceVolume: spec.SourceVolume,
+		SourceSnapshot: spec.SourceSnapshot, SourceVolume: spec.SourceVolume, Parameters: maps.Clone(spec.Parameters),
+	}
+	if v.Parameters == nil {
+		v.Parameters = map[string]string{} // known to be none
 	}
 	key, ok := p.key(v.ID, false)
 	if !ok {

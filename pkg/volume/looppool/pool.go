@@ -51,7 +51,8 @@ type snapshotRecord struct {
 }
 
 var (
-	volumeType   = record.Type{Kind: "crust-csi.loop-volume", Version: 1}
+	// Version 2 has parameters.
+	volumeType   = record.Type{Kind: "crust-csi.loop-volume", Version: 2}
 	snapshotType = record.Type{Kind: "crust-csi.loop-snapshot", Version: 1}
 )
 

@@ -75,7 +75,8 @@ func (p *Pool) promise(what string, bytes int64, f func() error) error {
 		return err
 	}
 	if bytes > c.Left {
-		return fault.New(fault.NoSpace, "pool %s (%s) is full: %s wants %d bytes more, and %d are left to promise: %d are promised, of a room of %d bytes (%d free, %d used) times overcommit=%g, without the reserve of %d; "+
+		return fault.New(fault.NoSpace, "pool %s (%s) is full: %s wants %d bytes more, and %d are left to promise: "+
+			"%d are promised, of a room of %d bytes (%d free, %d used) times overcommit=%g, without the reserve of %d; "+
 			"delete volumes or snapshots, enlarge the pool, or start the driver with a larger overcommit",
 			p.name, p.dir, what, bytes, c.Left, c.Promised, c.Available+c.Used, c.Available, c.Used, p.overcommit, c.Reserve)
 	}

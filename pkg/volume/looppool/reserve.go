@@ -48,7 +48,8 @@ func (p *Pool) reserve(f *os.File, size int64) error {
 		return err
 	}
 	if need > c.Available {
-		return fault.New(fault.NoSpace, "pool %s (%s) is full: %d bytes were to be reserved and %d are free; delete volumes or snapshots, enlarge it, or ask for provisioning=thin", p.name, p.dir, need, c.Available)
+		return fault.New(fault.NoSpace, "pool %s (%s) is full: %d bytes were to be reserved and %d are free; "+
+			"delete volumes or snapshots, enlarge it, or ask for provisioning=thin", p.name, p.dir, need, c.Available)
 	}
 	for _, h := range holes {
 		if err := linux.Fallocate(f, h.Start, h.Length); err != nil {
@@ -89,6 +90,7 @@ func (p *Pool) unreserved(img string, v volume.Volume) []mounter.Ailment {
 		return nil
 	}
 	return []mounter.Ailment{{Reason: "NotReserved", Message: fmt.Sprintf(
-		"%d MiB of this thick volume are not reserved: its users gave them back, and writes there fail when pool %s is full; they are reserved again when it is next staged and the pool has room",
+		"%d MiB of this thick volume are not reserved: its users gave them back, and writes there fail when pool %s is full; "+
+			"they are reserved again when it is next staged and the pool has room",
 		(missing+1<<20-1)>>20, p.name)}}
 }

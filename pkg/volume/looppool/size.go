@@ -58,7 +58,8 @@ func (p *Pool) followAll() {
 // cannot be written, it holds for this process, and the next one finds it again.
 func (p *Pool) keepVolume(key string, r volumeRecord) {
 	if err := p.saveVolume(key, r); err != nil {
-		p.log.Warn("a volume's record could not be written; its file says the same", "volume_id", r.Volume.ID, "size", r.Volume.Size, "error", err)
+		p.log.Warn("a volume's record could not be written; its file says the same",
+			"volume_id", r.Volume.ID, "size", r.Volume.Size, "error", err)
 		p.mu.Lock()
 		p.volumes[key] = r
 		p.mu.Unlock()
@@ -97,8 +98,8 @@ func (p *Pool) refuseForeign(key, img string) error {
 	_, ours := p.volumes[key]
 	p.mu.Unlock()
 	if !ours && exists(img) {
-		return fault.New(fault.State, "%s exists, and no record tells what it is: it may be a volume whose record was lost, so it is not overwritten; "+
-			"put its record back, or move the file away", img)
+		return fault.New(fault.State, "%s exists, and no record tells what it is: it may be a volume whose record was lost, "+
+			"so it is not overwritten; put its record back, or move the file away", img)
 	}
 	return nil
 }
