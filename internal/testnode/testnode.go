@@ -217,7 +217,7 @@ func (n *Node) Start() {
 	n.T.Helper()
 	n.Launch()
 	// gRPC waits a second before it tries again, so it must not come too early.
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		if c, err := net.Dial("unix", strings.TrimPrefix(n.Endpoint(), "unix://")); err == nil {
 			c.Close()
 			break
@@ -230,7 +230,7 @@ func (n *Node) Start() {
 	if n.Client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir()); err != nil {
 		n.T.Fatal(err)
 	}
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		_, err = n.Client.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 		cancel()
