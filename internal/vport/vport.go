@@ -124,6 +124,7 @@ func Listen(port *os.File, magic []byte) *Listener {
 		magic = DefaultMagic
 	}
 	l := &Listener{port: port, magic: magic, conns: make(chan net.Conn), done: make(chan struct{})}
+	l.write.Lock() // until reset has written: no echo before that
 	go l.reset()
 	go l.read()
 	return l
@@ -132,10 +133,9 @@ func Listen(port *os.File, magic []byte) *Listener {
 // reset breaks the connection of an agent that this one follows: the host does
 // not see that its peer was killed. It waits for an answer in HTTP/2, so noise
 // that is no frame, and longer than the rest of any, ends it; a host that
-// connects anew drops it before its echo.
+// connects anew drops it before its echo. It is called with write locked.
 func (l *Listener) reset() {
 	const frame = 16 << 10
-	l.write.Lock()
 	defer l.write.Unlock()
 	_, _ = l.port.Write(bytes.Repeat([]byte{0xff}, 2*frame)) // where nobody is connected, it waits
 }

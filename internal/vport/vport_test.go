@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -116,5 +117,33 @@ func TestDialGivesUpOnAGuestThatLies(t *testing.T) {
 				t.Fatal("connected")
 			}
 		})
+	}
+}
+
+// A host that connected before the agent began has its marker in the port
+// already. What the agent writes to break older connections must not come
+// after the echo, or it breaks this one.
+func TestAHostThatConnectedBeforeTheAgentIsNotDisturbed(t *testing.T) {
+	marker := append(bytes.Clone(DefaultMagic), make([]byte, NonceLength)...)
+	for range 300 {
+		pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		host, port := os.NewFile(uintptr(pair[0]), "host"), os.NewFile(uintptr(pair[1]), "port")
+		if _, err := host.Write(marker); err != nil {
+			t.Fatal(err)
+		}
+		l := Listen(port, DefaultMagic)
+		said := make([]byte, 2*16<<10+len(marker))
+		if _, err := io.ReadFull(host, said); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.HasSuffix(said, marker) {
+			t.Fatalf("after the echo come %d bytes more", len(said)-bytes.Index(said, marker)-len(marker))
+		}
+		l.Close()
+		host.Close()
+		port.Close()
 	}
 }
