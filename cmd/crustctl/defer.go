@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,6 +58,10 @@ func (g *globals) deferred(cmd *cobra.Command, runtime *crust.Client, v csiclien
 		}
 		req := &csi.NodePublishVolumeRequest{
 			VolumeId: v.ID, StagingTargetPath: c.StagingPath(v.ID), TargetPath: target, VolumeCapability: v.Capability(), Readonly: readOnly, VolumeContext: v.Context,
+		}
+		if slices.Contains(have, crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL) {
+			req.VolumeContext = map[string]string{"csi.crust.dev/runtimeKernel": "host"}
+			maps.Copy(req.VolumeContext, v.Context)
 		}
 		if err := crust.SetSupportedFilesystems(req, fs.GetFileSystems()); err != nil {
 			return err

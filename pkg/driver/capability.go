@@ -18,6 +18,8 @@ type use struct {
 	options  mounter.Options
 	mode     csi.VolumeCapability_AccessMode_Mode
 	readOnly bool // the access mode is one for readers
+	// hostMayMount is what the class says of volumes that a guest had.
+	hostMayMount bool
 }
 
 const defaultFilesystem = "ext4"

@@ -221,6 +221,11 @@ func (d *Driver) wouldDefer(p *publication, supported []string) (*deferral, erro
 
 // deferTo leaves the volume to the pod's runtime.
 func (d *Driver) deferTo(p *publication, want deferral) error {
+	if p.attrs.hostKernel {
+		if err := withheld(p.volume, p.attrs.HostMayMount, "mounted"); err != nil {
+			return err // the sandbox's mount is one of this kernel
+		}
+	}
 	have, known := d.deferrals.at(p.id, p.target)
 	others := d.deferrals.of(p.id)
 	switch {
@@ -268,7 +273,7 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 	if err := failpoint.Err("defer.placed"); err != nil {
 		return err
 	}
-	return nil
+	return d.noteGuest(p)
 }
 
 // leftByRuntime refuses to mount here what a sandbox may not have let go of yet:

@@ -213,6 +213,9 @@ func (d *Driver) thaw(s volume.Source, id string) error {
 	if r, ok := d.staged.get(id); err != nil || v.Facts.Formatted == "" || ok && r.Block {
 		return err
 	}
+	if d.withheldHere(s, id, "mounted") != nil {
+		return nil // so it was not frozen from here either
+	}
 	fs, err := d.live(a.Device, id, v.Facts.Formatted)
 	if err != nil {
 		return err
@@ -243,6 +246,9 @@ func (d *Driver) quiesce(s volume.Source, id string) volume.Quiesce {
 			still.Writers = d.rawWriters(s, id, a.Device, busy)
 			still.Written = func() (mounter.Written, error) { return mounter.WrittenTo(a.Device) }
 			return still, mounter.Flush(a.Device)
+		}
+		if err := d.withheldHere(s, id, "frozen"); err != nil {
+			return still, err
 		}
 		fs, err := d.live(a.Device, id, v.Facts.Formatted)
 		if err != nil {

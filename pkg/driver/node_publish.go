@@ -76,6 +76,11 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 		if err := d.notDeferred(p.id); err != nil {
 			return err
 		}
+		if !p.use.block {
+			if err := withheld(p.volume, attrs.HostMayMount, "mounted"); err != nil {
+				return err
+			}
+		}
 		if p.strategy, err = d.strategy(&p); err != nil {
 			return err
 		}

@@ -40,6 +40,7 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if err != nil {
 		return nil, err
 	}
+	u.hostMayMount = attrs.HostMayMount
 	if err := d.checkStagingPath(req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
@@ -163,7 +164,7 @@ func (d *Driver) stage(
 		if r.FSType, err = d.ensureFilesystem(ctx, src, v, a.Device, u, progress, quick); err != nil {
 			return err
 		}
-		r.Superblock = u.options.SuperblockString()
+		r.Superblock, r.HostMayMount = u.options.SuperblockString(), u.hostMayMount
 		if staged {
 			r.Superblock = have.Superblock // of the live mounts
 		}
@@ -204,6 +205,10 @@ func (d *Driver) ensureFilesystem(
 	}
 	if err != nil {
 		return "", fmt.Errorf("volume %s: %w", v.ID, err)
+	}
+	if v.Facts.GivenToGuest && !u.hostMayMount && found.Answer == superblock.Known && found.Type == want {
+		// For the next guest. Nothing of this node reads any further.
+		return want, nil
 	}
 	facts := v.Facts
 	if err := d.mayFormat(v, dev, found, blank); err != nil {

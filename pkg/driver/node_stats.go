@@ -93,6 +93,9 @@ func (d *Driver) stagedStats(src volume.Source, r stagedRecord) (*csi.NodeGetVol
 		}
 		return d.blockStats(src, v)
 	}
+	if err := d.withheldHere(src, r.VolumeID, "mounted"); err != nil {
+		return nil, err
+	}
 	fs, err := d.live(a.Device, r.VolumeID, r.FSType)
 	if err != nil {
 		return nil, err
@@ -328,6 +331,9 @@ func (d *Driver) growNow(ctx context.Context, src volume.Source, id string, dev 
 		if err := src.SetFacts(id, v.Facts); err != nil {
 			return err
 		}
+	}
+	if err := d.withheldHere(src, id, "grown"); err != nil {
+		return err
 	}
 	fs, err := d.live(dev, id, staged.FSType)
 	if err != nil {

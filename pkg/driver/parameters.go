@@ -21,6 +21,8 @@ type Parameters struct {
 	FSGroupChangePolicy       ownership.Policy
 	RecursiveReadOnly         string // Disabled, IfPossible (also when empty), Enabled
 	AllowRuntimeAssistedMount bool
+	// HostMayMount: this node's kernel may mount what a guest has had.
+	HostMayMount bool
 }
 
 // parameter is one key: its values (none: any text), and how it is kept.
@@ -36,6 +38,7 @@ var parameters = map[string]parameter{
 	"fsGroupChangePolicy":       {[]string{"Always", "OnRootMismatch"}, func(p *Parameters, v string) { p.FSGroupChangePolicy = ownership.Policy(v) }},
 	"recursiveReadOnly":         {[]string{"Disabled", "IfPossible", "Enabled"}, func(p *Parameters, v string) { p.RecursiveReadOnly = v }},
 	"allowRuntimeAssistedMount": {[]string{"true", "false"}, func(p *Parameters, v string) { p.AllowRuntimeAssistedMount = v == "true" }},
+	"hostMayMount":              {[]string{"true", "false"}, func(p *Parameters, v string) { p.HostMayMount = v == "true" }},
 }
 
 // orchestratorPrefix is that of keys which Kubernetes adds for drivers' information.
@@ -79,6 +82,9 @@ const (
 	attrPodGroup     = orchestratorPrefix + "pod.fsGroup"
 	attrPodPolicy    = orchestratorPrefix + "pod.fsGroupChangePolicy"
 	attrPodHostUsers = "csi.crust.dev/hostUsers"
+	// attrKernel is "host" where the pod's runtime mounts with this node's own
+	// kernel (its sandboxes are mount namespaces), and "guest" or absent otherwise.
+	attrKernel = "csi.crust.dev/runtimeKernel"
 )
 
 // attributes are a volume context: the parameters of the class, which went
@@ -87,6 +93,8 @@ type attributes struct {
 	Parameters
 	podGroup  string // as it was sent
 	ownUserns bool   // the pod has a user namespace: the runtime will id-map the mount
+	// hostKernel: a runtime that the volume is left to mounts it with this kernel.
+	hostKernel bool
 }
 
 // parseAttributes reads a volume context. Keys with a domain that is not ours
@@ -101,11 +109,12 @@ func parseAttributes(m map[string]string) (attributes, error) {
 					key, m[key], strings.Join(static.FormatWords(), ", "))
 			}
 			continue
-		case key == attrPodGroup, key == attrPodPolicy, key == attrPodHostUsers, key == static.AttrDevice, key == static.AttrServer, key == static.AttrShare:
+		case key == attrPodGroup, key == attrPodPolicy, key == attrPodHostUsers, key == attrKernel,
+			key == static.AttrDevice, key == static.AttrServer, key == static.AttrShare:
 			continue
 		case strings.Contains(key, "/"):
 			if strings.HasPrefix(key, "csi.crust.dev/") {
-				return attributes{}, fault.New(fault.Invalid, "attribute %q is unknown; known is %s", key, attrPodHostUsers)
+				return attributes{}, fault.New(fault.Invalid, "attribute %q is unknown; known are %s and %s", key, attrPodHostUsers, attrKernel)
 			}
 			continue
 		}
@@ -125,6 +134,13 @@ func parseAttributes(m map[string]string) (attributes, error) {
 			return attributes{}, err
 		}
 	}
+	switch m[attrKernel] {
+	case "", "guest":
+	case "host":
+		a.hostKernel = true
+	default:
+		return attributes{}, fault.New(fault.Invalid, "attribute %s=%q: the value must be host or guest", attrKernel, m[attrKernel])
+	}
 	switch m[attrPodHostUsers] {
 	case "", "true":
 	case "false":
@@ -138,7 +154,7 @@ func parseAttributes(m map[string]string) (attributes, error) {
 // defaults are the values of parameters that are not given.
 var defaults = map[string]string{
 	"provisioning": "thin", "fsGroupStrategy": "chown", "fsGroupChangePolicy": "OnRootMismatch", "recursiveReadOnly": "IfPossible",
-	"allowRuntimeAssistedMount": "false",
+	"allowRuntimeAssistedMount": "false", "hostMayMount": "false",
 }
 
 // ownParameters are the parameters without those that an orchestrator adds.
@@ -171,7 +187,7 @@ func otherParameter(have, want map[string]string) string {
 }
 
 // carried are the parameters that a volume's context takes to the node.
-var carried = []string{"fsGroupStrategy", "fsGroupChangePolicy", "recursiveReadOnly", "allowRuntimeAssistedMount"}
+var carried = []string{"fsGroupStrategy", "fsGroupChangePolicy", "recursiveReadOnly", "allowRuntimeAssistedMount", "hostMayMount"}
 
 func volumeContext(parameters map[string]string) map[string]string {
 	var m map[string]string

@@ -31,6 +31,8 @@ type stagedRecord struct {
 	// Superblock holds the superblock options of the live mounts, or, while
 	// there is none, those that were asked for at stage.
 	Superblock string `json:"superblockOptions,omitempty"`
+	// HostMayMount is what the volume's class says.
+	HostMayMount bool `json:"hostMayMount,omitempty"`
 }
 
 var stagedType = record.Type{Kind: "crust-csi.staged", Version: 1}

@@ -33,6 +33,7 @@ const (
 	attrEphemeral    = "csi.storage.k8s.io/ephemeral"
 	attrPodPolicy    = "csi.storage.k8s.io/pod.fsGroupChangePolicy"
 	attrHostUsers    = "csi.crust.dev/hostUsers"
+	attrKernel       = "csi.crust.dev/runtimeKernel"
 )
 
 // The reasons of the agent's events on pods.
@@ -243,6 +244,10 @@ func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRe
 		if !decision.Defer {
 			return a.byHost(ctx, req, next, d, decision.Why)
 		}
+	}
+	delete(req.GetVolumeContext(), attrKernel) // it is the agent's to say
+	if d.HostKernel {
+		req.VolumeContext[attrKernel] = "host"
 	}
 	if err := crust.SetSupportedFilesystems(req, d.Filesystems); err != nil {
 		return nil, err

@@ -66,6 +66,7 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 		return crust.Decision{}, fmt.Errorf("the runtime at %s: %w", d.Socket, err)
 	}
 	d.Filesystems = ask.Filesystems
+	d.HostKernel = slices.Contains(ask.Capabilities, crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL)
 	return crust.Decide(ask), nil
 }
 

@@ -25,6 +25,8 @@ type Deferral struct {
 	Target      string   `json:"target"`
 	Socket      string   `json:"socket"` // of the runtime
 	Filesystems []string `json:"filesystems"`
+	// HostKernel: the runtime's sandboxes have this node's kernel.
+	HostKernel bool `json:"hostKernel,omitempty"`
 	// What the driver answered.
 	Source  string            `json:"source"`
 	Type    string            `json:"type"`

@@ -48,6 +48,9 @@ type Facts struct {
 	// GivenRaw: it was staged as a raw block device once, so what is on it is
 	// for its users to know: it is never formatted.
 	GivenRaw bool `json:"givenRaw,omitempty"`
+	// GivenToGuest: a guest's kernel had it (a runtime-assisted mount), so what is on
+	// it is a pod's to make. Copies inherit it; nothing takes it back.
+	GivenToGuest bool `json:"givenToGuest,omitempty"`
 	// GrowDue: the device may be larger than its file system.
 	GrowDue bool `json:"growDue,omitempty"`
 	// IdentityDue: it is a copy, and its file system has its origin's identity.

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -272,6 +273,10 @@ func (s *server) askNode(p *pod, filesystems []string) error {
 	}
 	if len(filesystems) > 0 {
 		ok(s.t, crust.SetSupportedFilesystems(req, filesystems))
+		if s.backend == "namespace" { // as an orchestrator does whose runtime has HOST_KERNEL
+			req.VolumeContext = maps.Clone(req.VolumeContext)
+			req.VolumeContext["csi.crust.dev/runtimeKernel"] = "host"
+		}
 	}
 	resp, err := s.node.Client.NodePublishVolume(ctxOf(s.t), req)
 	if err != nil {

@@ -180,7 +180,7 @@ func TestC04_MountedHereUnlessEverythingSaysOtherwise(t *testing.T) {
 // the node has the volume mounted already, one more reader is the node's.
 func TestC19_ReadersShareADeferredVolume(t *testing.T) {
 	n := testnode.New(t, "")
-	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: attributed(csiclient.Volume{Context: deferrable}, mayMount).Context})
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	var targets []string
 	source := ""
@@ -221,7 +221,7 @@ func TestC19_ReadersShareADeferredVolume(t *testing.T) {
 // A sandbox that has not let go yet holds the device, as QEMU does.
 func TestC19_NotMountedHereWhileASandboxHasTheDevice(t *testing.T) {
 	n := testnode.New(t, "")
-	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: attributed(csiclient.Volume{Context: deferrable}, mayMount).Context})
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	info, _, err := publishTo(t, n, v, n.Target("a"), false, "ext4")
 	ok(t, err)

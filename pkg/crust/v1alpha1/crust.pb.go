@@ -45,19 +45,23 @@ const (
 	RuntimeCapability_RPC_VOLUME_STATS RuntimeCapability_RPC_Type = 7
 	// RuntimeExpandVolume grows file systems that are in use.
 	RuntimeCapability_RPC_VOLUME_RESIZE RuntimeCapability_RPC_Type = 8
+	// Volumes are mounted with the kernel that the runtime itself runs on: its
+	// sandboxes are mount namespaces and not machines. (Not in KEP-2857.)
+	RuntimeCapability_RPC_HOST_KERNEL RuntimeCapability_RPC_Type = 2857
 )
 
 // Enum value maps for RuntimeCapability_RPC_Type.
 var (
 	RuntimeCapability_RPC_Type_name = map[int32]string{
-		0: "UNKNOWN",
-		2: "FS_GROUP_CHANGE_POLICY_ALWAYS",
-		3: "FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH",
-		4: "SUBPATH",
-		5: "SELINUX_RELABEL",
-		6: "SELINUX_RELABEL_ON_MOUNT",
-		7: "VOLUME_STATS",
-		8: "VOLUME_RESIZE",
+		0:    "UNKNOWN",
+		2:    "FS_GROUP_CHANGE_POLICY_ALWAYS",
+		3:    "FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH",
+		4:    "SUBPATH",
+		5:    "SELINUX_RELABEL",
+		6:    "SELINUX_RELABEL_ON_MOUNT",
+		7:    "VOLUME_STATS",
+		8:    "VOLUME_RESIZE",
+		2857: "HOST_KERNEL",
 	}
 	RuntimeCapability_RPC_Type_value = map[string]int32{
 		"UNKNOWN":                              0,
@@ -68,6 +72,7 @@ var (
 		"SELINUX_RELABEL_ON_MOUNT":             6,
 		"VOLUME_STATS":                         7,
 		"VOLUME_RESIZE":                        8,
+		"HOST_KERNEL":                          2857,
 	}
 )
 
@@ -896,11 +901,11 @@ const file_v1alpha1_crust_proto_rawDesc = "" +
 	"\x14v1alpha1/crust.proto\x12\x0ecrust.v1alpha1\"\x1f\n" +
 	"\x1dRuntimeGetCapabilitiesRequest\"g\n" +
 	"\x1eRuntimeGetCapabilitiesResponse\x12E\n" +
-	"\fcapabilities\x18\x01 \x03(\v2!.crust.v1alpha1.RuntimeCapabilityR\fcapabilities\"\xe6\x02\n" +
+	"\fcapabilities\x18\x01 \x03(\v2!.crust.v1alpha1.RuntimeCapabilityR\fcapabilities\"\xf8\x02\n" +
 	"\x11RuntimeCapability\x129\n" +
-	"\x03rpc\x18\x01 \x01(\v2%.crust.v1alpha1.RuntimeCapability.RPCH\x00R\x03rpc\x1a\x8d\x02\n" +
+	"\x03rpc\x18\x01 \x01(\v2%.crust.v1alpha1.RuntimeCapability.RPCH\x00R\x03rpc\x1a\x9f\x02\n" +
 	"\x03RPC\x12>\n" +
-	"\x04type\x18\x01 \x01(\x0e2*.crust.v1alpha1.RuntimeCapability.RPC.TypeR\x04type\"\xc5\x01\n" +
+	"\x04type\x18\x01 \x01(\x0e2*.crust.v1alpha1.RuntimeCapability.RPC.TypeR\x04type\"\xd7\x01\n" +
 	"\x04Type\x12\v\n" +
 	"\aUNKNOWN\x10\x00\x12!\n" +
 	"\x1dFS_GROUP_CHANGE_POLICY_ALWAYS\x10\x02\x12(\n" +
@@ -909,7 +914,8 @@ const file_v1alpha1_crust_proto_rawDesc = "" +
 	"\x0fSELINUX_RELABEL\x10\x05\x12\x1c\n" +
 	"\x18SELINUX_RELABEL_ON_MOUNT\x10\x06\x12\x10\n" +
 	"\fVOLUME_STATS\x10\a\x12\x11\n" +
-	"\rVOLUME_RESIZE\x10\bB\x06\n" +
+	"\rVOLUME_RESIZE\x10\b\x12\x10\n" +
+	"\vHOST_KERNEL\x10\xa9\x16B\x06\n" +
 	"\x04type\"'\n" +
 	"%RuntimeGetSupportedFileSystemsRequest\"K\n" +
 	"&RuntimeGetSupportedFileSystemsResponse\x12!\n" +

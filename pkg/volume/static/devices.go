@@ -133,6 +133,7 @@ func union(a, b volume.Facts) volume.Facts {
 		a.Formatted = b.Formatted
 	}
 	a.GivenRaw = a.GivenRaw || b.GivenRaw
+	a.GivenToGuest = a.GivenToGuest || b.GivenToGuest
 	a.GrowDue = a.GrowDue || b.GrowDue
 	a.IdentityDue = a.IdentityDue || b.IdentityDue
 	return a

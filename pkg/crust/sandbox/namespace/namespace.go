@@ -66,7 +66,7 @@ func (b *Backend) Kind() string { return "namespace" }
 
 // Capabilities are the host kernel's.
 func (b *Backend) Capabilities() []crust.Capability {
-	list := sandbox.BasicCapabilities(mounter.SELinux().Answer == mounter.Yes)
+	list := append(sandbox.BasicCapabilities(mounter.SELinux().Answer == mounter.Yes), crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL)
 	if mounter.GrowsExt4Offline() {
 		// It is said for all file systems or for none.
 		kept := list[:0]

@@ -1,0 +1,163 @@
+package node
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+func sumOf(t testing.TB, path string) string {
+	t.Helper()
+	f, err := os.Open(path)
+	ok(t, err)
+	defer f.Close()
+	h := sha256.New()
+	_, err = io.Copy(h, io.LimitReader(f, 64<<20)) // superblocks, groups, the journal
+	ok(t, err)
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// attributed is a volume with more attributes.
+func attributed(v csiclient.Volume, attributes map[string]string) csiclient.Volume {
+	v.Context = maps.Clone(v.Context)
+	maps.Copy(v.Context, attributes)
+	return v
+}
+
+var (
+	mayMount = map[string]string{"hostMayMount": "true"}
+	byHost   = map[string]string{"csi.crust.dev/runtimeKernel": "host"}
+)
+
+// visit defers a volume to a pod's runtime and ends that.
+func visit(t testing.TB, n *testnode.Node, v csiclient.Volume) {
+	t.Helper()
+	target := n.Target("visit")
+	_, deferred, err := publishTo(t, n, v, target, false, v.FSType)
+	ok(t, err)
+	if !deferred {
+		t.Fatal("not deferred")
+	}
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+}
+
+// asAGuest writes what a guest could: the mark of errors, which asks for a check.
+func asAGuest(t testing.TB, image string) { run(t, "debugfs", "-w", "-R", "ssv state 2", image) }
+
+// neverParsed wants a volume that a guest had to be staged as it is, refused to
+// all that would have this node parse it, and given to another guest.
+func neverParsed(t testing.TB, n *testnode.Node, v csiclient.Volume, image string) {
+	t.Helper()
+	before := sumOf(t, image)
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	if after := sumOf(t, image); after != before {
+		t.Error("the stage wrote to it")
+	}
+	if log := n.Log(); strings.Contains(log, "file system check") {
+		t.Error("it was checked")
+	}
+	for _, readOnly := range []bool{false, true} {
+		refused(t, n.Client.Publish(ctxOf(t), v, n.Target("host"), readOnly), codes.FailedPrecondition, v.ID, "given to a guest", "hostMayMount")
+	}
+	refused(t, stats(ctxOf(t), n, v.ID, n.Client.StagingPath(v.ID)), codes.FailedPrecondition, v.ID, "given to a guest")
+	_, err := n.Client.NodeExpandVolume(ctxOf(t), &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: n.Client.StagingPath(v.ID)})
+	refused(t, err, codes.FailedPrecondition, v.ID, "given to a guest")
+	// A sandbox that is a mount namespace mounts with this kernel, too.
+	_, _, err = publishTo(t, n, attributed(v, byHost), n.Target("namespace"), false, v.FSType)
+	refused(t, err, codes.FailedPrecondition, v.ID, "given to a guest")
+	visit(t, n, v)
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	if after := sumOf(t, image); after != before {
+		t.Error("it was written to")
+	}
+}
+
+func TestA06_WhatAGuestHadIsNotParsedHere(t *testing.T) {
+	n := testnode.New(t, "")
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	visit(t, n, v)
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	asAGuest(t, image(n, v.ID))
+	n.Restart() // the fact outlives the driver
+	neverParsed(t, n, v, image(n, v.ID))
+	// Growth is the next guest's.
+	_, err := n.Client.Expand(ctxOf(t), v.ID, 2*size, "")
+	ok(t, err)
+	neverParsed(t, n, v, image(n, v.ID))
+
+	// Copies are a guest's as much.
+	s, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "s"})
+	ok(t, err)
+	for name, source := range map[string]*csi.VolumeContentSource{
+		"restored": {Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.GetSnapshot().GetSnapshotId()}}},
+		"clone":    {Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.ID}}},
+	} {
+		made, err := n.Client.Create(ctxOf(t), name, 2*size, v, nil, source)
+		ok(t, err)
+		copied := v
+		copied.ID = made.GetVolumeId()
+		neverParsed(t, n, copied, image(n, copied.ID))
+		ok(t, n.Client.Delete(ctxOf(t), copied.ID))
+	}
+	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: s.GetSnapshot().GetSnapshotId()})
+	ok(t, err)
+
+	// Where the class says so, it is.
+	allowed := attributed(v, mayMount)
+	ok(t, n.Client.Stage(ctxOf(t), allowed))
+	said(t, n, "file system check")
+	ok(t, n.Client.Publish(ctxOf(t), allowed, n.Target("host"), false))
+	ok(t, stats(ctxOf(t), n, v.ID, n.Target("host")))
+	down(t, n, v.ID, n.Target("host"))
+}
+
+func TestA06_AClassCarriesHostMayMount(t *testing.T) {
+	n := testnode.New(t, "")
+	made, err := n.Client.Create(ctxOf(t), "a", size, csiclient.Volume{FSType: "ext4"}, attributed(csiclient.Volume{Context: deferrable}, mayMount).Context, nil)
+	ok(t, err)
+	if got := made.GetVolumeContext()["hostMayMount"]; got != "true" {
+		t.Errorf("the volume's context: %v", made.GetVolumeContext())
+	}
+	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
+}
+
+func TestA06_AStaticDeviceThatAGuestHad(t *testing.T) {
+	disk := filepath.Join(t.TempDir(), "disk")
+	ok(t, os.WriteFile(disk, nil, 0o600))
+	ok(t, os.Truncate(disk, size))
+	run(t, "mkfs.ext4", "-q", disk)
+	dev := strings.TrimSpace(run(t, "losetup", "-f", "--show", disk))
+	t.Cleanup(func() { run(t, "losetup", "-d", dev) })
+	n := testnode.New(t, "", "--allow-device", dev)
+	v := csiclient.Volume{ID: "disk", FSType: "ext4", Context: map[string]string{"device": dev, "allowRuntimeAssistedMount": "true"}}
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	visit(t, n, v)
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	asAGuest(t, dev)
+	n.Restart()
+	neverParsed(t, n, v, dev)
+}
+
+func TestA06_ANamespaceIsNoGuest(t *testing.T) {
+	n := testnode.New(t, "")
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	visit(t, n, attributed(v, byHost))
+	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("host"), false))
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("host")))
+	_, _, err := publishTo(t, n, attributed(v, map[string]string{"csi.crust.dev/runtimeKernel": "mine"}), n.Target("x"), false, "ext4")
+	refused(t, err, codes.InvalidArgument, "runtimeKernel", "host or guest")
+	down(t, n, v.ID)
+}
