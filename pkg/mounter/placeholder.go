@@ -49,6 +49,11 @@ func AttachPlaceholder(t *Target) error {
 			return fmt.Errorf("placeholder: %s: %w", o[0], err)
 		}
 	}
+	// The whole file system, not this mount of it alone: crun takes a mount's own
+	// flag off, and the container's root could open the directory.
+	if err := linux.FsconfigFlag(ctx, "ro"); err != nil {
+		return fmt.Errorf("placeholder: %w", err)
+	}
 	if err := linux.FsconfigCreate(ctx); err != nil {
 		return fmt.Errorf("placeholder: %w", err)
 	}

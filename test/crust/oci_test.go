@@ -99,12 +99,23 @@ func TestC15_C24_ContainersSeeTheSandboxesVolumes(t *testing.T) {
 				return string(out), err
 			}
 			write := "echo from a container > /data/f && cat /data/f"
-			// C24: a runtime that knows nothing of it writes nothing anywhere.
+			// C24: a runtime that knows nothing of it starts the container, on a closed
+			// directory: nothing is there to be read, and nothing can be written or
+			// changed, whatever capabilities its root has.
+			out, err := start(false, p.target, "echo begun; ls -A /data | grep . && echo FOUND; echo x > /data/f && echo WROTE; mkdir /data/d && echo MADE; chmod 777 /data && echo OPENED; true")
+			if err != nil || !strings.Contains(out, "begun") {
+				t.Errorf("a plain %s did not start it: %v %s", name, err, out)
+			}
+			for _, did := range []string{"FOUND", "WROTE", "MADE", "OPENED"} {
+				if strings.Contains(out, did) {
+					t.Errorf("a plain %s: the container %s the closed directory: %s", name, did, out)
+				}
+			}
 			if out, err := start(false, p.target, write); err == nil {
 				t.Errorf("a plain %s wrote: %s", name, out)
 			}
 			// Before the sandbox has the volume crust-oci says so.
-			out, err := start(true, p.target, write)
+			out, err = start(true, p.target, write)
 			if err == nil || !strings.Contains(out, "deferred") {
 				t.Errorf("%v %s", err, out)
 			}

@@ -16,12 +16,11 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// withoutMountSetattr has the running driver get ENOSYS from mount_setattr, as
-// a kernel before Linux 5.12 would answer, until the returned function is
-// called.
-func withoutMountSetattr(t *testing.T, n *testnode.Node) (end func()) {
+// tampered has strace change what the kernel answers the running driver, until
+// the returned function is called.
+func tampered(t *testing.T, n *testnode.Node, call, fault string) (end func()) {
 	t.Helper()
-	trace := exec.Command("strace", "-f", "-q", "-o", filepath.Join(n.Dir, "trace"), "-e", "trace=mount_setattr", "-e", "inject=mount_setattr:error=ENOSYS", "-p", fmt.Sprint(n.PID()))
+	trace := exec.Command("strace", "-f", "-q", "-o", filepath.Join(n.Dir, "trace"), "-e", "trace="+call, "-e", "inject="+call+":"+fault, "-p", fmt.Sprint(n.PID()))
 	ok(t, trace.Start())
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		if !strings.Contains(read(t, fmt.Sprintf("/proc/%d/status", n.PID())), "TracerPid:\t0\n") {
@@ -35,6 +34,12 @@ func withoutMountSetattr(t *testing.T, n *testnode.Node) (end func()) {
 		ok(t, trace.Process.Signal(syscall.SIGTERM))
 		_ = trace.Wait() // "signal: terminated"
 	}
+}
+
+// withoutMountSetattr is a kernel before Linux 5.12.
+func withoutMountSetattr(t *testing.T, n *testnode.Node) (end func()) {
+	t.Helper()
+	return tampered(t, n, "mount_setattr", "error=ENOSYS")
 }
 
 func recursiveMode(v csiclient.Volume, mode string) csiclient.Volume {

@@ -261,3 +261,63 @@ func BenchmarkS05_LabelOfManyFiles(b *testing.B) {
 	}
 	down(b, n, v.ID, target)
 }
+
+// unreadableLabels has the kernel show no label to the running driver, as it
+// does where a label was dropped without a word, until the returned function is
+// called.
+func unreadableLabels(t *testing.T, n *testnode.Node) (end func()) {
+	t.Helper()
+	return tampered(t, n, "fgetxattr", "error=EOPNOTSUPP")
+}
+
+// S03 at both places that mount with a label: block devices and shares. A label
+// that does not arrive fails the publish, leaves nothing mounted, and is counted
+// as what it is (S09): a mismatch is neither a conflict nor another error.
+func TestS03_S09_ALabelThatIsDroppedFailsThePublish(t *testing.T) {
+	n, metrics := withMetrics(t)
+	dir := serveNFS(t)
+	ok(t, os.Mkdir(filepath.Join(dir, "v"), 0o755))
+	var volumes []csiclient.Volume
+	for _, fstype := range filesystems {
+		volumes = append(volumes, create(t, n, fstype, csiclient.Volume{FSType: fstype}))
+	}
+	volumes = append(volumes, csiclient.Volume{ID: "v", Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
+		Context: map[string]string{"server": "127.0.0.1", "share": "/v"}})
+	for _, v := range volumes {
+		ok(t, n.Client.Stage(ctxOf(t), labelled(v, labelA)))
+	}
+	before := mountinfo(t)
+	end := unreadableLabels(t, n)
+	for _, v := range volumes {
+		refused(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), n.Target(v.ID), false), codes.FailedPrecondition, "SELinux label", labelA, "nothing was mounted")
+	}
+	end()
+	if after := mountinfo(t); after != before {
+		t.Errorf("the mount table:\n%s\nbefore:\n%s", after, before)
+	}
+	const mounts = `crust_selinux_context_mounts_total{outcome="`
+	m := metrics()
+	wantMetric(t, m, mounts+`mismatch"}`, "4")
+	wantMetric(t, m, mounts+`error"}`, "")
+	wantMetric(t, m, mounts+`applied"}`, "")
+	for _, v := range volumes {
+		ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), n.Target(v.ID), false))
+		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target(v.ID)))
+		ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	}
+	wantMetric(t, metrics(), mounts+`applied"}`, "4")
+	for _, v := range volumes[:len(filesystems)] {
+		ok(t, n.Client.Delete(ctxOf(t), v.ID))
+	}
+}
+
+// S04: a volume that is mounted without a label gets none at a second target.
+func TestS04_ALabelBesideAMountWithoutOne(t *testing.T) {
+	n := testnode.New(t, "")
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	for range 2 {
+		refused(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), n.Target("b"), false), codes.FailedPrecondition, v.ID, labelA, `""`)
+		n.Restart()
+	}
+	down(t, n, v.ID, target)
+}
