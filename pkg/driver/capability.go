@@ -70,6 +70,13 @@ func parseUse(c *csi.VolumeCapability, share bool) (use, error) {
 		if u.options, err = mounter.ParseOptions(m.GetMountFlags()); err != nil {
 			return use{}, err
 		}
+		fstype := u.fstype
+		if share {
+			fstype = "nfs"
+		}
+		if err := mounter.CheckOptions(fstype, u.options); err != nil {
+			return use{}, err
+		}
 		if u.readOnly && u.options.ReadWrite() {
 			return use{}, invalid("mount option \"rw\" contradicts the access mode %s", u.mode)
 		}

@@ -299,7 +299,7 @@ func (d *Driver) live(dev mounter.Device, id, fstype string) (mounter.Filesystem
 	}
 	fs := filesystem(dev, fstype, o, false)
 	fs.Scratch = d.scratchFor(id)
-	return fs, nil
+	return mounter.NoPanic(fs)
 }
 
 // filesystem says how a volume's file system is mounted. A clone of an xfs has

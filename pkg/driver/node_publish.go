@@ -58,6 +58,9 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 		if p.use, err = parseUse(req.GetVolumeCapability(), p.attachment.Share != nil); err != nil {
 			return err
 		}
+		if err := mounter.CheckOptions(p.staged.FSType, p.use.options); err != nil {
+			return fmt.Errorf("volume %s: %w", p.id, err)
+		}
 		p.readOnly = req.GetReadonly() || p.use.readOnly || p.use.options.ReadOnly()
 		deferred, err := d.wouldDefer(&p, supported)
 		if err != nil {
@@ -121,10 +124,10 @@ func (p *publication) filesystem() mounter.Filesystem {
 	return filesystem(p.attachment.Device, p.staged.FSType, p.use.options, p.readOnly)
 }
 
-func (d *Driver) mountable(p *publication) mounter.Filesystem {
+func (d *Driver) mountable(p *publication) (mounter.Filesystem, error) {
 	fs := p.filesystem()
 	fs.Scratch = d.scratchFor(p.id)
-	return fs
+	return mounter.NoPanic(fs)
 }
 
 func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.Progress, quick bool) error {
@@ -279,7 +282,11 @@ func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mou
 		}
 		p.alone = !busy
 	}
-	m, err := mounter.Open(d.mountable(p))
+	fs, err := d.mountable(p)
+	if err != nil {
+		return nil, fmt.Errorf("volume %s: %w", p.id, err)
+	}
+	m, err := mounter.Open(fs)
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", p.id, err)
 	}

@@ -186,6 +186,9 @@ func (d *Driver) ensureFilesystem(
 			want = t
 		}
 	}
+	if err := mounter.CheckOptions(want, u.options); err != nil {
+		return "", fmt.Errorf("volume %s: %w", v.ID, err)
+	}
 	var found superblock.Result
 	var blank superblock.BlankDevice
 	var err error

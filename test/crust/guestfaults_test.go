@@ -68,7 +68,7 @@ func (m *machine) gone() bool {
 func TestAFileSystemThatEndsTheGuest(t *testing.T) {
 	s := newServer(t, "qemu", "")
 	s.acquaint()
-	v := s.volume("a", "ext4", "errors=panic")
+	v := s.volume("a", "ext4")
 	// A directory whose block is noise: the mount is well, looking is not.
 	v.Context = nil
 	ok(t, s.node.Client.Publish(ctxOf(t), v, s.node.Target("host"), false))
@@ -78,6 +78,7 @@ func TestAFileSystemThatEndsTheGuest(t *testing.T) {
 	v.Context = map[string]string{"allowRuntimeAssistedMount": "true"}
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
+	run(t, "tune2fs", "-e", "panic", p.info.Source) // nobody may ask for it as an option
 	block := strings.Fields(run(t, "sh", "-c", "debugfs -R 'blocks /victim' "+p.info.Source+" 2>/dev/null"))[0]
 	blockSize := strings.Fields(run(t, "sh", "-c", "dumpe2fs -h "+p.info.Source+" 2>/dev/null | grep '^Block size'"))[2]
 	run(t, "dd", "if=/dev/urandom", "of="+p.info.Source, "bs="+blockSize, "seek="+block, "count=1", "conv=notrunc,fsync", "status=none")

@@ -218,7 +218,7 @@ func TestRepublishAndConflicts(t *testing.T) {
 	refused(t, n.Client.Publish(ctxOf(t), sb, n.Target("c"), false), codes.FailedPrecondition, "commit=17", "share")
 	bad := v
 	bad.MountFlags = []string{"nosuchoption"}
-	refused(t, n.Client.Publish(ctxOf(t), bad, n.Target("d"), false), codes.FailedPrecondition)
+	refused(t, n.Client.Publish(ctxOf(t), bad, n.Target("d"), false), codes.InvalidArgument, "nosuchoption")
 	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, "still published")
 	_, err := n.Client.DeleteVolume(ctxOf(t), &csi.DeleteVolumeRequest{VolumeId: v.ID})
 	refused(t, err, codes.FailedPrecondition, "published")

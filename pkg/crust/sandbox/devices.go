@@ -125,31 +125,3 @@ func (d Devices) Find(path, target string) (mounter.Device, error) {
 	found.Path = path
 	return found, nil
 }
-
-// superblockOptions are the options of file systems that may be asked for: a
-// closed vocabulary, for what reaches the kernel of a sandbox comes from far
-// away. A trailing "=" stands for any value.
-var superblockOptions = []string{
-	"context=", "fscontext=", "defcontext=", "rootcontext=",
-	"discard", "nodiscard", "nouuid", "norecovery", "noload", "barrier", "nobarrier", "barrier=", "errors=", "commit=", "data=", "journal_checksum",
-	"user_xattr", "nouser_xattr", "acl", "noacl", "usrquota", "grpquota", "prjquota", "uquota", "gquota", "pquota", "noquota", "quota",
-	"stripe=", "max_batch_time=", "min_batch_time=", "delalloc", "nodelalloc", "init_itable=", "noinit_itable", "dioread_nolock", "dioread_lock",
-	"allocsize=", "inode32", "inode64", "largeio", "nolargeio", "logbsize=", "logbufs=", "sunit=", "swidth=", "swalloc", "wsync", "filestreams", "ikeep", "noikeep",
-	"autodefrag", "noautodefrag", "compress", "compress=", "compress-force=", "nodatacow", "datacow", "nodatasum", "datasum", "ssd", "nossd", "space_cache", "space_cache=",
-	"subvol=", "subvolid=", "thread_pool=", "max_inline=", "discard=", "rescue=", "user_subvol_rm_allowed",
-	"gid=", "uid=", "umask=", "fmask=", "dmask=", "iocharset=", "codepage=", "utf8",
-}
-
-func checkOptions(o mounter.Options) error {
-	for _, opt := range o.Superblock {
-		known := false
-		for _, k := range superblockOptions {
-			name, takes := strings.CutSuffix(k, "=")
-			known = known || opt.Key == name && takes == (opt.Value != "")
-		}
-		if !known {
-			return fault.New(fault.Invalid, "mount option %q is not one that a sandbox is asked for; allowed are %s, and those of the mount itself (ro, noatime, nosuid, ...)", opt, strings.Join(superblockOptions, ", "))
-		}
-	}
-	return nil
-}

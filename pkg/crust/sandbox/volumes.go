@@ -22,7 +22,7 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 	if err != nil {
 		return err
 	}
-	if err := checkOptions(v.Options); err != nil {
+	if err := mounter.CheckOptions(v.Type, v.Options); err != nil {
 		return err
 	}
 	below, err := filepath.Rel(m.KubeletDir, v.Target)
