@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/plain"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -38,7 +39,7 @@ type config struct {
 const configFile = "/etc/crust/oci.json"
 
 func main() {
-	err := run() // returns only when it failed
+	err := errors.New(plain.Lines(run().Error(), 1<<14)) // it returns only when it failed
 	fmt.Fprintln(os.Stderr, "crust-oci:", err)
 	if lerr := logTo(os.Args[1:], err); lerr != nil {
 		fmt.Fprintln(os.Stderr, "crust-oci:", lerr)

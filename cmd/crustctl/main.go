@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/plain"
 	"github.com/crust-csi/crust-csi/internal/version"
 )
 
@@ -31,7 +32,7 @@ func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()
 	if err := root().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "crustctl:", explain(err))
+		fmt.Fprintln(os.Stderr, "crustctl:", plain.Lines(explain(err), 1<<16))
 		os.Exit(1)
 	}
 }
@@ -120,6 +121,9 @@ func (g *globals) print(w io.Writer, t table, data any) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, strings.Join(t.head, "\t"))
 	for _, r := range t.rows {
+		for i := range r {
+			r[i] = plain.Text(r[i], 1<<16) // much of it comes from guests and runtimes
+		}
 		fmt.Fprintln(tw, strings.Join(r, "\t"))
 	}
 	return tw.Flush()

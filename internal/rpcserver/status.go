@@ -7,8 +7,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-csi/crust-csi/internal/plain"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
+
+// most is the bound of an error's text, in bytes.
+const most = 1 << 14
 
 var kinds = map[fault.Kind]codes.Code{
 	fault.Internal: codes.Internal, fault.Invalid: codes.InvalidArgument, fault.NotFound: codes.NotFound,
@@ -16,19 +20,24 @@ var kinds = map[fault.Kind]codes.Code{
 	fault.OutOfRange: codes.OutOfRange, fault.Busy: codes.Aborted,
 }
 
-// Status gives an error its gRPC code, as the CSI specification names them.
+// Status gives an error its gRPC code, as the CSI specification names them. Its text
+// is plain: parts of it come from guests, file systems and programs.
 func Status(err error) error {
 	if err == nil {
 		return nil
 	}
-	if _, ok := status.FromError(err); ok {
+	if st, ok := status.FromError(err); ok {
+		if text := plain.Lines(st.Message(), most); text != st.Message() {
+			return status.Error(st.Code(), text)
+		}
 		return err
 	}
+	text := plain.Lines(err.Error(), most)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return status.Error(codes.DeadlineExceeded, err.Error())
+		return status.Error(codes.DeadlineExceeded, text)
 	case errors.Is(err, context.Canceled):
-		return status.Error(codes.Canceled, err.Error())
+		return status.Error(codes.Canceled, text)
 	}
-	return status.Error(kinds[fault.KindOf(err)], err.Error())
+	return status.Error(kinds[fault.KindOf(err)], text)
 }

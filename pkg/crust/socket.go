@@ -13,8 +13,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/plain"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
@@ -45,6 +47,7 @@ func Dial(endpoint string, uids ...uint32) (*Client, error) {
 	conn, err := grpc.NewClient("passthrough:///crust",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithUnaryInterceptor(plainErrors),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 			if err != nil {
@@ -86,6 +89,19 @@ func checkPeer(c net.Conn, uids []uint32) error {
 		return fmt.Errorf("is process %d of user %d; allowed are %v", peer.PID, peer.UID, uids)
 	}
 	return nil
+}
+
+// plainErrors makes what a server says of a failure plain text: parts of it come
+// from guests, and it gets into events and terminals.
+func plainErrors(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+	err := invoke(ctx, method, req, reply, conn, options...)
+	if st, ok := status.FromError(err); ok && err != nil {
+		const most = 1 << 14
+		if text := plain.Lines(st.Message(), most); text != st.Message() {
+			return status.Error(st.Code(), text)
+		}
+	}
+	return err
 }
 
 // Listen makes a socket that lets in nobody but these users; without any, root.

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	eventrecorder "k8s.io/client-go/tools/record"
 
+	"github.com/crust-csi/crust-csi/internal/plain"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
@@ -154,7 +155,7 @@ func (a *Agent) tell(k PodKey, kind, reason, text, about string) {
 	}
 	a.mu.Unlock()
 	if again {
-		a.Events.Event(&corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: k.Namespace, Name: k.Name, UID: types.UID(k.UID)}, kind, reason, text)
+		a.Events.Event(&corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: k.Namespace, Name: k.Name, UID: types.UID(k.UID)}, kind, reason, plain.Text(text, plain.Most))
 	}
 }
 
@@ -474,5 +475,5 @@ func ofRuntime(d Deferral, err error) error {
 	if status.Code(err) == codes.Unimplemented {
 		code = codes.Unimplemented
 	}
-	return status.Errorf(code, "volume %s in the sandbox of pod %s/%s: %s", d.VolumeID, d.Pod.Namespace, d.Pod.Name, status.Convert(err).Message())
+	return status.Errorf(code, "volume %s in the sandbox of pod %s/%s: %s", d.VolumeID, d.Pod.Namespace, d.Pod.Name, plain.Text(status.Convert(err).Message(), plain.Most))
 }

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/channel"
+	"github.com/crust-csi/crust-csi/internal/plain"
 	"github.com/crust-csi/crust-csi/internal/qmp"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/internal/vport"
@@ -296,8 +297,10 @@ func (s *box) said(err error) error {
 	// The guest chooses its words, and of codes only those that mean no more than
 	// a refusal.
 	switch st, ok := status.FromError(err); {
-	case !ok || st.Code() == codes.DeadlineExceeded || st.Code() == codes.Canceled || st.Code() == codes.Unavailable:
+	case !ok:
 		return fmt.Errorf("in the guest: %w", err)
+	case st.Code() == codes.DeadlineExceeded || st.Code() == codes.Canceled || st.Code() == codes.Unavailable:
+		return status.Error(st.Code(), "in the guest: "+clip(st.Message()))
 	case st.Code() == codes.InvalidArgument:
 		return fault.New(fault.Invalid, "in the guest: %s", clip(st.Message()))
 	default:
@@ -343,11 +346,8 @@ func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, err
 	return sandbox.Place{Device: clip(r.GetDevice()), Path: clip(r.GetPath())}, err
 }
 
-// clip bounds a guest's text that is kept and shown.
-func clip(s string) string {
-	const most = 1500
-	return fmt.Sprintf("%.*s", most, s)
-}
+// clip makes a guest's text that is kept and shown plain and short.
+func clip(s string) string { return plain.Text(s, plain.Most) }
 
 func (s *box) Unpublish(ctx context.Context, v sandbox.Volume) error {
 	if s.ended() {

@@ -1,0 +1,49 @@
+package orchestrator
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// What a runtime says, and so a guest, reaches the kubelet and a pod's events as
+// plain text.
+func TestALow_EventsHavePlainWords(t *testing.T) {
+	for _, failing := range []string{"RuntimeGetCapabilities", "RuntimePublishVolume"} {
+		t.Run(failing, func(t *testing.T) {
+			r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(nil))...)
+			r.runtime.Fail = func(_ context.Context, call string, _ proto.Message) error {
+				if call == failing {
+					return status.Error(codes.Internal, "no room \x1b[2J\u202egnp.exe")
+				}
+				return nil
+			}
+			_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
+			if failing == "RuntimePublishVolume" {
+				ok(t, err)
+				// A slow machine is told first that it is under way.
+				for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+					err = r.agent.publishAll(r.ctx(), "u1", box{"sb", 1})
+					if err == nil || strings.Contains(err.Error(), "no room") || time.Now().After(deadline) {
+						break
+					}
+				}
+			}
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, text := range []string{err.Error(), r.said()} {
+				if !strings.Contains(text, "no room") || strings.ContainsAny(text, "\x1b\u202e") {
+					t.Errorf("%q", text)
+				}
+			}
+		})
+	}
+}
