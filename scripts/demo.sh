@@ -37,7 +37,11 @@ clean_up() {
 	fi
 	if [ -n "$driver" ]; then kill "$driver" 2>/dev/null && wait "$driver" 2>/dev/null || true; fi
 	awk -v d="$dir/" 'index($5, d) == 1 { print $5 }' /proc/self/mountinfo | sort -r | while read -r m; do umount -l "$m" || true; done
-	losetup -n -O NAME,BACK-FILE | awk -v d="$dir/" 'index($2, d) == 1 { print $1 }' | while read -r l; do losetup -d "$l" || true; done
+	# Loop devices, and before them those that lie over them.
+	losetup -n -O NAME,BACK-FILE | awk -v d="$dir/" 'index($2, d) == 1 { print $1 }' | while read -r l; do
+		losetup -n -O NAME -j "$l" | while read -r upper; do losetup -d "$upper" || true; done
+		losetup -d "$l" || true
+	done
 	rm -rf --one-file-system "$dir"
 	exit "$status"
 }
@@ -145,12 +149,12 @@ step "publish it read-only too: a second, read-only device" ctl volume publish "
 if dd if=/dev/zero of="$pod/reader" bs=4k count=1 conv=notrunc,fsync 2>/dev/null; then echo "a read-only device took a write" && exit 1; fi
 note "root cannot write through it: $(lsblk -dno NAME,RO "$(readlink -f "/dev/block/$(stat -c %Hr:%Lr "$pod/reader")" 2>/dev/null || echo "$pod/reader")" 2>/dev/null | awk '{ print $1 " ro=" $2 }')"
 step "read the bytes back through it" cmp -n 4194304 "$dir/bytes" "$pod/reader"
-step "clone it" ctl volume clone "$id" clone-block --block -o json
+ctl volume unpublish "$id" "$pod/device" --keep-staged >/dev/null
+step "clone it, now that nobody writes to it" ctl volume clone "$id" clone-block --block -o json
 clone=$(json volume_id)
 step "publish the clone" ctl volume publish "$clone" "$pod/clone" --block
 step "it has the same bytes" cmp -n 4194304 "$dir/bytes" "$pod/clone"
-ctl volume unpublish "$id" "$pod/reader" --keep-staged >/dev/null
-ctl volume unpublish "$id" "$pod/device" >/dev/null
+ctl volume unpublish "$id" "$pod/reader" >/dev/null
 ctl volume unpublish "$clone" "$pod/clone" >/dev/null
 step "delete both" sh -c "bin/crustctl --endpoint unix://$dir/csi.sock volume delete $id && bin/crustctl --endpoint unix://$dir/csi.sock volume delete $clone"
 
@@ -158,6 +162,6 @@ title "What is left"
 step "stop the driver" kill "$driver"
 wait "$driver" 2>/dev/null || true
 driver=
-left=$(find "$dir/pool" "$kubelet" -type f ! -name lock; awk -v d="$dir/" 'index($5, d) == 1' /proc/self/mountinfo; losetup -n -O BACK-FILE | grep -F "$dir/" || true)
+left=$(find "$dir/pool" "$kubelet" -type f ! -name lock ! -name reserve; awk -v d="$dir/" 'index($5, d) == 1' /proc/self/mountinfo; losetup -n -O BACK-FILE | grep -F "$dir/" || true)
 if [ -n "$left" ]; then echo "$left" && exit 1; fi
 note "no volume, no mount, no loop device"

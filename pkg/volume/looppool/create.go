@@ -45,7 +45,11 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	if err := p.refuseForeign(key, img); err != nil {
 		return volume.Volume{}, err
 	}
-	if err := p.promise("volume "+spec.Name, v.Size, func() error { return p.saveVolume(key, volumeRecord{creating, v}) }); err != nil {
+	if err := p.promise("volume "+spec.Name, key, 0, v.Size); err != nil {
+		return volume.Volume{}, err
+	}
+	defer p.unpromise(key)
+	if err := p.saveVolume(key, volumeRecord{creating, v}); err != nil {
 		return volume.Volume{}, err
 	}
 	err = failpoint.Err("create.recorded")

@@ -70,12 +70,12 @@ type Pool struct {
 
 	overcommit float64
 	reserved   ownReserve
-	promising  sync.Mutex // held from the look at what is left until the promise is in the maps
+	promising  sync.Mutex // held from the look at what is left until the promise is noted; never while anything is written
 
 	mu        sync.Mutex // guards the maps, never held over input or output
 	volumes   map[string]volumeRecord
 	snapshots map[string]snapshotRecord
-	growing   map[string]int64          // sizes that volumes are about to have
+	intended  map[string]int64          // what volumes and snapshots are about to take, by key
 	attached  map[string]loopdev.Device // read-write
 	owner     map[numbers]string        // of those, by device number
 	changed   map[string]string         // what pods changed of their devices
@@ -114,7 +114,7 @@ func Open(o Options) (*Pool, error) {
 	p := &Pool{
 		name: o.Name, log: o.Log.With("pool", o.Name), loop: loopdev.Nodes{Dir: o.NodesDir}, copied: o.Copied,
 		raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}}, changed: map[string]string{},
-		overcommit: max(o.Overcommit, 1), growing: map[string]int64{},
+		overcommit: max(o.Overcommit, 1), intended: map[string]int64{},
 		volumes: map[string]volumeRecord{}, snapshots: map[string]snapshotRecord{}, attached: map[string]loopdev.Device{}, owner: map[numbers]string{},
 		bad: map[string]error{},
 	}

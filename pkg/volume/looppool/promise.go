@@ -31,14 +31,14 @@ func (p *Pool) Capacity() (volume.Capacity, error) {
 		return c, err
 	}
 	p.mu.Lock()
-	volumes, snapshots, growing := maps.Clone(p.volumes), maps.Clone(p.snapshots), maps.Clone(p.growing)
+	volumes, snapshots, intended := maps.Clone(p.volumes), maps.Clone(p.snapshots), maps.Clone(p.intended)
 	p.mu.Unlock()
 	var files []string
 	shares := len(snapshots) > 0
 	for key, r := range volumes {
 		_, img := p.volumePath(key)
 		files = append(files, img)
-		c.Promised += r.Volume.Size
+		intended[key] = max(intended[key], r.Volume.Size)
 		shares = shares || r.Volume.SourceSnapshot != "" || r.Volume.SourceVolume != ""
 	}
 	for key := range snapshots {
@@ -48,11 +48,9 @@ func (p *Pool) Capacity() (volume.Capacity, error) {
 		if err != nil {
 			return c, err
 		}
-		if growing[key] == 0 { // otherwise it is being filled, and counted below
-			c.Promised += held
-		}
+		intended[key] = max(intended[key], held)
 	}
-	for _, n := range growing {
+	for _, n := range intended {
 		c.Promised += n
 	}
 	if c.Used, err = usedBy(files, shares); err != nil {
@@ -65,8 +63,10 @@ func (p *Pool) Capacity() (volume.Capacity, error) {
 	return c, nil
 }
 
-// promise runs f, which makes a promise of so many bytes, if they are left.
-func (p *Pool) promise(what string, bytes int64, f func() error) error {
+// promise notes that the volume or snapshot of a key, which has so many bytes,
+// is about to have more, if they are left. The caller takes the note off (see
+// unpromise) when a record says the same, or nothing came of it.
+func (p *Pool) promise(what, key string, has, bytes int64) error {
 	p.refillReserve()
 	p.promising.Lock()
 	defer p.promising.Unlock()
@@ -74,23 +74,22 @@ func (p *Pool) promise(what string, bytes int64, f func() error) error {
 	if err != nil {
 		return err
 	}
-	if bytes > c.Left {
+	if bytes-has > c.Left {
 		return fault.New(fault.NoSpace, "pool %s (%s) is full: %s wants %d bytes more, and %d are left to promise: "+
 			"%d are promised, of a room of %d bytes (%d free, %d used) times overcommit=%g, without the reserve of %d; "+
 			"delete volumes or snapshots, enlarge the pool, or start the driver with a larger overcommit",
-			p.name, p.dir, what, bytes, c.Left, c.Promised, c.Available+c.Used, c.Available, c.Used, p.overcommit, c.Reserve)
+			p.name, p.dir, what, bytes-has, c.Left, c.Promised, c.Available+c.Used, c.Available, c.Used, p.overcommit, c.Reserve)
 	}
-	return f()
-}
-
-// setGrowing notes what a volume or snapshot is about to take, beyond its
-// record; 0 takes the note off.
-func (p *Pool) setGrowing(key string, bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.growing[key] = bytes; bytes == 0 {
-		delete(p.growing, key)
-	}
+	p.intended[key] = bytes
+	return nil
+}
+
+func (p *Pool) unpromise(key string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.intended, key)
 }
 
 // allocated is how many bytes a file takes; one that is gone takes none.

@@ -127,11 +127,10 @@ func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume
 		return volume.Volume{}, err
 	}
 	if size > r.Volume.Size {
-		err := p.promise("volume "+id, size-r.Volume.Size, func() error { p.setGrowing(key, size-r.Volume.Size); return nil })
-		defer p.setGrowing(key, 0)
-		if err != nil {
+		if err := p.promise("volume "+id, key, r.Volume.Size, size); err != nil {
 			return volume.Volume{}, err
 		}
+		defer p.unpromise(key)
 		// A growth that is due needlessly does nothing.
 		r.Volume.Facts.GrowDue = true
 		if err := p.expandFile(key, r, size); err != nil {

@@ -42,12 +42,11 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 	if err != nil {
 		return volume.Snapshot{}, err
 	}
-	err = p.promise("snapshot "+spec.Name, need, func() error {
-		p.setGrowing(key, need)
-		return p.saveSnapshot(key, snapshotRecord{creating, s})
-	})
-	defer p.setGrowing(key, 0)
-	if err != nil {
+	if err := p.promise("snapshot "+spec.Name, key, 0, need); err != nil {
+		return volume.Snapshot{}, err
+	}
+	defer p.unpromise(key)
+	if err := p.saveSnapshot(key, snapshotRecord{creating, s}); err != nil {
 		return volume.Snapshot{}, err
 	}
 	err = failpoint.Err("snapshot.recorded")
