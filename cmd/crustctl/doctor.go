@@ -65,7 +65,7 @@ func examine(ctx context.Context, g *globals) []finding {
 	if !mounter.IsRoot() {
 		need("running as root", fmt.Errorf("this process is not root"), "run crustctl as root: the answers below may differ")
 	}
-	features := mounter.Features()
+	features := append(mounter.Features(), fsprogs.New(nil).ProbeConfinement())
 	for _, fs := range fsprogs.Formats() {
 		features = append(features, fsprogs.New(nil).ProbeIdmap(ctx, fs, os.TempDir(), loopdev.Nodes{}))
 	}

@@ -90,6 +90,9 @@ func run(args []string) error {
 	}()
 	programs := fsprogs.New(metrics.ProgramStarted)
 	programs.Scratch = o.stateDir
+	if f := programs.ProbeConfinement(); f.Answer != mounter.Yes {
+		log.Warn("programs of file systems cannot be confined, so they are not run", "without", f.Cost, "error", f.Why)
+	}
 	d, err := driver.New(driver.Config{
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
 		Programs: programs, Log: log, Metrics: metrics, Audit: history,

@@ -156,7 +156,7 @@ func TestC11_C12_WhatTheKernelSays(t *testing.T) {
 	}
 	want := []crust.Capability{
 		crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS, crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
-		crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS,
+		crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS, crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL,
 	}
 	if mayGrowExt4(t) {
 		want = append(want, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE)

@@ -45,7 +45,7 @@ func TestCrustctlThroughTheLifeOfAVolume(t *testing.T) {
 	id := vols.GetEntries()[0].GetVolume().GetVolumeId()
 	a, b := n.Target("a"), n.Target("b")
 	fails("--kubelet-dir", "volume", "publish", id, "/elsewhere/mount")
-	fails("device, server, share", "volume", "publish", id, a, "--attribute", "devise=/dev/sda")
+	fails("server, share", "volume", "publish", id, a, "--attribute", "devise=/dev/sda")
 	does("published", "volume", "publish", id, a)
 	does("published", "volume", "publish", id, b, "--read-only")
 	out, _ := crustctl(t, n, "volume", "list")

@@ -260,7 +260,7 @@ func TestUnstageWaitsForOtherNamespaces(t *testing.T) {
 		}
 	}
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
-	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, "in use", "process")
+	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, "in use", "mounted elsewhere")
 	ok(t, holder.Process.Kill())
 	holder.Wait()
 	down(t, n, v.ID)

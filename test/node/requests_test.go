@@ -63,7 +63,7 @@ func TestBadCreate(t *testing.T) {
 			r.CapacityRange = &csi.CapacityRange{RequiredBytes: 2 * gib, LimitBytes: gib}
 		}, codes.InvalidArgument, "larger"},
 		"too large":       {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 62} }, codes.OutOfRange, "more than"},
-		"beyond the pool": {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 59} }, codes.OutOfRange, "files that large"},
+		"beyond the pool": {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 59} }, codes.ResourceExhausted, "left to promise"},
 		"too small for xfs": {func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities[0] = capability("xfs", 0)
 			r.CapacityRange = &csi.CapacityRange{LimitBytes: 16 << 20}

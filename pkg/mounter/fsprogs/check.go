@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 
+	"github.com/crust-csi/crust-csi/internal/confine"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
@@ -89,7 +89,7 @@ func (p *Programs) rehearse(ctx context.Context, argv []string, device string) (
 		return NeedsHuman, "", err
 	}
 	const theCopy = "/proc/self/fd/3" // exec.Cmd.ExtraFiles begin with 3
-	out, code, err := p.runOnCopy(ctx, f, "e2image", "-r", device, theCopy)
+	out, code, err := p.runOnCopy(ctx, f, device, "e2image", "-r", confine.Inside(device), theCopy)
 	if err != nil {
 		return NeedsHuman, out, err
 	}
@@ -99,7 +99,7 @@ func (p *Programs) rehearse(ctx context.Context, argv []string, device string) (
 	if code != 0 {
 		return NeedsHuman, "its metadata cannot be read: " + out, nil
 	}
-	out, code, err = p.runOnCopy(ctx, f, append(slices.Clone(argv), theCopy)...)
+	out, code, err = p.runOnCopy(ctx, f, "", append(slices.Clone(argv), theCopy)...)
 	out = strings.ReplaceAll(out, theCopy, device)
 	if err != nil {
 		return NeedsHuman, out, err
@@ -116,13 +116,11 @@ func (p *Programs) scratch() string {
 
 // runOnCopy runs a program that has the file as descriptor 3, and ends with
 // this process: nobody misses a copy.
-func (p *Programs) runOnCopy(ctx context.Context, f *os.File, argv ...string) (string, int, error) {
+func (p *Programs) runOnCopy(ctx context.Context, f *os.File, device string, argv ...string) (string, int, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.ExtraFiles = []*os.File{f}
 	cmd.SysProcAttr = linux.KilledWithThread()
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	return p.start(ctx, cmd)
+	return p.start(ctx, cmd, device)
 }
 
 // CheckCommand is the command that a person would look at a damaged, unmounted

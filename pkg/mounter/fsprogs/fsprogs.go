@@ -9,13 +9,14 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 
+	"github.com/crust-csi/crust-csi/internal/confine"
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
 
@@ -43,6 +44,8 @@ type spec struct {
 	minimum int64    // bytes, below which mkfs refuses
 	check   []string // device appended
 	pkg     string   // Debian package
+
+	setsBlockSize bool // the programs set the device's, which takes CAP_SYS_ADMIN
 }
 
 // Lazy initialisation: a 1 TiB ext4 costs 16 MiB of writing instead of 1,040;
@@ -55,7 +58,7 @@ var specs = map[string]spec{
 	},
 	"xfs": {
 		mkfs: []string{"mkfs.xfs", "-q", "-K"}, force: "-f",
-		minimum: 300 << 20, check: []string{"xfs_repair", "-n"}, pkg: "xfsprogs",
+		minimum: 300 << 20, check: []string{"xfs_repair", "-n"}, pkg: "xfsprogs", setsBlockSize: true,
 	},
 	"btrfs": {
 		mkfs: []string{"mkfs.btrfs", "-q", "-K"}, force: "-f",
@@ -157,6 +160,19 @@ func (p *Programs) NewBtrfsID(ctx context.Context, device string) error {
 	return nil
 }
 
+// ProbeConfinement tells whether the programs can be kept from everything but
+// their device; they are not run where they cannot.
+func (p *Programs) ProbeConfinement() mounter.Feature {
+	f := mounter.Feature{
+		Name: "confinement of mkfs and fsck", Answer: mounter.Yes, Since: "any",
+		Cost: "no volume can be formatted or checked",
+	}
+	if err := confine.Run(exec.Command("true"), confine.Limits{}, linux.Starting()); err != nil {
+		f.Answer, f.Why = mounter.CannotTell, err.Error()
+	}
+	return f
+}
+
 // run runs a program that changes a file system. Once begun it ends by itself,
 // whatever becomes of the caller, and of this process: half a repair is worse
 // than none.
@@ -164,22 +180,20 @@ func (p *Programs) run(ctx context.Context, argv []string, device string) (strin
 	if err := ctx.Err(); err != nil {
 		return "", 0, err
 	}
-	return p.start(context.WithoutCancel(ctx), exec.Command(argv[0], append(slices.Clone(argv[1:]), device)...))
+	return p.start(context.WithoutCancel(ctx), exec.Command(argv[0], append(slices.Clone(argv[1:]), confine.Inside(device))...), device)
 }
 
 // runMortal is run for a program that must not outlive this process: a second
 // mkfs beside one that an earlier process started would ruin both.
 func (p *Programs) runMortal(ctx context.Context, argv []string, device string) (string, int, error) {
-	cmd := exec.CommandContext(ctx, argv[0], append(slices.Clone(argv[1:]), device)...)
+	cmd := exec.CommandContext(ctx, argv[0], append(slices.Clone(argv[1:]), confine.Inside(device))...)
 	cmd.SysProcAttr = linux.KilledWithThread()
-	// The signal comes when the thread ends, so this goroutine keeps it.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	return p.start(ctx, cmd)
+	return p.start(ctx, cmd, device)
 }
 
-func (p *Programs) start(ctx context.Context, cmd *exec.Cmd) (string, int, error) {
-	program, device := cmd.Args[0], cmd.Args[len(cmd.Args)-1]
+// start runs a program in confinement: what it reads was written by a tenant.
+func (p *Programs) start(ctx context.Context, cmd *exec.Cmd, device string) (string, int, error) {
+	program := cmd.Args[0]
 	p.started(program)
 	// A file, not a pipe: writing into the pipe of a process that is gone would
 	// end a check half-way.
@@ -189,17 +203,16 @@ func (p *Programs) start(ctx context.Context, cmd *exec.Cmd) (string, int, error
 	}
 	defer said.Close()
 	cmd.Stdout, cmd.Stderr = said, said
-	started := linux.Starting()
-	err = cmd.Start()
-	started()
-	if err == nil {
-		err = cmd.Wait()
+	limits := confine.Limits{Device: device}
+	if setsBlockSize(program) {
+		limits.Capabilities = []int{linux.CapSysAdmin}
 	}
+	err = confine.Run(cmd, limits, linux.Starting())
 	b, rerr := io.ReadAll(io.NewSectionReader(said, 0, 1<<20))
 	if rerr != nil {
 		return "", 0, errors.Join(err, rerr)
 	}
-	out := tail(string(b))
+	out := strings.ReplaceAll(tail(string(b)), confine.Inside(device), device)
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
@@ -213,6 +226,15 @@ func (p *Programs) start(ctx context.Context, cmd *exec.Cmd) (string, int, error
 	default:
 		return out, 0, fmt.Errorf("%s %s: %w: %s", program, device, err, out)
 	}
+}
+
+func setsBlockSize(program string) bool {
+	for _, s := range specs {
+		if s.setsBlockSize && (s.mkfs[0] == program || s.check[0] == program) {
+			return true
+		}
+	}
+	return false
 }
 
 func packageOf(program string) string {

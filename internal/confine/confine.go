@@ -1,0 +1,330 @@
+// Package confine runs the programs that make and check file systems where they
+// can do little else: what they read was written by a tenant, and they run as root.
+//
+// Such a program sees the programs and libraries of this machine, read-only, one
+// device, and its own entries of /proc; nothing else of this machine's files. It
+// has no network, no capabilities but those that it is given, a limit to its
+// memory, and the system calls that linux.Refuse lists fail. It cannot signal
+// other processes, and is the first to be ended when memory is short.
+package confine
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// Memory is what a program may have, in bytes of address space: e2fsck and
+// xfs_repair take a few bytes for each block and inode of a large file system.
+const Memory = 8 << 30
+
+// Limits are what a program gets.
+type Limits struct {
+	Device       string // opened under this name, or with Inside's
+	Capabilities []int  // by number, see capabilities(7)
+}
+
+// Inside is the name that the device has for the program: its own if that is in
+// /dev.
+func Inside(device string) string {
+	if clean := filepath.Clean(device); strings.HasPrefix(clean, "/dev/") {
+		return clean
+	}
+	return "/dev/" + filepath.Base(device)
+}
+
+// Run starts a program, and waits for it. The error is that of cmd.Start or
+// cmd.Wait, or says why the program could not be confined: then it was not
+// started. started is called when it was, or will not be.
+func Run(cmd *exec.Cmd, l Limits, started func()) error {
+	var once sync.Once
+	defer once.Do(started)
+	if cmd.Err != nil {
+		return cmd.Err
+	}
+	base, err := prepared()
+	if err != nil {
+		return cannot(err)
+	}
+	var device *os.File
+	if l.Device != "" {
+		if device, err = clone(l.Device); err != nil {
+			return cannot(err)
+		}
+		defer device.Close()
+	}
+	var program *os.File
+	if !visible(cmd.Path) {
+		if program, err = clone(filepath.Dir(cmd.Path)); err != nil {
+			return cannot(err)
+		}
+		defer program.Close()
+		cmd.Path = filepath.Join(programDir, filepath.Base(cmd.Path))
+	}
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	begun, limited := make(chan int, 1), make(chan error, 1)
+	go func() {
+		// Not on the program's thread, which sees /proc as the program does.
+		if pid, ok := <-begun; ok {
+			limited <- linux.LimitMemory(pid, Memory)
+		}
+	}()
+	defer close(begun)
+	// The thread stays until the program has ended: linux.KilledWithThread.
+	return linux.OnOwnThread(func() error {
+		if err := base.Enter(); err != nil {
+			return cannot(err)
+		}
+		if err := furnish(program, device, l.Device); err != nil {
+			return cannot(err)
+		}
+		if err := errors.Join(linux.KeepOfCapabilities(l.Capabilities...), linux.NoNewPrivileges(), linux.Refuse()); err != nil {
+			return cannot(err)
+		}
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		once.Do(started)
+		begun <- cmd.Process.Pid
+		if err := <-limited; err != nil {
+			return errors.Join(cannot(err), cmd.Process.Kill(), cmd.Wait())
+		}
+		return cmd.Wait()
+	})
+}
+
+func cannot(err error) error {
+	return fmt.Errorf("the program was not started, for it cannot be confined: %w", err)
+}
+
+// The namespaces that all programs begin with. They are made once: a copy of this
+// process's mount namespace costs time for each mount that there is, and keeps
+// all of them in use for as long.
+var base struct {
+	sync.Mutex
+	linux.Namespaces
+}
+
+func prepared() (linux.Namespaces, error) {
+	base.Lock()
+	defer base.Unlock()
+	if base.Namespaces != nil {
+		return base.Namespaces, nil
+	}
+	// Go looks once whether the kernel has pidfds, by a child, before it starts or
+	// finds its first process. In a new PID namespace that child would be the first
+	// process, after whose end there can be no other.
+	self, err := os.FindProcess(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	if err := self.Release(); err != nil {
+		return nil, err
+	}
+	base.Namespaces, err = linux.NewNamespaces(build)
+	return base.Namespaces, err
+}
+
+// programDir is where a program is seen that lies outside of the directories of
+// shown.
+const programDir = "/program"
+
+// What there is of this machine: programs and libraries, and the configuration of
+// mke2fs and of the dynamic linker.
+var (
+	shown  = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr"}
+	copied = []string{"etc/ld.so.cache", "etc/mke2fs.conf", "etc/e2fsck.conf"}
+
+	alwaysThere = []string{"null", "zero", "random", "urandom"} // in /dev
+)
+
+// build makes the root directory of the programs the root of this mount namespace.
+func build() error {
+	root, err := tree("tmpfs", map[string]string{"size": "16m", "mode": "755"})
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	clones := map[string]*os.File{}
+	defer func() {
+		for _, f := range clones {
+			f.Close()
+		}
+	}()
+	links, files := map[string]string{"etc/mtab": "/proc/self/mounts"}, map[string][]byte{}
+	for _, name := range append([]string{"sys"}, shown...) {
+		switch to, err := os.Readlink("/" + name); {
+		case err == nil:
+			links[name] = to
+		case errors.Is(err, fs.ErrNotExist):
+		default:
+			if clones[name], err = clone("/" + name); err != nil {
+				return err
+			}
+		}
+	}
+	for _, name := range copied {
+		b, err := os.ReadFile("/" + name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err == nil {
+			files[name] = b
+		}
+	}
+	proc, err := tree("proc", map[string]string{"subset": "pid", "hidepid": "ptraceable"})
+	if err != nil {
+		return err
+	}
+	defer proc.Close()
+	clones["proc"] = proc
+	devices := map[string]*os.File{}
+	for _, name := range alwaysThere {
+		if devices[name], err = clone("/dev/" + name); err != nil {
+			return err
+		}
+		defer devices[name].Close()
+	}
+	if err := mountOn(root, "/proc"); err != nil { // any directory: it is the root from now on
+		return err
+	}
+	if err := linux.PivotRoot(root); err != nil {
+		return err
+	}
+	for _, dir := range []string{"/etc", "/dev", programDir} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	for name, f := range devices {
+		if err := node(f, "/dev/"+name); err != nil {
+			return err
+		}
+	}
+	for name, to := range links {
+		if err := os.Symlink(to, "/"+name); err != nil {
+			return err
+		}
+	}
+	for name, b := range files {
+		if err := os.WriteFile("/"+name, b, 0o644); err != nil {
+			return err
+		}
+	}
+	for name, f := range clones {
+		if err := os.Mkdir("/"+name, 0o755); err != nil {
+			return err
+		}
+		if err := linux.MountSetattr(f, linux.MountAttr{Set: linux.MountAttrRdonly}, false); err != nil {
+			return err
+		}
+		if err := mountOn(f, "/"+name); err != nil {
+			return err
+		}
+	}
+	return linux.MountSetattr(root, linux.MountAttr{Set: linux.MountAttrRdonly}, false)
+}
+
+// furnish mounts what is one program's own: its device, and those that every
+// program may open.
+func furnish(program, device *os.File, path string) error {
+	if program != nil {
+		if err := mountOn(program, programDir); err != nil {
+			return err
+		}
+	}
+	dev, err := tree("tmpfs", map[string]string{"size": "1m", "mode": "755"})
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	var always []*os.File
+	for _, name := range alwaysThere {
+		f, err := clone("/dev/" + name)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		always = append(always, f)
+	}
+	if err := mountOn(dev, "/dev"); err != nil {
+		return err
+	}
+	for i, name := range alwaysThere {
+		if err := node(always[i], "/dev/"+name); err != nil {
+			return err
+		}
+	}
+	if device != nil {
+		if err := node(device, Inside(path)); err != nil {
+			return err
+		}
+	}
+	return linux.MountSetattr(dev, linux.MountAttr{Set: linux.MountAttrRdonly}, false)
+}
+
+// node shows a device under a name in /dev.
+func node(device *os.File, path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	return mountOn(device, path)
+}
+
+func visible(program string) bool {
+	for _, dir := range shown {
+		if strings.HasPrefix(program, "/"+dir+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// tree is a new file system, in no namespace yet.
+func tree(fstype string, options map[string]string) (*os.File, error) {
+	c, err := linux.Fsopen(fstype)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	for k, v := range options {
+		if err := linux.FsconfigString(c, k, v); err != nil {
+			return nil, fmt.Errorf("%s with %s=%s: %w", fstype, k, v, err)
+		}
+	}
+	if err := linux.FsconfigCreate(c); err != nil {
+		return nil, err
+	}
+	return linux.Fsmount(c, linux.MountAttrNosuid)
+}
+
+// clone is a mount of a directory or file, in no namespace yet.
+func clone(path string) (*os.File, error) {
+	f, err := linux.Open(path, linux.OPath)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return linux.OpenTreeClone(f)
+}
+
+func mountOn(mount *os.File, path string) error {
+	at, err := linux.Open(path, linux.OPath)
+	if err != nil {
+		return err
+	}
+	defer at.Close()
+	return linux.MoveMount(mount, at)
+}
