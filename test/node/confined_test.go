@@ -1,0 +1,30 @@
+package node
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+// TestLeast_MkfsIsConfined has another mkfs, which tells what it may, in the error
+// of the stage that runs it.
+func TestLeast_MkfsIsConfined(t *testing.T) {
+	n := testnode.New(t, "")
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	withPrograms(t, n, map[string]string{"mkfs.ext4": `grep -h -E 'CapEff|Seccomp:|NoNewPrivs' /proc/self/status; ls ` + n.Dir + `; echo root: /*; exit 1`})
+	err := n.Client.Stage(ctxOf(t), v)
+	refused(t, err, codes.Internal, "CapEff: 0000000000000000", "NoNewPrivs: 1", "Seccomp: 2", "No such file")
+	for _, dir := range []string{"/home", "/root", "/var", "/tmp", "/boot"} {
+		if _, list, _ := strings.Cut(err.Error(), "root: "); strings.Contains(list, dir) {
+			t.Errorf("it sees %s: %v", dir, err)
+		}
+	}
+	n.Env = nil
+	n.Restart()
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	down(t, n, v.ID)
+}
