@@ -14,6 +14,9 @@ import (
 // of the stage that runs it.
 func TestLeast_MkfsIsConfined(t *testing.T) {
 	n := testnode.New(t, "")
+	if strings.Contains(n.Log(), "cannot be confined") {
+		t.Error("the driver's first program is not confined: see its log")
+	}
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	withPrograms(t, n, map[string]string{"mkfs.ext4": `grep -h -E 'CapEff|Seccomp:|NoNewPrivs' /proc/self/status; ls ` + n.Dir + `; echo root: /*; exit 1`})
 	err := n.Client.Stage(ctxOf(t), v)
