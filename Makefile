@@ -133,6 +133,12 @@ baseline: $(BUF)
 clean:
 	rm -rf bin .cache
 
+# What attacks the driver, for hours.
+.PHONY: soak
+HOURS ?= 4
+soak: setup guest
+	scripts/soak.sh $(HOURS)
+
 # Ratios against k8s.io/mount-utils and an empty call; see docs/performance.md.
 .PHONY: bench
 bench: setup build guest

@@ -1,0 +1,285 @@
+//go:build vm
+
+// Sick storage needs device-mapper, which the guests' kernels have: D11.
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+// A sickDisk is a mapped device whose parts can be made to fail.
+type sickDisk struct {
+	t          testing.TB
+	name, loop string
+	sectors    int64
+}
+
+func newDisk(t testing.TB, bytes int64) *sickDisk {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "disk")
+	ok(t, os.WriteFile(file, nil, 0o600))
+	ok(t, os.Truncate(file, bytes))
+	d := &sickDisk{t: t, name: "sick-" + strconv.FormatInt(time.Now().UnixNano(), 36), sectors: bytes / 512}
+	d.loop = strings.TrimSpace(run(t, "losetup", "-f", "--show", file))
+	t.Cleanup(func() { run(t, "losetup", "-d", d.loop) })
+	run(t, "dmsetup", "create", d.name, "--table", d.sound(0, d.sectors))
+	t.Cleanup(func() { run(t, "dmsetup", "remove", "--retry", d.name) })
+	return d
+}
+
+func (d *sickDisk) path() string { return "/dev/mapper/" + d.name }
+
+func (d *sickDisk) sound(from, sectors int64) string {
+	return fmt.Sprintf("%d %d linear %s %d", from, sectors, d.loop, from)
+}
+
+// is gives the disk another table. What is in flight is not waited for.
+func (d *sickDisk) is(table string) {
+	d.t.Helper()
+	run(d.t, "dmsetup", "suspend", "--noflush", "--nolockfs", d.name)
+	run(d.t, "dmsetup", "load", d.name, "--table", table)
+	run(d.t, "dmsetup", "resume", d.name)
+}
+
+func (d *sickDisk) well() { d.t.Helper(); d.is(d.sound(0, d.sectors)) }
+func (d *sickDisk) dead() { d.t.Helper(); d.is(fmt.Sprintf("0 %d error", d.sectors)) }
+func (d *sickDisk) slow(ms int) {
+	d.t.Helper()
+	d.is(fmt.Sprintf("0 %d delay %s 0 %d", d.sectors, d.loop, ms))
+}
+
+// deadAt has some sectors fail.
+func (d *sickDisk) deadAt(from, sectors int64) {
+	d.t.Helper()
+	end := from + sectors
+	d.is(strings.Join([]string{d.sound(0, from), fmt.Sprintf("%d %d error", from, sectors), d.sound(end, d.sectors-end)}, "\n"))
+}
+
+// volume is the disk as a static volume with a file system, and the node that has it.
+func (d *sickDisk) volume(fstype string) (*testnode.Node, csiclient.Volume) {
+	d.t.Helper()
+	run(d.t, "mkfs."+fstype, "-q", d.path())
+	return testnode.New(d.t, "", "--allow-device", "/dev/mapper/*"), static("disk", d.path(), fstype)
+}
+
+// drop has the kernel forget what it has read.
+func drop(t testing.TB) {
+	t.Helper()
+	run(t, "sync")
+	ok(t, os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0))
+}
+
+// A disk that answers nothing is an error in words, not a blank disk, and no
+// trouble of any other volume. When it is well again, so is the volume.
+func TestD11_ADeadDisk(t *testing.T) {
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) {
+			d := newDisk(t, 512<<20)
+			n, v := d.volume(fs)
+			ok(t, n.Client.Stage(ctxOf(t), v))
+			ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
+			write(t, n.Target("a")+"/kept", "kept")
+			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
+			ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+			drop(t)
+			d.dead()
+			err := n.Client.Stage(ctxOf(t), v)
+			if status.Code(err) == codes.OK || status.Code(err) == codes.DeadlineExceeded || !strings.Contains(err.Error(), v.ID) ||
+				!strings.Contains(err.Error(), "input/output error") {
+				t.Errorf("the stage of a dead disk: %v", err)
+			}
+			bystander(t, n, "a dead disk")
+			d.well()
+			ok(t, n.Client.Stage(ctxOf(t), v))
+			ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
+			if got := read(t, n.Target("a")+"/kept"); got != "kept" {
+				t.Errorf("it has %q", got)
+			}
+			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
+			ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+		})
+	}
+}
+
+// A disk that takes its time holds up its own volume only. Callers with a
+// deadline are answered, and the stage goes on.
+func TestD11_ASlowDisk(t *testing.T) {
+	d := newDisk(t, 512<<20)
+	n, v := d.volume("ext4")
+	drop(t)
+	const ms = 2000
+	d.slow(ms)
+	short, cancel := context.WithTimeout(context.Background(), ms*time.Millisecond)
+	defer cancel()
+	if err := n.Client.Stage(short, v); err == nil {
+		t.Fatal("the disk is not slow")
+	}
+	bystander(t, n, "a slow disk")
+	again, cancel := context.WithTimeout(context.Background(), ms*time.Millisecond/4)
+	defer cancel()
+	switch code := status.Code(n.Client.Stage(again, v)); code {
+	case codes.OK, codes.Aborted, codes.DeadlineExceeded, codes.Canceled:
+	default:
+		t.Errorf("a repeated stage: %s", code)
+	}
+	d.well()
+	ok(t, stagePatiently(t, n, v))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+}
+
+// A disk that breaks, or is pulled out, under a pod: the pod sees its writes
+// fail, the condition says so, and the volume can be taken away.
+func TestD11_ADiskThatBreaksUnderAPod(t *testing.T) {
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) {
+			d := newDisk(t, 512<<20)
+			n, v := d.volume(fs)
+			ok(t, n.Client.Stage(ctxOf(t), v))
+			target := n.Target("a")
+			ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+			write(t, target+"/kept", "kept")
+			run(t, "sync", "-f", target)
+			d.dead()
+			f, err := os.OpenFile(target+"/lost", os.O_CREATE|os.O_WRONLY, 0o644)
+			if err == nil {
+				_, err = f.Write(make([]byte, 1<<20))
+				err = errors.Join(err, f.Sync(), f.Close())
+			}
+			if err == nil {
+				t.Fatal("a dead disk takes writes")
+			}
+			_ = runQuiet("sync", "-f", target) // the file system finds out at the latest now
+			for deadline := time.Now().Add(time.Minute); health(t, n, v.ID, target) == ""; time.Sleep(50 * time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Error("the condition of a volume whose disk is dead is good")
+					break
+				}
+			}
+			bystander(t, n, "a dead disk under a pod")
+			n.Restart()
+			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+			ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+			d.well()
+			ok(t, n.Client.Stage(ctxOf(t), v))
+			ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+			if got := read(t, target+"/kept"); got != "kept" {
+				t.Errorf("what was synced before is %q", got)
+			}
+			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+			ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+		})
+	}
+}
+
+// Errors in the middle of a change of group: no success, and the next publish
+// does the rest.
+func TestD11_ErrorsInTheMiddleOfAWalk(t *testing.T) {
+	d := newDisk(t, 512<<20)
+	n, v := d.volume("ext4")
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	target := n.Target("a")
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	const files = 300
+	for i := range files {
+		dir := fmt.Sprintf("%s/%d", target, i%10)
+		ok(t, os.MkdirAll(dir, 0o755))
+		write(t, fmt.Sprintf("%s/%d", dir, i), "x")
+	}
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	// One directory's block cannot be read.
+	out := run(t, "debugfs", "-R", "blocks /7", d.path())
+	block, err := strconv.ParseInt(strings.Fields(out)[0], 10, 64)
+	ok(t, err)
+	drop(t)
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	d.deadAt(block*8, 8)
+	err = n.Client.Publish(ctxOf(t), with(v, "4242"), target, false)
+	if err == nil || !strings.Contains(err.Error(), v.ID) || !strings.Contains(err.Error(), "input/output error") {
+		t.Fatalf("a walk over a directory that cannot be read: %v", err)
+	}
+	if table := mountinfo(t); strings.Contains(table, " "+target+" ") {
+		t.Error("it is published all the same")
+	}
+	bystander(t, n, "a walk that failed")
+	d.well()
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), with(v, "4242"), target, false))
+	if out := run(t, "sh", "-c", `find "$0" ! -group 4242 -not -path "*/lost+found*" | wc -l`, target); strings.TrimSpace(out) != "0" {
+		t.Errorf("%s files have another group", strings.TrimSpace(out))
+	}
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+}
+
+// A pool's disk that cannot be read in the middle of a copy: the copy fails in
+// words, leaves nothing, and is made when the disk is well.
+func TestD11_ErrorsInTheMiddleOfACopy(t *testing.T) {
+	d := newDisk(t, 1<<30)
+	run(t, "mkfs.ext4", "-q", d.path())
+	dir := t.TempDir()
+	run(t, "mount", d.path(), dir)
+	t.Cleanup(func() { run(t, "umount", dir) })
+	n := testnode.NewStopped(t, "")
+	n.Pool, n.PoolOptions = filepath.Join(dir, "pool"), ""
+	n.Begin()
+	made, err := n.Client.Create(ctxOf(t), "a", 64<<20, csiclient.Volume{FSType: "ext4"}, nil, nil)
+	ok(t, err)
+	v := csiclient.Volume{ID: made.GetVolumeId(), FSType: "ext4"}
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	target := n.Target("a")
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	run(t, "dd", "if=/dev/urandom", "of="+target+"/data", "bs=1M", "count=24", "conv=fsync", "status=none")
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	before := usedFiles(t, n)
+	drop(t)
+	largest, at := int64(0), int64(0)
+	for _, m := range regexp.MustCompile(`(?m)^\s*\d+:\s+\d+\.\.\s*\d+:\s+(\d+)\.\.\s*\d+:\s+(\d+):`).FindAllStringSubmatch(run(t, "filefrag", "-v", image(n, v.ID)), -1) {
+		start, err := strconv.ParseInt(m[1], 10, 64)
+		ok(t, err)
+		length, err := strconv.ParseInt(m[2], 10, 64)
+		ok(t, err)
+		if length > largest {
+			largest, at = length, start+length/2
+		}
+	}
+	d.deadAt(at*8, 8)
+	_, err = n.Client.Create(ctxOf(t), "b", 64<<20, csiclient.Volume{FSType: "ext4"}, nil, cloneOf(v.ID))
+	if err == nil || !strings.Contains(err.Error(), "input/output error") {
+		t.Fatalf("a copy of what cannot be read: %v", err)
+	}
+	if after := usedFiles(t, n); after != before {
+		t.Errorf("a copy that failed left something:\n%s", after)
+	}
+	_, err = snapshotNow(t, n, v.ID, "s")
+	if err == nil || !strings.Contains(err.Error(), "input/output error") {
+		t.Fatalf("a snapshot of what cannot be read: %v", err)
+	}
+	d.well()
+	drop(t)
+	made, err = n.Client.Create(ctxOf(t), "b", 64<<20, csiclient.Volume{FSType: "ext4"}, nil, cloneOf(v.ID))
+	ok(t, err)
+	if sum(t, image(n, v.ID)) != sum(t, image(n, made.GetVolumeId())) {
+		t.Error("the copy differs")
+	}
+	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
+	ok(t, n.Client.Delete(ctxOf(t), v.ID))
+}
