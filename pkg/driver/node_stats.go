@@ -47,11 +47,19 @@ func (d *Driver) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	if err != nil {
 		return nil, err
 	}
-	leave, err := d.readers.enter(ctx, id)
+	var stats *csi.NodeGetVolumeStatsResponse
+	err = d.readers.look(ctx, id, func() (err error) {
+		stats, err = d.stats(src, v, req)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer leave()
+	return stats, nil
+}
+
+func (d *Driver) stats(src volume.Source, v volume.Volume, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	id, path := req.GetVolumeId(), req.GetVolumePath()
 	staged, isStaged := d.staged.get(id)
 	if all := d.deferrals.of(id); len(all) > 0 {
 		if _, ok := d.deferrals.at(id, path); !ok && path != staged.StagingPath {
@@ -147,11 +155,18 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	if err != nil {
 		return nil, err
 	}
-	leave, err := d.readers.enter(ctx, id)
+	var health *csi.NodeGetVolumeHealthResponse
+	err = d.readers.look(ctx, id, func() error {
+		health = d.health(ctx, src, id, req.GetVolumePublishPath())
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer leave()
+	return health, nil
+}
+
+func (d *Driver) health(ctx context.Context, src volume.Source, id, path string) *csi.NodeGetVolumeHealthResponse {
 	var ailments []mounter.Ailment
 	if r, ok := d.staged.get(id); ok && r.Block {
 		if err := src.Mend(ctx, id); err != nil {
@@ -163,7 +178,7 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		ailments = append(ailments, mounter.Ailment{Reason: "DeferredToRuntime", Message: "the runtime of the pod at " + targetsOf(all) + " has mounted the volume or will; ask it for the health of its file system"})
 	}
 	if _, ok := d.staged.get(id); ok {
-		ailments = append(ailments, d.stagedAilments(src, id, req.GetVolumePublishPath(), crowded(ailments))...)
+		ailments = append(ailments, d.stagedAilments(src, id, path, crowded(ailments))...)
 		ailments = append(ailments, d.lost.of(id)...)
 	}
 	health := &csi.VolumeHealth{VolumeId: id}
@@ -184,7 +199,7 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		}
 		health.HealthStatuses = append(health.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: a.Reason, Message: a.Message})
 	}
-	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}, nil
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}
 }
 
 func (d *Driver) stagedAilments(src volume.Source, id, path string, crowded bool) []mounter.Ailment {

@@ -2,8 +2,12 @@ package driver
 
 import (
 	"context"
+	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
 // readers are the calls that only look at a volume and take no lock: what they
@@ -17,6 +21,7 @@ type readers struct {
 type gate struct {
 	inside  int           // calls that look at it
 	shut    int           // calls that take it away
+	hung    time.Time     // since when a look outlives its caller; zero: none does
 	changed chan struct{} // closed, and another made, when one of them leaves
 }
 
@@ -51,6 +56,12 @@ func (r *readers) enter(ctx context.Context, id string) (leave func(), err error
 	for {
 		r.mu.Lock()
 		g := r.at(id)
+		if !g.hung.IsZero() {
+			since := time.Since(g.hung).Round(time.Second)
+			r.mu.Unlock()
+			return nil, fault.New(fault.Busy, "volume %s: a look at it has not come back since its caller left %s ago; "+
+				"its disk or server does not answer: see the log of the kernel", id, since)
+		}
 		if g.shut == 0 {
 			g.inside++
 			r.mu.Unlock()
@@ -63,6 +74,37 @@ func (r *readers) enter(ctx context.Context, id string) (leave func(), err error
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
+	}
+}
+
+// look runs f, which looks at the volume, and leaves it when ctx ends: a look at a
+// disk or server that does not answer comes back when it may. Until then there is
+// no other, for each of them keeps a thread.
+func (r *readers) look(ctx context.Context, id string, f func() error) error {
+	leave, err := r.enter(ctx, id)
+	if err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() {
+		defer leave()
+		defer func() {
+			if p := recover(); p != nil {
+				done <- fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			}
+		}()
+		done <- f()
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		r.change(id, func(g *gate) { g.hung = time.Now() })
+		go func() {
+			<-done
+			r.change(id, func(g *gate) { g.hung = time.Time{} })
+		}()
+		return ctx.Err()
 	}
 }
 

@@ -1,7 +1,6 @@
 package crust
 
 import (
-	"context"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -86,23 +85,7 @@ func killedAtEveryStep(t *testing.T, s *server, points []string, register func(*
 			s.env = []string{"CRUST_FAILPOINT=" + point}
 			s.start()
 			hit := false
-			for _, step := range []func(context.Context) error{
-				func(ctx context.Context) error { _, err := s.client.RegisterSandbox(ctx, registration); return err },
-				func(ctx context.Context) error { _, err := s.client.RuntimePublishVolume(ctx, p.request()); return err },
-				func(ctx context.Context) error {
-					_, err := s.client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: p.name, Source: p.target + "/lost+found"})
-					return err
-				},
-				func(ctx context.Context) error {
-					_, err := s.client.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
-					return err
-				},
-				func(ctx context.Context) error { _, err := s.client.RuntimePublishVolume(ctx, p.request()); return err },
-				func(ctx context.Context) error {
-					_, err := s.client.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: p.name})
-					return err
-				},
-			} {
+			for _, step := range s.steps(p, registration) {
 				err := step(ctxOf(t))
 				if err == nil {
 					continue

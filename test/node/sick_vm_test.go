@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -282,4 +283,54 @@ func TestD11_ErrorsInTheMiddleOfACopy(t *testing.T) {
 	}
 	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
+}
+
+// A server that is gone: who asks how full a share is gets an answer in time,
+// however often it is asked, and no thread is lost for each.
+func TestD11_AServerThatIsGone(t *testing.T) {
+	serveNFS(t)
+	n := testnode.New(t, "")
+	v := csiclient.Volume{ID: "share", Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
+		Context: map[string]string{"server": "127.0.0.1", "share": "/"}}
+	target := n.Target("a")
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	write(t, target+"/kept", "kept")
+	run(t, "rpc.nfsd", "0")
+	t.Cleanup(func() { run(t, "rpc.nfsd", "--no-udp", "-N", "3", "2") })
+	threads := func() int {
+		t.Helper()
+		status := read(t, fmt.Sprintf("/proc/%d/status", n.PID()))
+		number, err := strconv.Atoi(regexp.MustCompile(`Threads:\s+(\d+)`).FindStringSubmatch(status)[1])
+		ok(t, err)
+		return number
+	}
+	before := threads()
+	asked := func(within time.Duration) error {
+		ctx, cancel := context.WithTimeout(context.Background(), within)
+		defer cancel()
+		_, err := n.Client.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: target})
+		return err
+	}
+	if err := asked(2 * time.Second); err == nil {
+		t.Fatal("a server that is gone tells how full its share is")
+	}
+	for range 50 {
+		refused(t, asked(time.Minute), codes.Aborted, v.ID, "does not answer")
+	}
+	if after := threads(); after > before+10 {
+		t.Errorf("%d threads before, %d after 50 calls", before, after)
+	}
+	bystander(t, n, "a server that is gone")
+	run(t, "rpc.nfsd", "--no-udp", "-N", "3", "2")
+	for deadline := time.Now().Add(3 * time.Minute); asked(10*time.Second) != nil; time.Sleep(time.Second) {
+		if time.Now().After(deadline) {
+			t.Fatal("the server is back, and nobody is told how full its share is")
+		}
+	}
+	if got := read(t, target+"/kept"); got != "kept" {
+		t.Errorf("the share has %q", got)
+	}
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 }

@@ -358,9 +358,11 @@ func (m *Manager) Register(ctx context.Context, spec Spec) error {
 	}
 	err = m.store.put(b.record)
 	if err == nil {
-		failpoint.Hit("register.recorded")
 		var sb Sandbox
-		if sb, err = m.Backend.Open(nctx, b.opening()); err == nil {
+		if err = failpoint.Err("register.recorded"); err == nil {
+			sb, err = m.Backend.Open(nctx, b.opening())
+		}
+		if err == nil {
 			b.be(sb)
 		} else {
 			err = errors.Join(fmt.Errorf("sandbox %s: %w", spec.ID, err), m.Backend.Forget(spec), m.store.remove(spec.ID))
@@ -421,7 +423,9 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 		if err := m.keep(b, source, nil); err != nil {
 			errs = append(errs, err)
 		}
-		failpoint.Hit("deregister.unpublished")
+		if err := failpoint.Err("deregister.unpublished"); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		m.mu.Lock()
@@ -435,8 +439,11 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 		m.mu.Unlock()
 		return fmt.Errorf("sandbox %s: %w", id, err)
 	}
-	failpoint.Hit("deregister.closed")
-	if err := m.store.remove(id); err != nil {
+	err = failpoint.Err("deregister.closed")
+	if err == nil {
+		err = m.store.remove(id)
+	}
+	if err != nil {
 		return err
 	}
 	m.mu.Lock()

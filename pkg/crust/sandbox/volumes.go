@@ -66,8 +66,10 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 	} else if err := m.keep(b, source, &want); err != nil {
 		return err
 	}
-	failpoint.Hit("publish.recorded")
-	place, err := b.sandbox().Publish(ctx, v)
+	var place Place
+	if err = failpoint.Err("publish.recorded"); err == nil {
+		place, err = b.sandbox().Publish(ctx, v)
+	}
 	if err != nil {
 		err = fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
 		if known && have.State == published {
@@ -81,7 +83,9 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 		}
 		return errors.Join(err, m.keep(b, source, nil))
 	}
-	failpoint.Hit("publish.mounted")
+	if err := failpoint.Err("publish.mounted"); err != nil {
+		return err
+	}
 	want.State, want.Place = published, place
 	if known && reflect.DeepEqual(have, want) {
 		return nil
@@ -125,7 +129,9 @@ func (m *Manager) Unpublish(ctx context.Context, id, source string) error {
 	if err := b.sandbox().Unpublish(ctx, v); err != nil {
 		return fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
 	}
-	failpoint.Hit("unpublish.detached")
+	if err := failpoint.Err("unpublish.detached"); err != nil {
+		return err
+	}
 	if err := m.keep(b, source, nil); err != nil {
 		return err
 	}

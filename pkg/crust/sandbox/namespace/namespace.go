@@ -98,7 +98,9 @@ func (b *Backend) Open(_ context.Context, o sandbox.Opening) (sandbox.Sandbox, e
 		return nil, fmt.Errorf("mount namespace: %w", err)
 	}
 	if fresh {
-		failpoint.Hit("namespace.pinned")
+		if err := failpoint.Err("namespace.pinned"); err != nil {
+			return nil, err
+		}
 	}
 	if s.ns, err = mounter.OpenNamespace(s.pin); err != nil {
 		return nil, err
@@ -203,10 +205,13 @@ func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, err
 			return err
 		}
 		defer m.Close()
-		failpoint.Hit("namespace.opened")
-		err = m.AttachOver(t)
-		failpoint.Hit("namespace.attached")
-		return err
+		if err := failpoint.Err("namespace.opened"); err != nil {
+			return err
+		}
+		if err := m.AttachOver(t); err != nil {
+			return err
+		}
+		return failpoint.Err("namespace.attached")
 	})
 	return sandbox.Place{Device: v.Device.Path, Path: v.Target}, err
 }
@@ -366,7 +371,9 @@ func (s *box) unpin() error {
 			return err
 		}
 	}
-	failpoint.Hit("namespace.unpinned")
+	if err := failpoint.Err("namespace.unpinned"); err != nil {
+		return err
+	}
 	errs := []error{ignoreNotExist(os.Remove(s.pin)), ignoreNotExist(os.Remove(s.userPin()))}
 	// The places of the binds, which were mounted inside the namespace only.
 	dir := filepath.Join(s.b.dir, "binds", engine.Name(s.spec.ID))

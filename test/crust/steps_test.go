@@ -1,0 +1,168 @@
+package crust
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+)
+
+// steps are the life of a sandbox with a volume.
+func (s *server) steps(p *pod, registration *crustv1alpha1.RegisterSandboxRequest) []func(context.Context) error {
+	publish := func(ctx context.Context) error { _, err := s.client.RuntimePublishVolume(ctx, p.request()); return err }
+	return []func(context.Context) error{
+		func(ctx context.Context) error { _, err := s.client.RegisterSandbox(ctx, registration); return err },
+		publish,
+		func(ctx context.Context) error {
+			_, err := s.client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: p.name, Source: p.target + "/lost+found"})
+			return err
+		},
+		func(ctx context.Context) error {
+			_, err := s.client.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+			return err
+		},
+		publish,
+		func(ctx context.Context) error {
+			_, err := s.client.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: p.name})
+			return err
+		},
+	}
+}
+
+// holder registers a pod's sandbox by a process that does nothing.
+func (s *server) holder(p *pod) *crustv1alpha1.RegisterSandboxRequest {
+	s.t.Helper()
+	sleep := exec.Command("sleep", "3600")
+	ok(s.t, sleep.Start())
+	s.t.Cleanup(func() { _ = sleep.Process.Kill(); _ = sleep.Wait() })
+	return &crustv1alpha1.RegisterSandboxRequest{
+		SandboxId: p.name, Pid: int64(sleep.Process.Pid), Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
+	}
+}
+
+// switchable is a server whose failpoints a file switches on and off.
+func switchable(t *testing.T) (s *server, set func(point, mode string), mark string) {
+	t.Helper()
+	s = newServer(t, "namespace", "failpoint")
+	file := filepath.Join(t.TempDir(), "failpoint")
+	s.stop()
+	s.env = []string{"CRUST_FAILPOINT_FILE=" + file}
+	s.start()
+	return s, func(point, mode string) {
+		t.Helper()
+		ok(t, os.WriteFile(file+".new", []byte(point+" "+mode), 0o600))
+		ok(t, os.Rename(file+".new", file))
+	}, file + ".hit"
+}
+
+// TestCrustdErrorAtEveryStep has each step fail in turn, in one process: the call
+// fails in words, repeated it succeeds, and nothing is left in the end.
+func TestCrustdErrorAtEveryStep(t *testing.T) {
+	s, set, _ := switchable(t)
+	for _, point := range failpoints(t, "../../pkg/crust") {
+		t.Run(point, func(t *testing.T) {
+			s.t = t
+			v := s.volume(point, "ext4")
+			p := s.pod("pod-"+point, v)
+			ok(t, s.nodePublish(p))
+			hit := false
+			for i, step := range s.steps(p, s.holder(p)) {
+				set(point, "error")
+				err := step(ctxOf(t))
+				set("none", "")
+				if err == nil {
+					continue
+				}
+				hit = true
+				if !strings.Contains(err.Error(), "injected") {
+					t.Errorf("step %d: %v", i, err)
+				}
+				if err := step(ctxOf(t)); err != nil {
+					t.Fatalf("step %d, repeated: %v", i, err)
+				}
+			}
+			if !hit {
+				t.Errorf("no call failed for the error at %s", point)
+			}
+			s.nodeUnpublish(p)
+			s.delete(v) // refused while anything is left
+		})
+	}
+	s.t = t
+}
+
+// TestCrustdHungAtEveryStep has each step hang in turn: another sandbox lives its
+// life meanwhile, a second call on the same one is answered, and what hung goes
+// on when it can.
+func TestCrustdHungAtEveryStep(t *testing.T) {
+	s, set, mark := switchable(t)
+	for _, point := range failpoints(t, "../../pkg/crust") {
+		t.Run(point, func(t *testing.T) {
+			s.t = t
+			v, other := s.volume(point, "ext4"), s.volume("other-"+point, "ext4")
+			p, q := s.pod("pod-"+point, v), s.pod("other-"+point, other)
+			ok(t, s.nodePublish(p))
+			ok(t, s.nodePublish(q))
+			another := s.steps(q, s.holder(q))
+			hit := false
+			for i, step := range s.steps(p, s.holder(p)) {
+				if err := os.Remove(mark); err != nil && !errors.Is(err, os.ErrNotExist) {
+					t.Fatal(err)
+				}
+				set(point, "hang")
+				ended := make(chan error, 1)
+				go func() { ended <- step(ctxOf(t)) }()
+				hung, err := reached(mark, ended)
+				if hung {
+					hit = true
+					if err := step(ctxOf(t)); status.Code(err) != codes.Aborted {
+						t.Errorf("step %d: a second call while the first hangs: %v", i, err)
+					}
+					for j, step := range another {
+						if err := step(ctxOf(t)); err != nil {
+							t.Errorf("while step %d hangs at %s, step %d of another sandbox fails: %v", i, point, j, err)
+						}
+					}
+					set("none", "")
+					err = <-ended
+				}
+				set("none", "")
+				if err != nil {
+					t.Fatalf("step %d, which hung and went on: %v", i, err)
+				}
+			}
+			if !hit {
+				t.Errorf("no call came past %s", point)
+			}
+			for _, x := range []*pod{p, q} {
+				s.nodeUnpublish(x)
+			}
+			s.delete(v)
+			s.delete(other)
+		})
+	}
+	s.t = t
+}
+
+// reached waits until a step hangs, or has ended without.
+func reached(mark string, ended <-chan error) (bool, error) {
+	for {
+		select {
+		case err := <-ended:
+			return false, err
+		case <-time.After(5 * time.Millisecond):
+			if _, err := os.Stat(mark); err == nil {
+				return true, nil
+			}
+		}
+	}
+}
