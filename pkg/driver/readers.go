@@ -85,8 +85,9 @@ func (r *readers) look(ctx context.Context, id string, f func() error) error {
 	if err != nil {
 		return err
 	}
-	done := make(chan error, 1)
+	done, back := make(chan error, 1), make(chan struct{})
 	go func() {
+		defer close(back)
 		defer leave()
 		defer func() {
 			if p := recover(); p != nil {
@@ -101,7 +102,7 @@ func (r *readers) look(ctx context.Context, id string, f func() error) error {
 	case <-ctx.Done():
 		r.change(id, func(g *gate) { g.hung = time.Now() })
 		go func() {
-			<-done
+			<-back
 			r.change(id, func(g *gate) { g.hung = time.Time{} })
 		}()
 		return ctx.Err()

@@ -26,13 +26,14 @@ import (
 
 // A sickDisk is a mapped device whose parts can be made to fail.
 type sickDisk struct {
-	t          testing.TB
+	t          *testing.T
 	name, loop string
 	sectors    int64
 }
 
-func newDisk(t testing.TB, bytes int64) *sickDisk {
+func newDisk(t *testing.T, bytes int64) *sickDisk {
 	t.Helper()
+	t.Setenv("DM_DISABLE_UDEV", "1") // no udev runs in the guests
 	file := filepath.Join(t.TempDir(), "disk")
 	ok(t, os.WriteFile(file, nil, 0o600))
 	ok(t, os.Truncate(file, bytes))

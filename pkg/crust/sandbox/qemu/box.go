@@ -1,0 +1,210 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-csi/crust-csi/internal/plain"
+	"github.com/crust-csi/crust-csi/internal/qmp"
+	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
+	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+type box struct {
+	b     *Backend
+	spec  sandbox.Spec
+	conn  *grpc.ClientConn
+	guest guestv1.GuestClient
+	gone  <-chan struct{}
+	end   func()
+	tasks sync.WaitGroup
+
+	mu sync.Mutex
+	q  *qmp.Client
+}
+
+func (s *box) MountNamespace() string { return "" }
+
+// qmp gives the connection to QEMU, a new one where the last has broken.
+func (s *box) qmp(ctx context.Context) (*qmp.Client, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.q.Gone():
+		q, err := connect(ctx, s.spec)
+		if err != nil {
+			return nil, err
+		}
+		s.q = q
+	default:
+	}
+	return s.q, nil
+}
+
+func (s *box) ended() bool {
+	select {
+	case <-s.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// said gives a guest's error its words: whose they are, and that the machine is
+// gone, if it is.
+func (s *box) said(err error) error {
+	if err == nil {
+		return nil
+	}
+	if code := status.Code(err); code == codes.Unavailable || code == codes.Canceled || errors.Is(err, qmp.ErrGone) || errors.Is(err, context.Canceled) {
+		// A connection ended; if the machine did, that is seen in a moment.
+		select {
+		case <-s.gone:
+		case <-time.After(time.Second):
+		}
+	}
+	if s.ended() {
+		return fault.New(fault.State, "the microVM has ended; its console says why: %s", clip(err.Error()))
+	}
+	// The guest chooses its words, and of codes only those that mean no more than
+	// a refusal.
+	switch st, ok := status.FromError(err); {
+	case !ok:
+		return fmt.Errorf("in the guest: %w", err)
+	case st.Code() == codes.DeadlineExceeded || st.Code() == codes.Canceled || st.Code() == codes.Unavailable:
+		return status.Error(st.Code(), "in the guest: "+clip(st.Message()))
+	case st.Code() == codes.InvalidArgument:
+		return fault.New(fault.Invalid, "in the guest: %s", clip(st.Message()))
+	default:
+		return fault.New(fault.State, "in the guest: %s", clip(st.Message()))
+	}
+}
+
+// within runs f until the sandbox ends, or the connection to QEMU: a guest whose
+// machine is gone answers nothing any more.
+func (s *box) within(ctx context.Context, f func(context.Context, *qmp.Client) error) error {
+	q, err := s.qmp(ctx)
+	if err != nil {
+		return s.said(err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		select {
+		case <-s.gone:
+			cancel()
+		case <-q.Gone():
+			cancel()
+		case <-stop:
+		}
+	}()
+	return s.said(f(ctx, q))
+}
+
+func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, error) {
+	var r *guestv1.MountResponse
+	err := s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
+		if err := attach(ctx, q, v); err != nil {
+			return err
+		}
+		var err error
+		r, err = s.guest.Mount(ctx, &guestv1.MountRequest{
+			Serial: v.Serial(), FileSystem: v.Type, Options: v.Options.List(), ReadOnly: v.ReadOnly, Group: v.Group, GroupPolicy: string(v.Policy),
+		})
+		return err
+	})
+	return sandbox.Place{Device: clip(r.GetDevice()), Path: clip(r.GetPath())}, err
+}
+
+// clip makes a guest's text that is kept and shown plain and short.
+func clip(s string) string { return plain.Text(s, plain.Most) }
+
+func (s *box) Unpublish(ctx context.Context, v sandbox.Volume) error {
+	if s.ended() {
+		return nil // and all its disks with it
+	}
+	err := s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
+		disk, err := attached(ctx, q, v.Serial())
+		if err != nil {
+			return err
+		}
+		if disk {
+			// Unplugging asks nobody: what is mounted then is torn off.
+			if _, err := s.guest.Unmount(ctx, &guestv1.UnmountRequest{Serial: v.Serial()}); err != nil {
+				return err
+			}
+		}
+		return detach(ctx, q, v.Serial())
+	})
+	if s.ended() {
+		return nil
+	}
+	return err
+}
+
+func (s *box) Stats(ctx context.Context, v sandbox.Volume) (u mounter.Usage, ailment string, err error) {
+	err = s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
+		r, err := s.guest.Stats(ctx, &guestv1.StatsRequest{Serial: v.Serial()})
+		// Never negative, whatever the guest says.
+		u = mounter.Usage{
+			TotalBytes: max(0, r.GetTotalBytes()), AvailableBytes: max(0, r.GetAvailableBytes()), UsedBytes: max(0, r.GetUsedBytes()),
+			TotalInodes: max(0, r.GetTotalInodes()), AvailableInodes: max(0, r.GetAvailableInodes()), UsedInodes: max(0, r.GetUsedInodes()),
+		}
+		ailment = clip(r.GetAilment())
+		return err
+	})
+	return u, ailment, err
+}
+
+func (s *box) Expand(ctx context.Context, v sandbox.Volume, size int64) error {
+	return s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
+		if err := q.Run(ctx, "block_resize", map[string]any{"node-name": v.Serial(), "size": size}, nil); err != nil {
+			return err
+		}
+		_, err := s.guest.Grow(ctx, &guestv1.GrowRequest{Serial: v.Serial(), DeviceBytes: size})
+		return err
+	})
+}
+
+func (s *box) Resolve(ctx context.Context, v sandbox.Volume, sub string) (path string, err error) {
+	err = s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
+		r, err := s.guest.Resolve(ctx, &guestv1.ResolveRequest{Serial: v.Serial(), SubPath: sub})
+		path = clip(r.GetPath())
+		return err
+	})
+	return path, err
+}
+
+// Exec runs a program in the guest.
+func (s *box) Exec(ctx context.Context, argv []string, stdin []byte) (output []byte, code int, err error) {
+	err = s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
+		r, err := s.guest.Exec(ctx, &guestv1.ExecRequest{Argv: argv, Stdin: stdin})
+		output, code = r.GetOutput(), int(r.GetExitCode())
+		return err
+	})
+	return output, code, err
+}
+
+// Detach closes the connections; QEMU goes on.
+func (s *box) Detach() {
+	s.end()
+	s.mu.Lock()
+	s.q.Close()
+	s.mu.Unlock()
+	s.conn.Close()
+	s.tasks.Wait()
+	s.b.mu.Lock()
+	delete(s.b.asked, s)
+	s.b.mu.Unlock()
+}

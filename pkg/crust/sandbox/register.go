@@ -1,0 +1,156 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"reflect"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// Register makes a sandbox known.
+func (m *Manager) Register(ctx context.Context, spec Spec) error {
+	if spec.ID == "" || len(spec.ID) > 128 || strings.ContainsAny(spec.ID, "/\x00\n") {
+		return fault.New(fault.Invalid, "sandbox_id %q: give one of 1 to 128 bytes, without slashes", spec.ID)
+	}
+	if err := m.unusable(spec.ID); err != nil {
+		return err
+	}
+	end, err := m.begin("RegisterSandbox", "sandbox "+spec.ID)
+	if err != nil {
+		return err
+	}
+	defer end()
+	m.mu.Lock()
+	b, ok := m.boxes[spec.ID]
+	var have Spec
+	if ok {
+		have = b.record.Spec
+	}
+	m.mu.Unlock()
+	if ok {
+		if !reflect.DeepEqual(have, spec) {
+			return fault.New(fault.Exists, "sandbox %s is registered in another way (%+v); deregister it first", spec.ID, have)
+		}
+		return nil
+	}
+	nctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	pid := spec.PID
+	if pid == 0 {
+		if pid, err = m.Backend.Process(nctx, spec); err != nil {
+			return fmt.Errorf("sandbox %s: %w", spec.ID, err)
+		}
+	}
+	b = newBox(sandboxRecord{Kind: m.Backend.Kind(), Spec: spec, BootID: m.boot, Volumes: map[string]volumeRecord{}})
+	var pidfd *os.File
+	if pid != 0 {
+		if b.record.Process, pidfd, err = identify(pid); err != nil {
+			return fmt.Errorf("sandbox %s: %w", spec.ID, err)
+		}
+	}
+	err = m.store.put(b.record)
+	if err == nil {
+		var sb Sandbox
+		if err = failpoint.Err("register.recorded"); err == nil {
+			sb, err = m.Backend.Open(nctx, b.opening())
+		}
+		if err == nil {
+			b.be(sb)
+		} else {
+			err = errors.Join(fmt.Errorf("sandbox %s: %w", spec.ID, err), m.Backend.Forget(spec), m.store.remove(spec.ID))
+		}
+	}
+	if err != nil {
+		if pidfd != nil {
+			pidfd.Close()
+		}
+		return err
+	}
+	m.take(b, pidfd)
+	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_SANDBOX_REGISTERED, SandboxId: spec.ID})
+	return nil
+}
+
+// Deregister takes a sandbox's volumes away from it and forgets it.
+func (m *Manager) Deregister(ctx context.Context, id string) error {
+	return m.deregister(ctx, id, "it was deregistered")
+}
+
+func (m *Manager) deregister(ctx context.Context, id, why string) error {
+	end, err := m.begin("DeregisterSandbox", "sandbox "+id)
+	if err != nil {
+		return err
+	}
+	defer end()
+	m.mu.Lock()
+	b, ok := m.boxes[id]
+	if ok {
+		for key, what := range m.busy {
+			if strings.HasPrefix(key, "volume of "+id+" ") {
+				m.mu.Unlock()
+				return fault.New(fault.Busy, "sandbox %s: %s is running; try again", id, what)
+			}
+		}
+		b.closing = true
+	}
+	m.mu.Unlock()
+	if !ok {
+		return m.unusable(id)
+	}
+	var errs []error
+	m.mu.Lock()
+	volumes := maps.Clone(b.record.Volumes)
+	m.mu.Unlock()
+	for source, r := range volumes {
+		v, err := r.volume()
+		if err == nil {
+			vctx, cancel := context.WithTimeout(ctx, m.Timeout)
+			err = b.sandbox().Unpublish(vctx, v)
+			cancel()
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("volume %s: %w", source, err))
+			continue
+		}
+		if err := m.keep(b, source, nil); err != nil {
+			errs = append(errs, err)
+		}
+		if err := failpoint.Err("deregister.unpublished"); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		m.mu.Lock()
+		b.closing = false
+		m.mu.Unlock()
+		return fmt.Errorf("sandbox %s: %w", id, err)
+	}
+	if err := b.sandbox().Close(); err != nil {
+		m.mu.Lock()
+		b.closing = false
+		m.mu.Unlock()
+		return fmt.Errorf("sandbox %s: %w", id, err)
+	}
+	err = failpoint.Err("deregister.closed")
+	if err == nil {
+		err = m.store.remove(id)
+	}
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	if m.boxes[id] == b {
+		delete(m.boxes, id)
+		close(b.left)
+	}
+	m.mu.Unlock()
+	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_SANDBOX_GONE, SandboxId: id, Message: why})
+	return nil
+}

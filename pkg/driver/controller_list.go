@@ -1,0 +1,101 @@
+package driver
+
+import (
+	"context"
+	"sort"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// page gives the part of a list, sorted by id, that a token and a limit ask
+// for. A token is the last id of the page before.
+func page[T any](list []T, id func(T) string, token string, most int32, snapshots bool) ([]T, string, error) {
+	if most < 0 {
+		return nil, "", invalid("max_entries %d is negative", most)
+	}
+	if token != "" {
+		if _, _, snap, ok := volume.ParseID(token); !ok || snap != snapshots {
+			return nil, "", fault.New(fault.Busy, "starting_token %q is none that this driver gave; start again without one", token)
+		}
+		at := sort.Search(len(list), func(i int) bool { return id(list[i]) > token })
+		list = list[at:]
+	}
+	if most == 0 || int(most) >= len(list) {
+		return list, "", nil
+	}
+	return list[:most], id(list[most-1]), nil
+}
+
+// ListVolumes lists the volumes of all pools.
+func (d *Driver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+	list, next, err := page(d.Volumes.List(), func(v volume.Volume) string { return v.ID }, req.GetStartingToken(), req.GetMaxEntries(), false)
+	if err != nil {
+		return nil, err
+	}
+	resp := &csi.ListVolumesResponse{NextToken: next}
+	for _, v := range list {
+		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{Volume: d.describeWhole(v)})
+	}
+	return resp, nil
+}
+
+// ControllerGetVolume gives one volume.
+func (d *Driver) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	if req.GetVolumeId() == "" {
+		return nil, invalid("volume_id is missing")
+	}
+	_, v, err := d.Volumes.Find(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerGetVolumeResponse{
+		Volume: d.describeWhole(v), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{},
+	}, nil
+}
+
+// GetCapacity gives what a pool has left to promise: the size of the largest
+// volume that CreateVolume would make.
+func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	params, err := ParseParameters(req.GetParameters())
+	if err != nil {
+		return nil, err
+	}
+	minimum := int64(smallSizeStep)
+	if len(req.GetVolumeCapabilities()) > 0 {
+		u, err := parseUses(req.GetVolumeCapabilities(), false)
+		if err != nil {
+			return nil, err
+		}
+		fstype, err := u.creatable()
+		if err != nil {
+			return nil, err
+		}
+		minimum = max(minimum, fsprogs.MinimumSize(fstype))
+	}
+	if t := req.GetAccessibleTopology(); t != nil && !d.here(t) {
+		return &csi.GetCapacityResponse{}, nil
+	}
+	pool, err := d.Volumes.Pool(params.Pool)
+	if fault.Is(err, fault.State) {
+		return &csi.GetCapacityResponse{}, nil // no pools, so no room
+	}
+	if err != nil {
+		return nil, err
+	}
+	c, err := pool.Capacity()
+	if err != nil {
+		return nil, err
+	}
+	left := c.Left
+	if params.Thick {
+		left = min(left, c.Available)
+	}
+	return &csi.GetCapacityResponse{
+		AvailableCapacity: left,
+		MinimumVolumeSize: wrapInt64(minimum), MaximumVolumeSize: wrapInt64(left),
+	}, nil
+}

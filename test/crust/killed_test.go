@@ -1,0 +1,100 @@
+package crust
+
+import (
+	"encoding/hex"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+)
+
+// failpoints are those of the server below a directory.
+func failpoints(t *testing.T, dir string) []string {
+	t.Helper()
+	out := run(t, "grep", "-rhoE", `failpoint\.(Hit|Err)\("[a-z.]+"\)`, dir, "--include=*.go")
+	var points []string
+	for _, m := range regexp.MustCompile(`"([a-z.]+)"`).FindAllStringSubmatch(out, -1) {
+		points = append(points, m[1])
+	}
+	slices.Sort(points)
+	return slices.Compact(points)
+}
+
+// TestCrustdKilledAtEveryStep kills the server at every failpoint in turn: the
+// call that died, repeated, succeeds, and nothing is left in the end.
+func TestCrustdKilledAtEveryStep(t *testing.T) {
+	s := newServer(t, "namespace", "failpoint")
+	killedAtEveryStep(t, s, failpoints(t, "../../pkg/crust"), func(p *pod) *crustv1alpha1.RegisterSandboxRequest {
+		holder := exec.Command("sleep", "3600")
+		ok(t, holder.Start())
+		s.t.Cleanup(func() { _ = holder.Process.Kill(); _ = holder.Wait() })
+		return &crustv1alpha1.RegisterSandboxRequest{
+			SandboxId: p.name, Pid: int64(holder.Process.Pid), Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
+		}
+	})
+}
+
+// The same with a microVM, which goes on while its server dies.
+func TestCrustdKilledAtEveryStepOfAMicroVM(t *testing.T) {
+	s := newServer(t, "qemu", "failpoint")
+	s.acquaint()
+	var points []string
+	for _, p := range failpoints(t, "../../pkg/crust/sandbox") {
+		if !strings.HasPrefix(p, "namespace.") {
+			points = append(points, p)
+		}
+	}
+	vm := &pod{name: "vm"}
+	m := s.boot(vm, "q35", "")
+	s.deregister(vm)
+	magic, err := hex.DecodeString(m.vm.Magic)
+	ok(t, err)
+	killedAtEveryStep(t, s, points, func(p *pod) *crustv1alpha1.RegisterSandboxRequest {
+		return &crustv1alpha1.RegisterSandboxRequest{SandboxId: p.name, Pid: int64(m.vm.PID), Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
+			Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: m.vm.QMP, ChannelSocket: m.vm.Channel, ChannelMagic: magic}}}
+	})
+}
+
+func killedAtEveryStep(t *testing.T, s *server, points []string, register func(*pod) *crustv1alpha1.RegisterSandboxRequest) {
+	for _, point := range points {
+		t.Run(point, func(t *testing.T) {
+			s.t = t
+			v := s.volume(point, "ext4")
+			p := s.pod("pod-"+point, v)
+			ok(t, s.nodePublish(p))
+			registration := register(p)
+			s.stop()
+			s.env = []string{"CRUST_FAILPOINT=" + point}
+			s.start()
+			hit := false
+			for _, step := range s.steps(p, registration) {
+				err := step(ctxOf(t))
+				if err == nil {
+					continue
+				}
+				if werr := s.cmd.Wait(); werr == nil || werr.Error() != "signal: killed" {
+					t.Fatalf("the call failed (%v), but crustd was not killed: %v", err, werr)
+				}
+				hit = true
+				s.client.Close()
+				s.cmd, s.env = nil, nil
+				s.start()
+				if err := step(ctxOf(t)); err != nil {
+					t.Fatalf("the repeated call fails: %v", err)
+				}
+			}
+			if !hit {
+				t.Errorf("no call came past %s", point)
+			}
+			s.stop()
+			s.env = nil
+			s.start()
+			s.nodeUnpublish(p)
+			s.delete(v) // refused while anything is left
+		})
+	}
+	s.t = t
+}
