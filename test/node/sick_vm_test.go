@@ -90,7 +90,7 @@ func drop(t testing.TB) {
 // A disk that answers nothing is an error in words, not a blank disk, and no
 // trouble of any other volume. When it is well again, so is the volume.
 func TestD11_ADeadDisk(t *testing.T) {
-	for _, fs := range filesystems {
+	for _, fs := range []string{"ext4", "xfs"} {
 		t.Run(fs, func(t *testing.T) {
 			d := newDisk(t, 512<<20)
 			n, v := d.volume(fs)
@@ -206,8 +206,8 @@ func TestD11_ErrorsInTheMiddleOfAWalk(t *testing.T) {
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 	// One directory's block cannot be read.
-	out := run(t, "debugfs", "-R", "blocks /7", d.path())
-	block, err := strconv.ParseInt(strings.Fields(out)[0], 10, 64)
+	words := strings.Fields(run(t, "sh", "-c", `debugfs -R "blocks /7" "$0" 2>/dev/null`, d.path()))
+	block, err := strconv.ParseInt(words[0], 10, 64)
 	ok(t, err)
 	drop(t)
 	ok(t, n.Client.Stage(ctxOf(t), v))
@@ -315,6 +315,12 @@ func TestD11_AServerThatIsGone(t *testing.T) {
 	}
 	if err := asked(2 * time.Second); err == nil {
 		t.Fatal("a server that is gone tells how full its share is")
+	}
+	// A call that came before the first was given up hangs as well.
+	for late := 0; status.Code(asked(2*time.Second)) != codes.Aborted; late++ {
+		if late > 3 {
+			t.Fatal("each call hangs anew")
+		}
 	}
 	for range 50 {
 		refused(t, asked(time.Minute), codes.Aborted, v.ID, "does not answer")

@@ -1,0 +1,145 @@
+package crust
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+)
+
+// TestAGuestWhoseRootAttacks has root of a microVM take the agent's place. Its
+// server answers every call in time and in plain, bounded words, keeps its memory,
+// and serves another microVM as before; the volume can be had back.
+func TestAGuestWhoseRootAttacks(t *testing.T) {
+	s := newServer(t, "qemu", "")
+	s.acquaint()
+	dir := t.TempDir()
+	ok(t, os.Mkdir(dir+"/tree", 0o755))
+	run(t, "env", "CGO_ENABLED=0", "go", "build", "-ldflags", "-s -w", "-o", dir+"/tree/hostile", "./hostile")
+	run(t, "sh", "-c", fmt.Sprintf("cd %s/tree && find . | cpio --quiet -o -H newc > ../more && cat %s/initramfs ../more > ../initramfs", dir, guestDir(t)))
+	honest, evil := s.volume("honest", "ext4"), s.volume("evil", "ext4")
+	p, q := s.pod("honest", honest), s.pod("evil", evil)
+	ok(t, s.nodePublish(p))
+	ok(t, s.nodePublish(q))
+	m := s.boot(p, "q35", "")
+	s.initrd = dir + "/initramfs"
+	bad := s.boot(q, "q35", "")
+	ok(t, s.runtimePublish(p))
+	ok(t, s.runtimePublish(q))
+	sh(t, m, "echo kept > %s/f", m.path(p.target))
+	s.stop()
+	s.args = append(s.args, "--timeout", "5s") // boots are over
+	s.start()
+	ok(t, s.runtimePublish(p))
+	ok(t, s.runtimePublish(q))
+	before := s.memory()
+	for _, mode := range []string{"lies", "huge", "silent", "noise"} {
+		_, _ = bad.exec("/hostile " + mode + " >/dev/console 2>&1 &") // who answers is killed, or becomes worse
+		for deadline := time.Now().Add(longest); ; time.Sleep(20 * time.Millisecond) {
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			r, err := s.client.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: q.name, Argv: []string{"/bin/echo", "honest"}})
+			cancel()
+			if err != nil || strings.TrimSpace(string(r.GetOutput())) != "honest" {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: the agent is honest still", mode)
+			}
+		}
+		var calls sync.WaitGroup
+		for name, call := range map[string]func(context.Context) (string, error){
+			"stats": func(ctx context.Context) (string, error) {
+				r, err := s.client.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: q.name, HostVolumeId: q.info.Source})
+				for _, u := range r.GetUsage() {
+					if u.GetTotal() < 0 || u.GetAvailable() < 0 || u.GetUsed() < 0 {
+						t.Errorf("%s: usage %v", mode, u)
+					}
+				}
+				return "", err
+			},
+			"resolve": func(ctx context.Context) (string, error) {
+				r, err := s.client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: q.name, Source: q.target + "/lost+found"})
+				return r.GetPath(), err
+			},
+			"publish": func(ctx context.Context) (string, error) {
+				_, err := s.client.RuntimePublishVolume(ctx, q.request())
+				return "", err
+			},
+			"expand": func(ctx context.Context) (string, error) {
+				_, err := s.client.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: q.name, HostVolumeId: q.info.Source, RequiredBytes: 1 << 20})
+				return "", err
+			},
+			"exec": func(ctx context.Context) (string, error) {
+				_, err := s.client.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: q.name, Argv: []string{"/bin/true"}})
+				return "", err // its output is what was asked for
+			},
+			"list": func(ctx context.Context) (string, error) {
+				r, err := s.client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
+				return r.String(), err
+			},
+		} {
+			calls.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), longest)
+				defer cancel()
+				text, err := call(ctx)
+				if ctx.Err() != nil {
+					t.Errorf("%s: %s was not answered in time", mode, name)
+				}
+				if err != nil {
+					text += status.Convert(err).Message()
+					if status.Code(err) == codes.Unknown {
+						t.Errorf("%s: %s: %v", mode, name, err)
+					}
+				}
+				if strings.ContainsAny(text, "\x00\x1b\u202e") || !utf8.ValidString(text) || len(text) > 64<<10 {
+					t.Errorf("%s: %s tells %d bytes: %.200q", mode, name, len(text), text)
+				}
+			})
+		}
+		calls.Wait()
+		if out := sh(t, m, "cat %s/f", m.path(p.target)); out != "kept" {
+			t.Errorf("%s: the other microVM has %q", mode, out)
+		}
+		ok(t, s.runtimePublish(p))
+	}
+	if after := s.memory(); after > before+64<<20 {
+		t.Errorf("crustd had %d MiB, and has %d", before>>20, after>>20)
+	}
+	bad.kill()
+	for deadline := time.Now().Add(longest); ; time.Sleep(20 * time.Millisecond) {
+		list, err := s.client.ListSandboxes(ctxOf(t), &crustv1alpha1.ListSandboxesRequest{})
+		ok(t, err)
+		if len(list.GetSandboxes()) == 1 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the microVM has ended, and is still listed")
+		}
+	}
+	s.nodeUnpublish(q)
+	s.delete(evil)
+	s.deregister(p)
+	s.nodeUnpublish(p)
+	s.delete(honest)
+}
+
+// memory is what the server has in memory, in bytes.
+func (s *server) memory() int64 {
+	s.t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
+	ok(s.t, err)
+	kib, err := strconv.ParseInt(regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindStringSubmatch(string(b))[1], 10, 64)
+	ok(s.t, err)
+	return kib << 10
+}
