@@ -252,6 +252,9 @@ func readSpec(path string) (*spec, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := unambiguous(b); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
 	s := &spec{path: path}
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.UseNumber()

@@ -160,17 +160,6 @@ func sandboxRun(g *globals) *cobra.Command {
 	return c
 }
 
-// lastWords is the end of a guest's console, for an error.
-func lastWords(console string) string {
-	b, err := os.ReadFile(console)
-	if err != nil || len(b) == 0 {
-		return ""
-	}
-	const most = 15
-	lines := strings.Split(strings.TrimSpace(strings.ReplaceAll(string(b), "\r", "")), "\n")
-	return "\nthe guest's console ends with:\n  " + strings.Join(lines[max(0, len(lines)-most):], "\n  ")
-}
-
 // removeRun removes what a microVM had in its directory.
 func removeRun(dir string) error {
 	names, err := os.ReadDir(dir)

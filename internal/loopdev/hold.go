@@ -59,9 +59,10 @@ func parseHold(name, label string) (h hold, ok bool) {
 			return h, false
 		}
 	}
-	return hold{
+	h = hold{
 		name: name, backing: file{n[0], n[1]}, offset: n[2], limit: n[3], sector: uint32(n[4]), flags: uint32(n[5]), readOnly: parts[6] == "r",
-	}, true
+	}
+	return h, h.label() == label // what is written in another way is not ours
 }
 
 // holding is the holds of a moment.

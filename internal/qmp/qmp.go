@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/plain"
 )
 
 // Event is something that QEMU tells by itself.
@@ -28,7 +29,7 @@ type Error struct {
 	Desc  string `json:"desc"`
 }
 
-func (e *Error) Error() string { return "QEMU: " + e.Desc }
+func (e *Error) Error() string { return "QEMU: " + plain.Text(e.Desc, plain.Most) }
 
 // ErrGone is a connection that has ended, as it does with QEMU.
 var ErrGone = errors.New("QEMU has ended, or closed its QMP socket")
@@ -54,6 +55,10 @@ type Client struct {
 
 // maxMessage bounds what QEMU may say at once.
 const maxMessage = 4 << 20
+
+// maxEvent bounds an event: many are kept for those who listen. QEMU's have a few
+// hundred bytes.
+const maxEvent = 64 << 10
 
 // Dial connects to a QMP socket and makes it ready for commands.
 func Dial(ctx context.Context, socket string) (*Client, error) {
@@ -104,6 +109,7 @@ func (c *Client) read(d *json.Decoder, limited *io.LimitedReader) {
 	defer close(c.gone)
 	for {
 		limited.N = maxMessage
+		begin := d.InputOffset()
 		var m message
 		if err := d.Decode(&m); err != nil {
 			_ = c.conn.Close() // it has ended
@@ -117,6 +123,10 @@ func (c *Client) read(d *json.Decoder, limited *io.LimitedReader) {
 		}
 		c.mu.Lock()
 		if m.Name != "" {
+			if d.InputOffset()-begin > maxEvent {
+				c.mu.Unlock()
+				continue
+			}
 			for s := range c.subs {
 				select {
 				case s <- m.Event:
@@ -200,8 +210,13 @@ func (c *Client) run(ctx context.Context, command string, args, out any, f *os.F
 			return ErrGone
 		case r.Error != nil:
 			return fmt.Errorf("%s: %w", command, r.Error)
-		case out != nil:
-			return json.Unmarshal(r.Return, out)
+		case r.Return == nil:
+			return fmt.Errorf("%s: QEMU's answer says neither that it was done nor that it failed", command)
+		case out == nil:
+			return nil
+		}
+		if err := json.Unmarshal(r.Return, out); err != nil {
+			return fmt.Errorf("%s: QEMU's answer makes no sense: %s", command, plain.Text(err.Error(), plain.Most))
 		}
 		return nil
 	case <-ctx.Done():

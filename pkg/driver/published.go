@@ -3,6 +3,7 @@ package driver
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -63,7 +64,11 @@ func loadPublished(dir, boot string, log *slog.Logger) (*publishedTargets, error
 	for _, name := range names {
 		path := filepath.Join(dir, name+record.Extension)
 		var r publishedRecord
-		switch err := publishedType.Read(path, &r); {
+		err := publishedType.Read(path, &r)
+		if err == nil && p.path(r.VolumeID, r.Target) != path {
+			err = fmt.Errorf("%s: the record is of volume %q at %s, and does not belong there", path, r.VolumeID, r.Target)
+		}
+		switch {
 		case err != nil:
 			// Torn by a power loss, or of a newer driver. The target is treated as
 			// one of which nothing is known, until it is unpublished.

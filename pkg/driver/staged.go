@@ -58,6 +58,9 @@ func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
 		path := filepath.Join(dir, name+record.Extension)
 		var r stagedRecord
 		err := stagedType.Read(path, &r)
+		if err == nil && s.path(r.VolumeID) != path {
+			err = fmt.Errorf("%s: the record is of volume %q, and does not belong there", path, r.VolumeID)
+		}
 		switch {
 		case fault.Is(err, fault.State): // of a newer version, which may rely on it
 			s.bad[path] = record.Unusable(err)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,6 +17,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-test.fuzz") }) {
+		os.Exit(m.Run()) // workers are killed at the end, in the middle of an input
+	}
 	dir, err := os.MkdirTemp("", "mounter-")
 	if err == nil {
 		err = os.Setenv("TMPDIR", dir)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
@@ -190,6 +191,8 @@ func (m identities) number(dir string, major, minor uint32) Identity {
 }
 
 // read gives a file of sysfs without the space around it; empty when there is none.
+// Bytes that are no text are written as Go writes them in strings: JSON, in which an
+// identity is kept, has none.
 func (m identities) read(dir, name string) string {
 	if dir == "" {
 		return ""
@@ -198,5 +201,9 @@ func (m identities) read(dir, name string) string {
 	if err != nil {
 		return ""
 	}
-	return strings.Join(strings.Fields(strings.ReplaceAll(s, "\x00", " ")), " ")
+	s = strings.Join(strings.Fields(strings.ReplaceAll(s, "\x00", " ")), " ")
+	if !utf8.ValidString(s) {
+		s = strconv.Quote(s)
+	}
+	return s
 }

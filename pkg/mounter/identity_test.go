@@ -8,7 +8,7 @@ import (
 
 // machine is a sysfs of a test: files by path below /sys/devices, and numbers of
 // disks.
-func machine(t *testing.T, boot string, files map[string]string) identities {
+func machine(t testing.TB, boot string, files map[string]string) identities {
 	t.Helper()
 	sys := t.TempDir()
 	if err := os.MkdirAll(sys+"/dev/block", 0o755); err != nil {

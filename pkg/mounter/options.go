@@ -58,7 +58,9 @@ var mountAttrs = map[string]attr{
 // contextOptions take a SELinux label, whose categories contain commas.
 var contextOptions = map[string]bool{"context": true, "fscontext": true, "defcontext": true, "rootcontext": true}
 
-var category = regexp.MustCompile(`^c[0-9]+(\.c[0-9]+)?(:.*)?$`)
+// category is what may follow a comma in a label; the level that it ends may be the
+// lower one of two: s0:c1,c2-s0:c1,c2,c3.
+var category = regexp.MustCompile(`^c[0-9]+(\.c[0-9]+)?([:-].*)?$`)
 
 // ParseOptions reads mount flags as a StorageClass or a PersistentVolume gives
 // them: one or more options, comma-separated, in each string. Options the
@@ -66,7 +68,9 @@ var category = regexp.MustCompile(`^c[0-9]+(\.c[0-9]+)?(:.*)?$`)
 // is an error here is what contradicts itself or has no meaning: an empty
 // name, a value for an option that takes none, "ro" with "rw", one key with
 // two values, and the options "bind", "remount" and the like that name another
-// operation.
+// operation. A comma in a value is an error too, except in a SELinux label:
+// mount(2), mount(8) and guests take options apart at commas, so the rest of the
+// value would be an option that nobody has looked at.
 func ParseOptions(flags []string) (Options, error) {
 	var o Options
 	said := map[uint64]string{}
@@ -80,6 +84,9 @@ func ParseOptions(flags []string) (Options, error) {
 			key, value, hasValue := strings.Cut(piece, "=")
 			if key == "" || strings.ContainsAny(piece, "\x00\n") {
 				return Options{}, fault.New(fault.Invalid, "mount option %q has no name or contains control characters", piece)
+			}
+			if parts, err := splitOptions(piece); err != nil || len(parts) != 1 || parts[0] != piece {
+				return Options{}, fault.New(fault.Invalid, "mount option %q has a comma in its value, which only the categories of a SELinux label may", piece)
 			}
 			if !slices.Contains(o.given, piece) {
 				o.given = append(o.given, piece)

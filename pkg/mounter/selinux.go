@@ -116,7 +116,8 @@ func SameLabel(a, b string) bool { return a == b || canonicalLabel(a) == canonic
 
 var categoryRange = regexp.MustCompile(`^c([0-9]{1,4})(?:\.c([0-9]{1,4}))?$`)
 
-// canonicalLabel spells the categories out, sorted.
+// canonicalLabel spells the categories out, sorted. A label that is not written as
+// SELinux does is left as it is.
 func canonicalLabel(label string) string {
 	parts := strings.SplitN(label, ":", 4)
 	if len(parts) < 4 {
@@ -128,7 +129,7 @@ func canonicalLabel(label string) string {
 		if !ok {
 			continue
 		}
-		var numbers []int
+		var has [10_000]bool // four digits; a label may name one of them any number of times
 		for _, c := range strings.Split(categories, ",") {
 			m := categoryRange.FindStringSubmatch(c)
 			if m == nil {
@@ -139,12 +140,20 @@ func canonicalLabel(label string) string {
 			if m[2] != "" {
 				last, _ = strconv.Atoi(m[2])
 			}
+			if last < first {
+				return label
+			}
 			for n := first; n <= last; n++ {
-				numbers = append(numbers, n)
+				has[n] = true
 			}
 		}
-		slices.Sort(numbers)
-		levels[i] = fmt.Sprint(sensitivity, slices.Compact(numbers))
+		var all []string
+		for n, yes := range has {
+			if yes {
+				all = append(all, fmt.Sprint("c", n))
+			}
+		}
+		levels[i] = sensitivity + ":" + strings.Join(all, ",")
 	}
 	if len(levels) == 2 && levels[0] == levels[1] {
 		levels = levels[:1]

@@ -82,6 +82,8 @@ func LoadRecords(dir, boot string) (*Records, error) {
 			r.bad[path] = record.Unusable(err)
 		case d.BootID != boot:
 			errs = append(errs, record.Remove(path))
+		case r.path(d.Target) != path:
+			r.bad[path] = record.Unusable(fmt.Errorf("%s: the record is of %s, and does not belong there", path, d.Target))
 		default:
 			r.m[d.Target] = d
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -102,6 +101,19 @@ func (r *runtimes) register(ctx context.Context, d Deferral, b box) error {
 	return unimplemented(err)
 }
 
+// mountOptions are options as one text each, sorted.
+func mountOptions(options map[string]string) []string {
+	list := make([]string, 0, len(options))
+	for key, value := range options {
+		if value != "" {
+			key += "=" + value
+		}
+		list = append(list, key)
+	}
+	slices.Sort(list)
+	return list
+}
+
 // publish has a runtime mount a deferred volume in a sandbox.
 func (r *runtimes) publish(ctx context.Context, d Deferral, sandbox string) error {
 	c, err := r.client(d.Socket)
@@ -110,11 +122,8 @@ func (r *runtimes) publish(ctx context.Context, d Deferral, sandbox string) erro
 	}
 	req := &crustv1alpha1.RuntimePublishVolumeRequest{
 		SandboxId: sandbox, HostVolumeId: d.Source, HostTargetPath: d.Target, FileSystem: d.Type, FsgroupGid: d.Group, FsgroupPolicy: d.GroupPolicy,
+		MountOptions: mountOptions(d.Options),
 	}
-	for key, value := range d.Options {
-		req.MountOptions = append(req.MountOptions, strings.TrimSuffix(key+"="+value, "="))
-	}
-	slices.Sort(req.MountOptions)
 	_, err = c.RuntimePublishVolume(ctx, req)
 	return err
 }

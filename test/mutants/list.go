@@ -14,7 +14,7 @@ type mutant struct {
 	name       string
 	file       string   // relative to the repository
 	pkg        string   // of the test, as "./test/node"
-	tests      []string // functions, or "Function/subtest"; one of them has to fail
+	tests      []string // functions, or "Function/subtest"; one of them has to fail. Of a fuzz target its seeds
 	tags       string   // build tags of the test
 	equivalent string   // why no test can notice it; it is not run then
 	old, new   string
@@ -134,7 +134,7 @@ func (m mutant) check(root string) error {
 		all.Write(b)
 	}
 	for _, name := range m.functions() {
-		if !regexp.MustCompile(`(?m)^func ` + regexp.QuoteMeta(name) + `\(\w+ \*testing\.T\)`).MatchString(all.String()) {
+		if !regexp.MustCompile(`(?m)^func ` + regexp.QuoteMeta(name) + `\(\w+ \*testing\.[TF]\)`).MatchString(all.String()) {
 			return fmt.Errorf("%s has no func %s(t *testing.T)", m.pkg, name)
 		}
 	}

@@ -11,6 +11,16 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
+// Those who take options apart at commas, mount(8) and mount(2) among them, would find
+// one in the value of another.
+func TestALow_AnOptionIsNotTwo(t *testing.T) {
+	n := testnode.New(t, "")
+	for fs, option := range map[string]string{"btrfs": `subvol="x,device=/dev/vda"`, "ext4": `commit="5,errors=panic"`, "xfs": `context="a:b:c:s0,logdev=/dev/vda"`} {
+		_, err := n.Client.Create(ctxOf(t), fs, size, csiclient.Volume{FSType: fs, MountFlags: []string{option}}, nil, nil)
+		refused(t, err, codes.InvalidArgument, "comma", strings.ReplaceAll(option, `"`, ""))
+	}
+}
+
 // What a class or a claim may ask of the node's kernel is a list.
 func TestALow_OptionsAreAList(t *testing.T) {
 	n := testnode.New(t, "")

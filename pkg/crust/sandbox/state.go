@@ -3,6 +3,7 @@ package sandbox
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"os"
 	"path/filepath"
 
@@ -72,7 +73,11 @@ func (s store) load() (list []sandboxRecord, bad map[string]error, err error) {
 	for _, name := range names {
 		path := filepath.Join(s.dir, name+record.Extension)
 		var r sandboxRecord
-		if err := sandboxType.Read(path, &r); err != nil {
+		err := sandboxType.Read(path, &r)
+		if err == nil && s.path(r.Spec.ID) != path {
+			err = fmt.Errorf("%s: the record is of sandbox %q, and does not belong there", path, r.Spec.ID)
+		}
+		if err != nil {
 			bad[path] = record.Unusable(err)
 			continue
 		}

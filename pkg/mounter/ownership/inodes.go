@@ -57,7 +57,11 @@ func Ext4Inodes(device string) Inodes {
 			return err
 		}
 		defer f.Close()
-		return ext4Inodes(ctx, f, each)
+		size, err := f.Seek(0, io.SeekEnd)
+		if err != nil {
+			return err
+		}
+		return ext4Inodes(ctx, f, size, each)
 	}
 }
 
@@ -86,7 +90,9 @@ const (
 func le16(b []byte, off int64) uint16 { return binary.LittleEndian.Uint16(b[off:]) }
 func le32(b []byte, off int64) uint32 { return binary.LittleEndian.Uint32(b[off:]) }
 
-func readExt4(r io.ReaderAt) (*ext4, error) {
+// readExt4 reads what describes the inode tables of an ext4 on a device of that many
+// bytes.
+func readExt4(r io.ReaderAt, device int64) (*ext4, error) {
 	sb := make([]byte, 1024)
 	if _, err := r.ReadAt(sb, 1024); err != nil {
 		return nil, err
@@ -112,14 +118,18 @@ func readExt4(r io.ReaderAt) (*ext4, error) {
 		e.perGroup == 0, int64(e.perGroup) > 8*e.blockSize, inodes == 0, inodes%e.perGroup != 0,
 		e.descriptorLen < 32, e.descriptorLen > e.blockSize, e.firstInode <= ext4RootInode, e.firstInode > e.perGroup:
 		return nil, errors.New("an ext4 whose superblock does not add up")
+	case int64(inodes)*e.inodeSize > device: // or groups that share a table would be read again and again
+		return nil, fmt.Errorf("an ext4 with %d inodes of %d bytes on a device of %d bytes", inodes, e.inodeSize, device)
 	}
 	const most = 64 << 20 // descriptors of 128 TiB
 	size := int64(inodes/e.perGroup) * e.descriptorLen
-	if size > most {
+	if size > min(most, device) {
 		return nil, fmt.Errorf("%d bytes of group descriptors", size)
 	}
 	e.descriptors = make([]byte, size)
-	_, err := r.ReadAt(e.descriptors, (int64(le32(sb, 0x14))+1)*e.blockSize)
+	// In the block behind the superblock's. (That of the first data tells the same but
+	// with bigalloc.)
+	_, err := r.ReadAt(e.descriptors, (1024/e.blockSize+1)*e.blockSize)
 	return e, err
 }
 
@@ -146,8 +156,8 @@ func (e *ext4) group(n int) group {
 	return g
 }
 
-func ext4Inodes(ctx context.Context, r io.ReaderAt, each func(linux.Inode) bool) error {
-	e, err := readExt4(r)
+func ext4Inodes(ctx context.Context, r io.ReaderAt, device int64, each func(linux.Inode) bool) error {
+	e, err := readExt4(r, device)
 	if err != nil {
 		return err
 	}

@@ -196,8 +196,12 @@ func btrfs(m *image) (Result, bool) {
 	if total == 0 || bits.Len64(total) > 62 || int64(total) > m.size {
 		return damaged("btrfs", "it spans %d bytes, the device has %d", total, m.size)
 	}
+	sector := int64(le.Uint32(sb[144:]))
+	if sector < 512 || sector > 65536 || bits.OnesCount64(uint64(sector)) != 1 {
+		return damaged("btrfs", "it has sectors of %d bytes", sector)
+	}
 	return Result{
-		Answer: Known, Type: "btrfs", Size: int64(total), BlockSize: int64(le.Uint32(sb[144:])),
+		Answer: Known, Type: "btrfs", Size: int64(total), BlockSize: sector,
 		UUID: uuid(sb[32:48]), Label: label(sb[299 : 299+256]),
 	}, true
 }

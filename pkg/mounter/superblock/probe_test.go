@@ -1,7 +1,6 @@
 package superblock
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -177,30 +176,4 @@ func TestD02_NoProofFromNothing(t *testing.T) {
 	if err := json.Unmarshal(b, &out); err != nil || out != in {
 		t.Errorf("%+v became %+v: %v", in, out, err)
 	}
-}
-
-func FuzzProbe(f *testing.F) {
-	f.Add([]byte{})
-	f.Add(bytes.Repeat([]byte{0}, 300<<10))
-	for _, name := range []string{"ext4", "vfat", "swap"} {
-		path := blankImage(f, 4<<20)
-		mkfs(f, path, makers[name]...)
-		b, err := os.ReadFile(path)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(b[:300<<10])
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		r, err := Probe(bytes.NewReader(b), int64(len(b)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r.Answer == Blank && (len(b) == 0 || nonZero(b[:min(len(b), headSize)]) >= 0 || nonZero(b[max(0, len(b)-tailSize):]) >= 0) {
-			t.Fatal("called blank")
-		}
-		if r.Answer == Known && r.Type == "" || r.Answer == Unknown && r.Detail == "" {
-			t.Fatalf("an answer without words: %+v", r)
-		}
-	})
 }

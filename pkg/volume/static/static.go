@@ -200,7 +200,11 @@ func (s *Source) Adopt(id string, attributes map[string]string) (volume.Volume, 
 }
 
 func checkShare(id string, e entry) error {
-	if strings.ContainsAny(e.Server, "/,= \t\n\x00") || strings.HasPrefix(e.Server, "-") {
+	host := e.Server
+	if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") { // an IPv6 address
+		host = host[1 : len(host)-1]
+	}
+	if host == "" || strings.ContainsAny(host, "/,= \t\n\x00[]") || strings.HasPrefix(host, "-") {
 		return fault.New(fault.Invalid, "volume %s: server %q is no host name or address", id, e.Server)
 	}
 	if !strings.HasPrefix(e.Share, "/") || strings.ContainsAny(e.Share, "\n\x00") {

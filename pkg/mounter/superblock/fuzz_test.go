@@ -1,0 +1,123 @@
+package superblock
+
+import (
+	"io"
+	"math/bits"
+	"os"
+	"testing"
+)
+
+// disk is a device of which only the first bytes, and a patch, are not zero.
+type disk struct {
+	head, patch []byte
+	off, size   int64 // of the patch; of the device
+}
+
+func (d disk) ReadAt(b []byte, off int64) (int, error) {
+	n := int(min(int64(len(b)), max(d.size-off, 0)))
+	clear(b[:n])
+	for _, piece := range []struct {
+		data []byte
+		at   int64
+	}{{d.head, 0}, {d.patch, d.off}} {
+		from, to := max(off, piece.at), min(off+int64(n), piece.at+int64(len(piece.data)))
+		if from < to {
+			copy(b[from-off:to-off], piece.data[from-piece.at:])
+		}
+	}
+	if n < len(b) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// original is what a program that makes file systems wrote, and where a checksum holds:
+// all of [from, to) but what says that there is one.
+type original struct {
+	name     string
+	size     int64
+	from, to int64
+	but      [][2]int64
+}
+
+var originals = []original{
+	{name: "blank", size: testSize}, {name: "ext4", size: 4 << 20}, {name: "vfat", size: 4 << 20}, {name: "swap", size: 4 << 20},
+	{name: "ext4", size: testSize, from: 1024, to: 2048, but: [][2]int64{{1024 + 0x64, 1024 + 0x68}}},
+	{name: "xfs", size: testSize, from: 0, to: 512, but: [][2]int64{{100, 102}}},
+	{name: "btrfs", size: testSize, from: 64 << 10, to: 68 << 10, but: [][2]int64{{64<<10 + 4, 64<<10 + 32}, {64<<10 + 196, 64<<10 + 198}}},
+}
+
+// FuzzProbe damages what is on a device. What holds something is never blank, and a file
+// system whose checksum is wrong is never taken for one. What is told of a file system
+// that is known makes sense on this device.
+func FuzzProbe(f *testing.F) {
+	heads := make([][]byte, len(originals))
+	for i, o := range originals {
+		if argv := makers[o.name]; argv != nil {
+			path := blankImage(f, o.size)
+			mkfs(f, path, argv...)
+			file, err := os.Open(path)
+			if err != nil {
+				f.Fatal(err)
+			}
+			heads[i] = make([]byte, 300<<10)
+			if _, err := io.ReadFull(file, heads[i]); err != nil {
+				f.Fatal(err)
+			}
+			file.Close()
+		}
+		f.Add(uint8(i), uint32(0), []byte{})
+		f.Add(uint8(i), uint32(o.from+0x78), []byte("flipped"))
+		f.Add(uint8(i), uint32(o.from+108), []byte("flipped")) // the label of xfs
+		f.Add(uint8(i), uint32(o.from), make([]byte, 4096))
+		f.Add(uint8(i), uint32(o.size-1), []byte{1})
+		f.Add(uint8(i), uint32(512), []byte("LABELONE"))
+		f.Add(uint8(i), uint32(64<<10+144), append(make([]byte, 52), 1)) // btrfs: no sector size, and a checksum that is not known here
+		f.Add(uint8(i), uint32(1024+0x64), []byte{0, 0, 0, 0, 0xff})
+	}
+	f.Fuzz(func(t *testing.T, which uint8, off uint32, patch []byte) {
+		o, head := originals[int(which)%len(originals)], heads[int(which)%len(originals)]
+		d := disk{head: head, patch: patch, off: int64(off) % o.size, size: o.size}
+		r, err := Probe(d, d.size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Answer == Known && r.Type == "" || r.Answer == Unknown && r.Detail == "" {
+			t.Errorf("an answer without words: %+v", r)
+		}
+		start, end := make([]byte, closeBy), make([]byte, tailSize)
+		if _, err := d.ReadAt(start, 0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.ReadAt(end, d.size-tailSize); err != nil {
+			t.Fatal(err)
+		}
+		if r.Answer == Blank && (nonZero(start) >= 0 || nonZero(end) >= 0) {
+			t.Errorf("called blank, with a byte at %d of the start, %d of the end", nonZero(start), nonZero(end))
+		}
+		if r.BlockSize != 0 && (r.Answer != Known || r.Size <= 0 || r.Size > d.size || bits.OnesCount64(uint64(r.BlockSize)) != 1 || r.BlockSize < 512 || r.BlockSize > 64<<10) {
+			t.Errorf("makes no sense: %+v", r)
+		}
+		if r.Answer == Known && (r.Type == "ext4" || r.Type == "xfs" || r.Type == "btrfs") && r.BlockSize == 0 {
+			t.Errorf("without a block size: %+v", r)
+		}
+		if whole := d.off+int64(len(patch)) <= o.from || d.off >= o.to || o.to == 0; !whole && r.Answer == Known && r.Type == o.name {
+			changed := false
+			for i, c := range patch {
+				at := d.off + int64(i)
+				if at < o.from || at >= o.to || at >= int64(len(head)) || head[at] == c {
+					continue
+				}
+				for _, but := range o.but {
+					if at >= but[0] && at < but[1] {
+						return
+					}
+				}
+				changed = true
+			}
+			if changed {
+				t.Errorf("%s with other bytes from %d on is taken for whole: %+v", o.name, d.off, r)
+			}
+		}
+	})
+}

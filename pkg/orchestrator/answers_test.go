@@ -1,0 +1,77 @@
+package orchestrator
+
+import (
+	"bytes"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// These are no fuzz targets: this package's dependencies take minutes to be compiled for
+// that. The parsers below are fuzzed where they are, internal/record and pkg/crust.
+
+// A record is the deferral of the target whose name it has, whole, or that target counts
+// as one whose record cannot be used; the file stays as it was, but of an earlier boot.
+func TestA10_ARecordIsOfItsTarget(t *testing.T) {
+	whole, err := deferralType.Encode(Deferral{
+		Pod: PodKey{"ns", "p", "u"}, VolumeID: "v", Volume: "pv", Target: "/t", Socket: "unix:///s", Filesystems: []string{"ext4"}, Source: "/dev/loop1", Type: "ext4",
+		Options: map[string]string{"commit": "5", "ro": ""}, Sandbox: "box", Published: true, BootID: "boot",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		target  string
+		content []byte
+		known   bool
+	}{
+		{"/t", whole, true},
+		{"/other", whole, false},
+		{"/t", whole[:len(whole)-5], false},
+		{"/t", bytes.Replace(whole, []byte(`"bootID": "boot"`), []byte(`"bootID": "before"`), 1), false},
+		{"/t", bytes.Replace(whole, []byte(`"version": 1`), []byte(`"version": 2`), 1), false},
+	} {
+		target, content := c.target, c.content
+		dir := t.TempDir()
+		path := (&Records{dir: dir}).path(target)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r, err := LoadRecords(dir, "boot")
+		if r == nil {
+			t.Fatal(err)
+		}
+		now, rerr := os.ReadFile(path)
+		d, known := r.Get(target)
+		unusable := r.Unusable(target) != nil
+		switch {
+		case err != nil, unusable, known:
+			if rerr != nil || !bytes.Equal(now, content) {
+				t.Errorf("the file became %q: %v", now, rerr)
+			}
+		case !os.IsNotExist(rerr):
+			t.Errorf("%q is there (%v), and nobody is told of it", now, rerr)
+		}
+		if known != c.known || len(r.m) > 0 != known || known && (unusable || d.Target != target || d.BootID != "boot") {
+			t.Errorf("the target %q has %+v of %+v, unusable: %v", target, d, r.m, unusable)
+		}
+	}
+}
+
+// What a driver answers is carried out later, by a runtime: it is asked for the options
+// that the driver gave, and for no others.
+func TestARuntimeIsAskedForTheDriversOptions(t *testing.T) {
+	for _, options := range []map[string]string{{"commit": "5", "nobarrier": ""}, {"x": "a="}, {"x": "="}, {"x": "=y"}, {"": "v"}, nil} {
+		asked := mountOptions(options)
+		again := map[string]string{}
+		for _, o := range asked {
+			key, value, _ := strings.Cut(o, "=")
+			again[key] = value
+		}
+		if !maps.Equal(again, options) || len(asked) != len(again) || !slices.IsSorted(asked) {
+			t.Errorf("%q became %q", options, asked)
+		}
+	}
+}
