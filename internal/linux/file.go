@@ -89,6 +89,9 @@ type Statx struct {
 	MountIDUnique        bool
 }
 
+// Directory is the mode of one.
+const Directory = unix.S_IFDIR
+
 // IsDir, IsRegular and IsSymlink and IsBlock tell the kind of file.
 func (s Statx) IsDir() bool     { return s.Mode&unix.S_IFMT == unix.S_IFDIR }
 func (s Statx) IsRegular() bool { return s.Mode&unix.S_IFMT == unix.S_IFREG }

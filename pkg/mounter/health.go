@@ -3,6 +3,7 @@ package mounter
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,12 +44,33 @@ func DeviceHealth(d Device) []Ailment {
 		return []Ailment{{Reason: "DeviceGone", Message: d.Path + " has no medium: its size is 0", Fatal: true}}
 	}
 	var found []Ailment
+	if err := answers(d); err != nil {
+		found = append(found, Ailment{Reason: "DeviceUnreadable", Message: fmt.Sprintf("%s cannot be read: %v (see dmesg)", d.Path, err), Fatal: true})
+	}
 	if b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file", d.Major, d.Minor)); err == nil {
 		if name := strings.TrimSpace(string(b)); strings.HasSuffix(name, " (deleted)") {
 			found = append(found, Ailment{Reason: "BackingFileDeleted", Message: name + ": the data is lost when the volume is unmounted; copy it now", Fatal: true})
 		}
 	}
 	return found
+}
+
+// answers reads one block of the device itself: a file system may live in memory
+// for long after its disk has died.
+func answers(d Device) error {
+	f, err := linux.Open(d.Path, os.O_RDONLY|linux.ODirect)
+	if errors.Is(err, linux.EINVAL) {
+		return nil // it cannot be told: there is no direct I/O
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = linux.Pread(f, linux.AlignedBuffer(linux.DirectAlign), 0)
+	if errors.Is(err, io.EOF) || errors.Is(err, linux.EINVAL) {
+		return nil
+	}
+	return err
 }
 
 // Ailments looks at a mounted file system: the errors it recorded, and whether
@@ -59,7 +81,11 @@ func (s *State) Ailments(d Device) []Ailment {
 	if err != nil {
 		return []Ailment{{Reason: "MountUnreadable", Message: err.Error()}}
 	}
-	if _, err := linux.Fstatfs(s.file); err != nil {
+	_, err = linux.Fstatfs(s.file)
+	if err == nil {
+		err = s.dead
+	}
+	if err != nil {
 		found = append(found, Ailment{Reason: "FilesystemShutDown", Message: fmt.Sprintf("%s on %s does not answer: %v (see dmesg)", m.Type, d.Path, err), Fatal: true})
 	}
 	stopped := (m.ReadOnlySB && !d.ReadOnly) || hasOption(m.Options, "emergency_ro") || hasOption(m.Options, "shutdown")

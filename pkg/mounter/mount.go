@@ -59,12 +59,17 @@ func (s *State) Mount() (Mount, error) {
 	if err != nil {
 		return Mount{}, err
 	}
+	return mountByID(s.file, id)
+}
+
+// mountByID finds a mount in mountinfo.
+func mountByID(f *os.File, id int) (Mount, error) {
 	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.ID != id, i.ID == id })
 	if err != nil {
 		return Mount{}, err
 	}
 	if len(infos) == 0 {
-		return Mount{}, fault.New(fault.State, "%s was unmounted just now", s.file.Name())
+		return Mount{}, fault.New(fault.State, "%s was unmounted just now", f.Name())
 	}
 	return fromInfo(infos[0]), nil
 }

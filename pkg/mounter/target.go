@@ -122,6 +122,7 @@ type State struct {
 	Occupant Occupant
 	stat     linux.Statx
 	file     *os.File
+	dead     error // what the file system says of its own root, if it tells nothing
 }
 
 // Close releases the descriptor.
@@ -158,7 +159,11 @@ func (t *Target) look(content bool) (*State, error) {
 
 func (t *Target) classify(s *State, content bool) error {
 	var err error
-	if s.stat, err = linux.StatxFile(s.file); err != nil {
+	s.stat, err = linux.StatxFile(s.file)
+	if errors.Is(err, linux.EIO) {
+		return t.classifyDead(s, err)
+	}
+	if err != nil {
 		return err
 	}
 	switch st := s.stat; {
@@ -184,6 +189,27 @@ func (t *Target) classify(s *State, content bool) error {
 	default:
 		s.Occupant = Other
 	}
+	return nil
+}
+
+// classifyDead is for a file system that tells nothing of its own root, as xfs does
+// after it has shut down: it can be unmounted all the same. What the kernel knows
+// of the mount needs no answer of the file system.
+func (t *Target) classifyDead(s *State, dead error) error {
+	id, err := classicMountID(s.file)
+	if err != nil {
+		return errors.Join(dead, err)
+	}
+	around, err := classicMountID(t.parent)
+	if err != nil || id == around {
+		return errors.Join(dead, err)
+	}
+	m, err := mountByID(s.file, id)
+	if err != nil {
+		return errors.Join(dead, err)
+	}
+	s.Occupant, s.dead = MountPoint, dead
+	s.stat = linux.Statx{Mode: linux.Directory, MountRoot: true, DevMajor: m.Major, DevMinor: m.Minor}
 	return nil
 }
 

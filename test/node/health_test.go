@@ -57,3 +57,26 @@ func TestHealthTellsOfRemountReadOnly(t *testing.T) {
 	wantHealth(t, n, v.ID, target, "RemountedReadOnly")
 	down(t, n, v.ID, target)
 }
+
+// TestD11_AShutDownFileSystemCanBeTakenAway: a file system that has shut down may
+// tell nothing of its own root (xfs). The volume is unpublished and unstaged all
+// the same, and is well after its next stage.
+func TestD11_AShutDownFileSystemCanBeTakenAway(t *testing.T) {
+	n := testnode.New(t, "")
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "xfs"})
+	write(t, target+"/kept", "kept")
+	run(t, "sync", "-f", target)
+	run(t, "xfs_io", "-x", "-c", "shutdown -f", target)
+	if got := health(t, n, v.ID, target); !strings.Contains(got, "FilesystemShutDown") {
+		t.Errorf("the health of a volume that has shut down: %q", got)
+	}
+	n.Restart()
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	if got := read(t, target+"/kept"); got != "kept" {
+		t.Errorf("it has %q", got)
+	}
+	down(t, n, v.ID, target)
+}

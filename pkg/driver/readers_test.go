@@ -1,0 +1,44 @@
+package driver
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// TestD11_ALookThatHangs: one look at a volume that does not come back is left by
+// its caller, and keeps others of that volume from hanging as well.
+func TestD11_ALookThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newReaders()
+		answer := make(chan struct{})
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if err := r.look(ctx, "v", func() error { <-answer; return nil }); err == nil {
+			t.Fatal("a look that hangs has come back")
+		}
+		err := r.look(context.Background(), "v", func() error { t.Error("another look at it begins"); return nil })
+		if !fault.Is(err, fault.Busy) {
+			t.Errorf("another look: %v", err)
+		}
+		if err := r.look(context.Background(), "w", func() error { return nil }); err != nil {
+			t.Errorf("another volume: %v", err)
+		}
+		done := r.exclude("v") // patient, and no longer than that
+		done()
+		close(answer)
+		synctest.Wait()
+		if err := r.look(context.Background(), "v", func() error { return nil }); err != nil {
+			t.Errorf("after it came back: %v", err)
+		}
+		if err := r.look(context.Background(), "v", func() error { panic("boo") }); err == nil {
+			t.Error("a panic is no error")
+		}
+		if len(r.m) != 0 {
+			t.Errorf("left: %v", r.m)
+		}
+	})
+}
