@@ -88,13 +88,9 @@ func (r *readers) look(ctx context.Context, id string, f func() error) error {
 	done, back := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(back)
-		defer leave()
-		defer func() {
-			if p := recover(); p != nil {
-				done <- fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-			}
-		}()
-		done <- f()
+		err := recovered(f)
+		leave()
+		done <- err
 	}()
 	select {
 	case err := <-done:
@@ -107,6 +103,15 @@ func (r *readers) look(ctx context.Context, id string, f func() error) error {
 		}()
 		return ctx.Err()
 	}
+}
+
+func recovered(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return f()
 }
 
 // readerPatience bounds the wait for those that look. One that hangs, on a server
