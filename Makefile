@@ -47,7 +47,7 @@ lint: $(LINT)
 # Breaks the code on purpose, one line at a time, and looks whether the tests
 # notice: all of test/mutants/list, or those of what changed since BASE and some others.
 .PHONY: mutants mutants-changed
-BASE ?= HEAD~1
+BASE ?= $(shell git rev-parse -q --verify HEAD~1 || echo HEAD)
 OTHERS ?= 20
 mutants: setup guest
 	$(GO) run ./test/mutants $(MUTANTFLAGS)

@@ -32,6 +32,7 @@ type options struct {
 	changed     string
 	others, j   int
 	timeout     time.Duration
+	limit       time.Duration
 	today       string
 }
 
@@ -44,6 +45,7 @@ func main() {
 	flag.IntVar(&o.others, "others", 20, "with -changed: so many of the others, drawn anew each day")
 	flag.IntVar(&o.j, "j", 1, "mutants that are tried at a time, each in a copy of its own; some tests want the machine for themselves")
 	flag.DurationVar(&o.timeout, "timeout", 10*time.Minute, "of one test; one that takes longer has noticed")
+	flag.DurationVar(&o.limit, "for", 0, "begin no more after this time, and draw which come first; 0: try all")
 	flag.StringVar(&o.today, "day", time.Now().UTC().Format("20060102"), "seed of -others")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -107,6 +109,7 @@ func choose(ctx context.Context, o options, all []mutant) ([]mutant, error) {
 	r.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
 	n := min(o.others, len(others))
 	fmt.Printf("mutants: %d changed since %s, and %d of %d others (-day %s)\n", len(chosen), o.changed, n, len(others), o.today)
+	r.Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
 	return append(chosen, others[:n]...), nil
 }
 
@@ -157,7 +160,7 @@ type totals struct {
 
 func (t totals) String() string {
 	var parts []string
-	for _, o := range []outcome{noticed, survived, equivalent, noApply, noCompile, badTest, cutShort} {
+	for _, o := range []outcome{noticed, survived, equivalent, noApply, noCompile, badTest, cutShort, notTried} {
 		if n := t.count[o]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", n, o))
 		}

@@ -164,6 +164,12 @@ func TestEachOutcomeOfAMutant(t *testing.T) {
 			t.Errorf("the run's error does not say %q: %s", want, said)
 		}
 	}
+	// Time that is up is said, and no failure.
+	hurried := o
+	hurried.limit = time.Nanosecond
+	if none, err := tryAll(context.Background(), hurried, all); err != nil || none.verdict() != nil || !strings.Contains(none.String(), fmt.Sprintf("%d not tried", len(all))) {
+		t.Errorf("%v %v", err, none)
+	}
 	// The tree itself is untouched, and the copies are gone.
 	if out, err := git(context.Background(), dir, "status", "--porcelain"); err != nil || out != "" {
 		t.Errorf("%v %s", err, out)

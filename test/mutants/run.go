@@ -27,6 +27,7 @@ const (
 	noCompile  outcome = "DOES NOT COMPILE"
 	badTest    outcome = "TEST FAILS WITHOUT IT"
 	cutShort   outcome = "cut short"
+	notTried   outcome = "not tried, for time was up"
 )
 
 // tryAll tries the mutants, in o.j copies of the tree.
@@ -34,9 +35,11 @@ func tryAll(ctx context.Context, o options, list []mutant) (totals, error) {
 	t := totals{count: map[outcome]int{}}
 	// Mutants of one test come one after the other.
 	list = slices.Clone(list)
-	slices.SortStableFunc(list, func(a, b mutant) int {
-		return strings.Compare(a.pkg+strings.Join(a.tests, " "), b.pkg+strings.Join(b.tests, " "))
-	})
+	if o.limit == 0 {
+		slices.SortStableFunc(list, func(a, b mutant) int {
+			return strings.Compare(a.pkg+strings.Join(a.tests, " "), b.pkg+strings.Join(b.tests, " "))
+		})
+	}
 	var trees []*tree
 	defer func() {
 		for _, tr := range trees {
@@ -74,7 +77,14 @@ func tryAll(ctx context.Context, o options, list []mutant) (totals, error) {
 			}
 		})
 	}
-	for _, m := range list {
+	begin := time.Now()
+	for i, m := range list {
+		if o.limit > 0 && time.Since(begin) > o.limit {
+			mu.Lock()
+			t.count[notTried] = len(list) - i
+			mu.Unlock()
+			break
+		}
 		work <- m
 	}
 	close(work)
