@@ -152,11 +152,26 @@ func New(t testing.TB, tags string, args ...string) *Node {
 	return n
 }
 
+// shortDir is t.TempDir without the test's name: the path of a socket has 108 bytes.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "node")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
 // NewStopped makes a node; Begin starts it.
 func NewStopped(t testing.TB, tags string, args ...string) *Node {
 	t.Helper()
 	// Tests make many sparse volumes in whatever room their machine has.
-	n := &Node{T: t, Dir: t.TempDir(), PoolOptions: ",overcommit=1000,reserve=1Mi", bin: Build(t, tags), Args: args}
+	n := &Node{T: t, Dir: shortDir(t), PoolOptions: ",overcommit=1000,reserve=1Mi", bin: Build(t, tags), Args: args}
 	if err := os.MkdirAll(n.KubeletDir(), 0o750); err != nil {
 		t.Fatal(err)
 	}
