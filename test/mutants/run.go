@@ -289,16 +289,33 @@ func (t *tree) cleanUp() {
 			_ = syscall.Unmount(f[4], syscall.MNT_DETACH)
 		}
 	}
-	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	for _, f := range files {
-		if b, _ := os.ReadFile(f); strings.HasPrefix(string(b), t.tmp+"/") {
-			_ = exec.Command("losetup", "-d", "/dev/"+strings.Split(f, "/")[3]).Run() // one that is in use goes with its user
-		}
+	for _, l := range slices.Backward(t.loops()) {
+		_ = exec.Command("losetup", "-d", l).Run() // one that is in use goes with its user
 	}
 	entries, _ := os.ReadDir(t.tmp)
 	for _, e := range entries {
 		removeTree(filepath.Join(t.tmp, e.Name()))
 	}
+}
+
+// loops are the loop devices over files beneath TMPDIR, then those over the file
+// systems that they hold, or over themselves.
+func (t *tree) loops() []string {
+	out, _ := exec.Command("losetup", "-l", "-n", "-O", "NAME,MAJ:MIN,BACK-MAJ:MIN,BACK-FILE").Output()
+	var names []string
+	ours := map[string]bool{} // names and numbers
+	for more := true; more; {
+		more = false
+		for line := range strings.Lines(string(out)) {
+			f := strings.Fields(line)
+			if len(f) < 4 || ours[f[0]] || !strings.HasPrefix(f[3], t.tmp+"/") && !ours[f[2]] && !ours[f[3]] {
+				continue
+			}
+			ours[f[0]], ours[f[1]], more = true, true, true
+			names = append(names, f[0])
+		}
+	}
+	return names
 }
 
 func (t *tree) remove() {
