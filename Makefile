@@ -139,6 +139,11 @@ HOURS ?= 4
 soak: setup guest
 	scripts/soak.sh $(HOURS)
 
+# What grows with volumes, publishes and files, as the pictures of docs/performance.md.
+.PHONY: scale
+scale: setup build
+	$(GO) run ./test/scale $(SCALEFLAGS)
+
 # Ratios against k8s.io/mount-utils and an empty call; see docs/performance.md.
 .PHONY: bench
 bench: setup build guest

@@ -78,6 +78,26 @@ func (n Nodes) Named(base string) ([]Device, error) {
 	}, func(Device) bool { return true })
 }
 
+// Over lists the loop devices of each of the files that are there, by path, as Find
+// does for one. It looks once.
+func (n Nodes) Over(paths []string) (map[string][]Device, error) {
+	files := map[file]string{}
+	for _, path := range paths {
+		if f, err := linux.Openat2(nil, path, linux.OPath, 0); err == nil {
+			if is, err := identify(f); err == nil {
+				files[is] = path
+			}
+			f.Close()
+		}
+	}
+	all, err := n.choose(func(string, hold, bool) bool { return true }, func(d Device) bool { return files[d.backing] != "" })
+	found := map[string][]Device{}
+	for _, d := range all {
+		found[files[d.backing]] = append(found[files[d.backing]], d)
+	}
+	return found, err
+}
+
 // choose lists the bound loop devices that both want: the first looks at the path
 // that the kernel shows, and at the hold, and the second at the device. Holds
 // themselves are left out.

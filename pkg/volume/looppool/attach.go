@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -211,6 +212,24 @@ func (p *Pool) Owns(d mounter.Device) (string, bool) {
 		}
 	}
 	return p.ownsHeld(d)
+}
+
+// rememberAll learns which devices the volumes have, by one look for all of them.
+func (p *Pool) rememberAll() error {
+	p.mu.Lock()
+	keys := map[string]string{} // by the volume's file
+	for key := range p.volumes {
+		_, img := p.volumePath(key)
+		keys[img] = key
+	}
+	p.mu.Unlock()
+	found, err := p.loop.Over(slices.Collect(maps.Keys(keys)))
+	for img, devices := range found {
+		if d, ok := loopdev.Writable(devices); ok {
+			p.rememberDevice(keys[img], d)
+		}
+	}
+	return err
 }
 
 // Refresh makes the loop devices as large as the file.

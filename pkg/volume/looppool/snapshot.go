@@ -156,6 +156,9 @@ func (p *Pool) Recover(thaw func(volume string) error) error {
 	volumes, snapshots := maps.Clone(p.volumes), maps.Clone(p.snapshots)
 	p.mu.Unlock()
 	var errs []error
+	if err := p.rememberAll(); err != nil {
+		p.log.Warn("the devices of volumes are looked for one by one", "error", err)
+	}
 	for key, r := range volumes {
 		switch r.State {
 		case deleting:
