@@ -33,7 +33,7 @@ while [ "$SECONDS" -lt "$end" ]; do
 	attack "storm" storm
 	attack "kills, errors and hangs at every step" kills
 	attack "a pod that attacks" run ./test/adversary
-	attack "guests that attack" run -run 'AGuest|Killed' ./test/crust
+	attack "guests that attack" run -run 'AGuest|EveryStep' ./test/crust
 	attack "fuzz" scripts/fuzz.sh 30s
 	attack "sick disks" test/vm/tests.sh 6.12 -tags vm -run TestD11 ./test/node
 done

@@ -90,6 +90,9 @@ func run(args []string) error {
 	}()
 	programs := fsprogs.New(metrics.ProgramStarted)
 	programs.Scratch = o.stateDir
+	if err := programs.Clear(); err != nil {
+		log.Warn("copies of metadata are left", "error", err)
+	}
 	if f := programs.ProbeConfinement(); f.Answer != mounter.Yes {
 		log.Warn("programs of file systems cannot be confined, so they are not run", "without", f.Cost, "error", f.Why)
 	}

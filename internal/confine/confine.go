@@ -1,11 +1,11 @@
 // Package confine runs the programs that make and check file systems where they
 // can do little else: what they read was written by a tenant, and they run as root.
 //
-// Such a program sees the programs and libraries of this machine, read-only, one
-// device, and its own entries of /proc; nothing else of this machine's files. It
-// has no network, no capabilities but those that it is given, a limit to its
-// memory, and the system calls that linux.Refuse lists fail. It cannot signal
-// other processes, and is the first to be ended when memory is short.
+// Such a program sees the programs and libraries of this machine, read-only, and
+// one device. It sees no other file and no process. It has no network and no
+// capability. System calls that mount, enter namespaces or load code fail (see
+// linux.Refuse). Its memory is limited, and it is the first to be ended when memory
+// is short.
 package confine
 
 import (
@@ -27,9 +27,12 @@ const Memory = 8 << 30
 
 // Limits are what a program gets.
 type Limits struct {
-	Device       string // opened under this name, or with Inside's
-	Capabilities []int  // by number, see capabilities(7)
+	Device string   // opened under Inside's name
+	Copy   *os.File // a file that is opened as CopyPath; nil for none
 }
+
+// CopyPath is the name of Limits.Copy for the program.
+const CopyPath = "/copy"
 
 // Inside is the name that the device has for the program: its own if that is in
 // /dev.
@@ -60,6 +63,13 @@ func Run(cmd *exec.Cmd, l Limits, started func()) error {
 		}
 		defer device.Close()
 	}
+	var scratch *os.File
+	if l.Copy != nil {
+		if scratch, err = linux.OpenTreeClone(l.Copy); err != nil {
+			return cannot(err)
+		}
+		defer scratch.Close()
+	}
 	var program *os.File
 	if !visible(cmd.Path) {
 		if program, err = clone(filepath.Dir(cmd.Path)); err != nil {
@@ -77,15 +87,18 @@ func Run(cmd *exec.Cmd, l Limits, started func()) error {
 		}
 	}()
 	defer close(begun)
-	// The thread stays until the program has ended: linux.KilledWithThread.
+	// The thread stays until the program has ended: linux.KilledWithThread. Go has the
+	// child look whether its parent has died before that was set; in a PID namespace of
+	// its own it cannot tell. A program that is left for that reason has its device
+	// open exclusively, and the next one does not begin.
 	return linux.OnOwnThread(func() error {
 		if err := base.Enter(); err != nil {
 			return cannot(err)
 		}
-		if err := furnish(program, device, l.Device); err != nil {
+		if err := furnish(program, scratch, device, l.Device); err != nil {
 			return cannot(err)
 		}
-		if err := errors.Join(linux.KeepOfCapabilities(l.Capabilities...), linux.NoNewPrivileges(), linux.Refuse()); err != nil {
+		if err := errors.Join(linux.DropCapabilities(), linux.NoNewPrivileges(), linux.Refuse()); err != nil {
 			return cannot(err)
 		}
 		if err := cmd.Start(); err != nil {
@@ -128,8 +141,11 @@ func prepared() (linux.Namespaces, error) {
 	if err := self.Release(); err != nil {
 		return nil, err
 	}
-	base.Namespaces, err = linux.NewNamespaces(build)
-	return base.Namespaces, err
+	made, err := linux.NewNamespaces(build)
+	if err == nil {
+		base.Namespaces = made
+	}
+	return made, err
 }
 
 // programDir is where a program is seen that lies outside of the directories of
@@ -158,7 +174,10 @@ func build() error {
 			f.Close()
 		}
 	}()
-	links, files := map[string]string{"etc/mtab": "/proc/self/mounts"}, map[string][]byte{}
+	// There is no /proc: it would show other processes, and by them their files. That
+	// nothing is mounted is what the programs are told; they open their device
+	// exclusively, which the kernel refuses for one that is.
+	links, files := map[string]string{}, map[string][]byte{"etc/mtab": nil, "proc/mounts": nil, "proc/self/mounts": nil, CopyPath[1:]: nil}
 	for _, name := range append([]string{"sys"}, shown...) {
 		switch to, err := os.Readlink("/" + name); {
 		case err == nil:
@@ -179,12 +198,6 @@ func build() error {
 			files[name] = b
 		}
 	}
-	proc, err := tree("proc", map[string]string{"subset": "pid", "hidepid": "ptraceable"})
-	if err != nil {
-		return err
-	}
-	defer proc.Close()
-	clones["proc"] = proc
 	devices := map[string]*os.File{}
 	for _, name := range alwaysThere {
 		if devices[name], err = clone("/dev/" + name); err != nil {
@@ -198,7 +211,7 @@ func build() error {
 	if err := linux.PivotRoot(root); err != nil {
 		return err
 	}
-	for _, dir := range []string{"/etc", "/dev", programDir} {
+	for _, dir := range []string{"/etc", "/dev", "/proc", "/proc/self", programDir} {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return err
 		}
@@ -234,7 +247,12 @@ func build() error {
 
 // furnish mounts what is one program's own: its device, and those that every
 // program may open.
-func furnish(program, device *os.File, path string) error {
+func furnish(program, scratch, device *os.File, path string) error {
+	if scratch != nil {
+		if err := mountOn(scratch, CopyPath); err != nil {
+			return err
+		}
+	}
 	if program != nil {
 		if err := mountOn(program, programDir); err != nil {
 			return err

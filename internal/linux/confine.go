@@ -56,6 +56,7 @@ func NewNamespaces(build func() error) (ns Namespaces, err error) {
 			f, err := Openat(dir, name, unix.O_RDONLY, 0)
 			if err != nil {
 				ns.Close()
+				ns = nil
 				return err
 			}
 			ns = append(ns, f)
@@ -102,25 +103,11 @@ func PivotRoot(root *os.File) error {
 	return call("chdir", func() error { return unix.Chdir("/") })
 }
 
-// KeepOfCapabilities gives back all capabilities of this thread but these, by
-// number, for good once NoNewPrivileges was called.
-func KeepOfCapabilities(keep ...int) error {
+// DropCapabilities gives back all capabilities of this thread, for good once
+// NoNewPrivileges was called.
+func DropCapabilities() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
-	if err := call("capget", func() error { return unix.Capget(&header, &data[0]) }); err != nil {
-		return err
-	}
-	for i := range data {
-		mask := uint32(0)
-		for _, c := range keep {
-			if c/32 == i {
-				mask |= 1 << (c % 32)
-			}
-		}
-		data[i].Permitted &= mask
-		data[i].Effective &= mask
-		data[i].Inheritable = 0
-	}
 	return call("capset", func() error { return unix.Capset(&header, &data[0]) })
 }
 
@@ -129,8 +116,8 @@ func NoNewPrivileges() error {
 	return call("prctl", func() error { return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })
 }
 
-// Refuse has the kernel refuse this thread and its children the system calls
-// that Refused lists, with EPERM. See seccomp(2).
+// Refuse has the kernel refuse this thread and its children the system calls of
+// refused, and those of kernels that are newer than this list. See seccomp(2).
 func Refuse() error {
 	filter := refusal()
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
@@ -152,7 +139,7 @@ var refused = append([]uintptr{
 	unix.SYS_KEXEC_LOAD, unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_DELETE_MODULE, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN,
 	unix.SYS_USERFAULTFD, unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER, unix.SYS_FANOTIFY_INIT,
 	unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL, unix.SYS_REBOOT, unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_ACCT,
-	unix.SYS_QUOTACTL, unix.SYS_SYSLOG, unix.SYS_SETTIMEOFDAY, unix.SYS_CLOCK_SETTIME, unix.SYS_CLOCK_ADJTIME, unix.SYS_ADJTIMEX,
+	unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD, unix.SYS_SYSLOG, unix.SYS_SETTIMEOFDAY, unix.SYS_CLOCK_SETTIME, unix.SYS_CLOCK_ADJTIME, unix.SYS_ADJTIMEX,
 	unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME, unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_MKNODAT, unix.SYS_SOCKET, unix.SYS_SOCKETPAIR,
 }, refusedHere...)
 
@@ -166,18 +153,26 @@ func refusal() []unix.SockFilter {
 		allow                             = unix.SECCOMP_RET_ALLOW
 		eperm                             = unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)
 		enosys                            = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)
-		foreign                           = 0x40000000 // the numbers of amd64's x32 begin here
-		loopIoctls                        = 0x4c       // LOOP_*: they change what is behind the device
+		unknown                           = unix.SYS_OPEN_TREE_ATTR // it and what came after it, and amd64's x32
+		namespaces                        = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
+			unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
+		loopIoctls = 0x4c // LOOP_*: they change what is behind the device
+		// The programs of xfs set the block size of the page cache, which takes
+		// CAP_SYS_ADMIN, and end when they may not. They do direct I/O and need neither.
+		setBlockSize, flushCache = unix.BLKBSZSET, unix.BLKFLSBUF
+		pretend                  = unix.SECCOMP_RET_ERRNO // 0: success
 	)
 	f := []unix.SockFilter{
 		{Code: load, K: arch}, {Code: equal, Jt: 1, K: auditArch}, {Code: give, K: eperm},
-		{Code: load, K: number}, {Code: atLeast, Jf: 1, K: foreign}, {Code: give, K: eperm},
+		{Code: load, K: number}, {Code: atLeast, Jf: 1, K: unknown}, {Code: give, K: enosys},
 		// glibc makes threads with clone where there is no clone3, whose flags cannot be seen from here.
 		{Code: equal, Jf: 1, K: unix.SYS_CLONE3}, {Code: give, K: enosys},
 		{Code: equal, Jf: 3, K: unix.SYS_CLONE},
-		{Code: load, K: firstArg}, {Code: anyBit, Jt: 0, Jf: 1, K: unix.CLONE_NEWUSER}, {Code: give, K: eperm},
-		{Code: load, K: number}, {Code: equal, Jf: 4, K: unix.SYS_IOCTL},
-		{Code: load, K: secondArg}, {Code: unix.BPF_ALU | unix.BPF_RSH | unix.BPF_K, K: 8}, {Code: equal, Jf: 1, K: loopIoctls}, {Code: give, K: eperm},
+		{Code: load, K: firstArg}, {Code: anyBit, Jt: 0, Jf: 1, K: namespaces}, {Code: give, K: eperm},
+		{Code: load, K: number}, {Code: equal, Jf: 8, K: unix.SYS_IOCTL},
+		{Code: load, K: secondArg},
+		{Code: equal, Jt: 1, K: setBlockSize}, {Code: equal, Jf: 1, K: flushCache}, {Code: give, K: pretend},
+		{Code: unix.BPF_ALU | unix.BPF_RSH | unix.BPF_K, K: 8}, {Code: equal, Jf: 1, K: loopIoctls}, {Code: give, K: eperm},
 		{Code: load, K: number},
 	}
 	for _, n := range slices.Compact(slices.Sorted(slices.Values(refused))) {

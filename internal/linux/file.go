@@ -233,12 +233,8 @@ func Uname() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// CapSysResource is the capability that online growth of ext4 asks for, and
-// CapSysAdmin what ioctls of block devices ask for.
-const (
-	CapSysResource = unix.CAP_SYS_RESOURCE
-	CapSysAdmin    = unix.CAP_SYS_ADMIN
-)
+// CapSysResource is the capability that online growth of ext4 asks for.
+const CapSysResource = unix.CAP_SYS_RESOURCE
 
 // HasCapability tells whether this process holds the capability now.
 func HasCapability(c int) (bool, error) {

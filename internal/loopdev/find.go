@@ -81,8 +81,9 @@ func (n Nodes) Named(base string) ([]Device, error) {
 // Over lists the loop devices of each of the files that are there, by path, as Find
 // does for one. It looks once.
 func (n Nodes) Over(paths []string) (map[string][]Device, error) {
-	files := map[file]string{}
+	files, names := map[file]string{}, map[string]bool{}
 	for _, path := range paths {
+		names[filepath.Base(path)] = true
 		if f, err := linux.Openat2(nil, path, linux.OPath, 0); err == nil {
 			if is, err := identify(f); err == nil {
 				files[is] = path
@@ -90,7 +91,9 @@ func (n Nodes) Over(paths []string) (map[string][]Device, error) {
 			f.Close()
 		}
 	}
-	all, err := n.choose(func(string, hold, bool) bool { return true }, func(d Device) bool { return files[d.backing] != "" })
+	all, err := n.choose(func(shown string, h hold, held bool) bool {
+		return names[filepath.Base(trimBacking(shown))] || held && files[h.backing] != ""
+	}, func(d Device) bool { return files[d.backing] != "" })
 	found := map[string][]Device{}
 	for _, d := range all {
 		found[files[d.backing]] = append(found[files[d.backing]], d)

@@ -42,7 +42,7 @@ var Storage = []Need{
 	{Name: "SETGID", Without: "no user namespaces, so no id-mapped mounts (fsGroupStrategy: idmap)"},
 	{Name: "SETUID", Without: "no user namespaces, so no id-mapped mounts (fsGroupStrategy: idmap)"},
 	{Name: "SYS_ADMIN", Without: "no device can be attached and nothing can be mounted", Vital: true},
-	{Name: "SYS_CHROOT", Without: "the host's mount namespace and those of sandboxes cannot be entered, so no volume can be deferred to a pod's sandbox"},
+	{Name: "SYS_CHROOT", Without: "other mount namespaces cannot be entered, so no volume can be formatted or checked, or deferred to a pod's sandbox"},
 	{Name: "SYS_PTRACE", Without: "the host's mount namespace cannot be opened, and errors do not say which process holds a device"},
 	{Name: "SYS_RESOURCE", Without: "ext4 does not grow while it is mounted, only when it is next staged"},
 }

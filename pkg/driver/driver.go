@@ -91,7 +91,7 @@ func New(cfg Config) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{
-		Config: cfg, ops: newOperations(cfg.Log), readers: newReaders(),
+		Config: cfg, ops: newOperations(cfg.Log), readers: newReaders(cfg.Log),
 		topology: "topology." + cfg.Name + "/node",
 	}
 	if d.staged, err = loadStaged(filepath.Join(cfg.StateDir, "staged"), boot, cfg.Log); err != nil {

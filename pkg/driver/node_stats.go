@@ -160,6 +160,11 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		health = d.health(ctx, src, id, req.GetVolumePublishPath())
 		return nil
 	})
+	if errors.Is(err, errNoAnswer) {
+		return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: id, HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{{
+			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "DoesNotAnswer", Message: err.Error(),
+		}}}}, nil
+	}
 	if err != nil {
 		return nil, err
 	}

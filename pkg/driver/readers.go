@@ -2,7 +2,9 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -13,6 +15,8 @@ import (
 // readers are the calls that only look at a volume and take no lock: what they
 // have open while they look would keep the volume from being unmounted.
 type readers struct {
+	log *slog.Logger
+
 	mu sync.Mutex
 	m  map[string]*gate
 }
@@ -21,11 +25,15 @@ type readers struct {
 type gate struct {
 	inside  int           // calls that look at it
 	shut    int           // calls that take it away
-	hung    time.Time     // since when a look outlives its caller; zero: none does
+	hung    int           // looks that have outlived their callers
+	since   time.Time     // the first of them did
 	changed chan struct{} // closed, and another made, when one of them leaves
 }
 
-func newReaders() *readers { return &readers{m: map[string]*gate{}} }
+func newReaders(log *slog.Logger) *readers { return &readers{log: log, m: map[string]*gate{}} }
+
+// errNoAnswer is why a look hangs.
+var errNoAnswer = errors.New("does not answer")
 
 // at gives the volume's gate. The caller holds mu.
 func (r *readers) at(id string) *gate {
@@ -45,7 +53,7 @@ func (r *readers) change(id string, f func(*gate)) {
 	f(g)
 	close(g.changed)
 	g.changed = make(chan struct{})
-	if g.inside == 0 && g.shut == 0 {
+	if g.inside == 0 && g.shut == 0 && g.hung == 0 {
 		delete(r.m, id)
 	}
 }
@@ -56,11 +64,15 @@ func (r *readers) enter(ctx context.Context, id string) (leave func(), err error
 	for {
 		r.mu.Lock()
 		g := r.at(id)
-		if !g.hung.IsZero() {
-			since := time.Since(g.hung).Round(time.Second)
+		if g.hung > 0 {
+			since := time.Since(g.since)
 			r.mu.Unlock()
+			why := errors.New(errNoAnswer.Error())
+			if since > readerPatience {
+				why = errNoAnswer // it was not its caller's haste
+			}
 			return nil, fault.New(fault.Busy, "volume %s: a look at it has not come back since its caller left %s ago; "+
-				"its disk or server does not answer: see the log of the kernel", id, since)
+				"its disk or server %w: see the kernel's log (dmesg)", id, since.Round(time.Second), why)
 		}
 		if g.shut == 0 {
 			g.inside++
@@ -88,7 +100,7 @@ func (r *readers) look(ctx context.Context, id string, f func() error) error {
 	done, back := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(back)
-		err := recovered(f)
+		err := r.recovered(id, f)
 		leave()
 		done <- err
 	}()
@@ -96,19 +108,24 @@ func (r *readers) look(ctx context.Context, id string, f func() error) error {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		r.change(id, func(g *gate) { g.hung = time.Now() })
+		r.change(id, func(g *gate) {
+			if g.hung++; g.hung == 1 {
+				g.since = time.Now()
+			}
+		})
 		go func() {
 			<-back
-			r.change(id, func(g *gate) { g.hung = time.Time{} })
+			r.change(id, func(g *gate) { g.hung-- })
 		}()
 		return ctx.Err()
 	}
 }
 
-func recovered(f func() error) (err error) {
+func (r *readers) recovered(id string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			r.log.Error("panic", "volume_id", id, "panic", p, "stack", string(debug.Stack()))
+			err = fmt.Errorf("volume %s: panic: %v", id, p)
 		}
 	}()
 	return f()

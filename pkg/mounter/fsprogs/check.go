@@ -2,9 +2,11 @@ package fsprogs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -77,19 +79,16 @@ func preened(device, out string, code int) (Outcome, string, error) {
 
 // rehearse runs e2fsck on a sparse copy of the device's metadata (e2image -r):
 // superblocks, bitmaps, inodes, directories and the journal, no file's data,
-// which e2fsck does not read. The copy's file has no name, so that a crash
-// leaves nothing.
-func (p *Programs) rehearse(ctx context.Context, argv []string, device string) (Outcome, string, error) {
-	f, err := os.CreateTemp(p.Scratch, "check-")
+// which e2fsck does not read.
+func (p *Programs) rehearse(ctx context.Context, argv []string, device string) (_ Outcome, _ string, err error) {
+	f, err := os.CreateTemp(p.Scratch, copyPrefix)
 	if err != nil {
 		return NeedsHuman, "", err
 	}
 	defer f.Close()
-	if err := os.Remove(f.Name()); err != nil {
-		return NeedsHuman, "", err
-	}
-	const theCopy = "/proc/self/fd/3" // exec.Cmd.ExtraFiles begin with 3
-	out, code, err := p.runOnCopy(ctx, f, device, "e2image", "-r", confine.Inside(device), theCopy)
+	// Not before: a file without a name cannot be mounted where the program sees it.
+	defer func() { err = errors.Join(err, os.Remove(f.Name())) }()
+	out, code, err := p.runOnCopy(ctx, f, device, "e2image", "-r", confine.Inside(device), confine.CopyPath)
 	if err != nil {
 		return NeedsHuman, out, err
 	}
@@ -99,12 +98,26 @@ func (p *Programs) rehearse(ctx context.Context, argv []string, device string) (
 	if code != 0 {
 		return NeedsHuman, "its metadata cannot be read: " + out, nil
 	}
-	out, code, err = p.runOnCopy(ctx, f, "", append(slices.Clone(argv), theCopy)...)
-	out = strings.ReplaceAll(out, theCopy, device)
+	out, code, err = p.runOnCopy(ctx, f, "", append(slices.Clone(argv), confine.CopyPath)...)
+	out = strings.ReplaceAll(out, confine.CopyPath, device)
 	if err != nil {
 		return NeedsHuman, out, err
 	}
 	return preened(device, out, code)
+}
+
+const copyPrefix = "check-"
+
+// Clear removes the copies that an earlier process left in Scratch.
+func (p *Programs) Clear() error {
+	if p.Scratch == "" {
+		return nil // others have files there
+	}
+	left, err := filepath.Glob(filepath.Join(p.Scratch, copyPrefix+"*"))
+	for _, name := range left {
+		err = errors.Join(err, os.Remove(name))
+	}
+	return err
 }
 
 func (p *Programs) scratch() string {
@@ -114,13 +127,12 @@ func (p *Programs) scratch() string {
 	return p.Scratch
 }
 
-// runOnCopy runs a program that has the file as descriptor 3, and ends with
+// runOnCopy runs a program that has the file as confine.CopyPath, and ends with
 // this process: nobody misses a copy.
 func (p *Programs) runOnCopy(ctx context.Context, f *os.File, device string, argv ...string) (string, int, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.ExtraFiles = []*os.File{f}
 	cmd.SysProcAttr = linux.KilledWithThread()
-	return p.start(ctx, cmd, device)
+	return p.start(ctx, cmd, confine.Limits{Device: device, Copy: f})
 }
 
 // CheckCommand is the command that a person would look at a damaged, unmounted

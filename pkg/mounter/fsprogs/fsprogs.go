@@ -44,8 +44,6 @@ type spec struct {
 	minimum int64    // bytes, below which mkfs refuses
 	check   []string // device appended
 	pkg     string   // Debian package
-
-	setsBlockSize bool // the programs set the device's, which takes CAP_SYS_ADMIN
 }
 
 // Lazy initialisation: a 1 TiB ext4 costs 16 MiB of writing instead of 1,040;
@@ -58,7 +56,7 @@ var specs = map[string]spec{
 	},
 	"xfs": {
 		mkfs: []string{"mkfs.xfs", "-q", "-K"}, force: "-f",
-		minimum: 300 << 20, check: []string{"xfs_repair", "-n"}, pkg: "xfsprogs", setsBlockSize: true,
+		minimum: 300 << 20, check: []string{"xfs_repair", "-n"}, pkg: "xfsprogs",
 	},
 	"btrfs": {
 		mkfs: []string{"mkfs.btrfs", "-q", "-K"}, force: "-f",
@@ -180,7 +178,7 @@ func (p *Programs) run(ctx context.Context, argv []string, device string) (strin
 	if err := ctx.Err(); err != nil {
 		return "", 0, err
 	}
-	return p.start(context.WithoutCancel(ctx), exec.Command(argv[0], append(slices.Clone(argv[1:]), confine.Inside(device))...), device)
+	return p.start(context.WithoutCancel(ctx), exec.Command(argv[0], append(slices.Clone(argv[1:]), confine.Inside(device))...), confine.Limits{Device: device})
 }
 
 // runMortal is run for a program that must not outlive this process: a second
@@ -188,12 +186,12 @@ func (p *Programs) run(ctx context.Context, argv []string, device string) (strin
 func (p *Programs) runMortal(ctx context.Context, argv []string, device string) (string, int, error) {
 	cmd := exec.CommandContext(ctx, argv[0], append(slices.Clone(argv[1:]), confine.Inside(device))...)
 	cmd.SysProcAttr = linux.KilledWithThread()
-	return p.start(ctx, cmd, device)
+	return p.start(ctx, cmd, confine.Limits{Device: device})
 }
 
 // start runs a program in confinement: what it reads was written by a tenant.
-func (p *Programs) start(ctx context.Context, cmd *exec.Cmd, device string) (string, int, error) {
-	program := cmd.Args[0]
+func (p *Programs) start(ctx context.Context, cmd *exec.Cmd, limits confine.Limits) (string, int, error) {
+	program, device := cmd.Args[0], limits.Device
 	p.started(program)
 	// A file, not a pipe: writing into the pipe of a process that is gone would
 	// end a check half-way.
@@ -203,10 +201,6 @@ func (p *Programs) start(ctx context.Context, cmd *exec.Cmd, device string) (str
 	}
 	defer said.Close()
 	cmd.Stdout, cmd.Stderr = said, said
-	limits := confine.Limits{Device: device}
-	if setsBlockSize(program) {
-		limits.Capabilities = []int{linux.CapSysAdmin}
-	}
 	err = confine.Run(cmd, limits, linux.Starting())
 	b, rerr := io.ReadAll(io.NewSectionReader(said, 0, 1<<20))
 	if rerr != nil {
@@ -226,15 +220,6 @@ func (p *Programs) start(ctx context.Context, cmd *exec.Cmd, device string) (str
 	default:
 		return out, 0, fmt.Errorf("%s %s: %w: %s", program, device, err, out)
 	}
-}
-
-func setsBlockSize(program string) bool {
-	for _, s := range specs {
-		if s.setsBlockSize && (s.mkfs[0] == program || s.check[0] == program) {
-			return true
-		}
-	}
-	return false
 }
 
 func packageOf(program string) string {

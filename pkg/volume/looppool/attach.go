@@ -187,10 +187,11 @@ func (p *Pool) Owns(d mounter.Device) (string, bool) {
 	p.mu.Lock()
 	key, ok := p.owner[numbers{d.Major, d.Minor}]
 	p.mu.Unlock()
-	if ok {
+	name, isImage := strings.CutSuffix(filepath.Base(loopdev.BackingFile(d.Major, d.Minor)), ".img")
+	if ok && name == key {
 		return p.name + "." + key, true
 	}
-	key, ok = strings.CutSuffix(filepath.Base(loopdev.BackingFile(d.Major, d.Minor)), ".img")
+	key, ok = name, isImage
 	if !ok {
 		return p.ownsHeld(d)
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/record"
@@ -26,17 +27,13 @@ const (
 )
 
 type ownReserve struct {
-	mu   sync.Mutex
+	mu   sync.Mutex // held while the file is changed
 	file *os.File
-	size int64 // what is to be kept, a multiple of reservePiece
-	held int64 // what is kept: the first bytes of the file
+	size int64        // what is to be kept, a multiple of reservePiece; not changed after Open
+	held atomic.Int64 // what is kept: the first bytes of the file
 }
 
-func (r *ownReserve) state() (size, held int64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.size, r.held
-}
+func (r *ownReserve) state() (size, held int64) { return r.size, r.held.Load() }
 
 func (p *Pool) openReserve(size int64) error {
 	c, err := p.space()
@@ -70,9 +67,9 @@ func (p *Pool) openReserve(size int64) error {
 	if err == nil {
 		var holes []linux.Range
 		holes, err = unallocated(r.file, r.size)
-		r.held = r.size
+		r.held.Store(r.size)
 		if len(holes) > 0 {
-			r.held = holes[0].Start &^ (reservePiece - 1)
+			r.held.Store(holes[0].Start &^ (reservePiece - 1))
 		}
 	}
 	if err != nil {
@@ -85,17 +82,19 @@ func (p *Pool) openReserve(size int64) error {
 // refillReserve fills the reserve up, as far as there is room.
 func (p *Pool) refillReserve() {
 	r := &p.reserved
-	r.mu.Lock()
+	if !r.mu.TryLock() {
+		return // it is being filled, or given up
+	}
 	defer r.mu.Unlock()
-	for r.held < r.size {
+	for r.held.Load() < r.size {
 		// Volumes that are short of space come first: what they lose is lost.
 		if c, err := p.space(); err != nil || c.Available < 2*reservePiece {
 			return
 		}
-		if err := linux.Fallocate(r.file, r.held, reservePiece); err != nil {
+		if err := linux.Fallocate(r.file, r.held.Load(), reservePiece); err != nil {
 			return
 		}
-		r.held += reservePiece
+		r.held.Add(reservePiece)
 	}
 }
 
@@ -104,14 +103,14 @@ func (p *Pool) giveUpReserve() bool {
 	r := &p.reserved
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.held == 0 {
+	if r.held.Load() == 0 {
 		return false
 	}
-	if err := linux.PunchHole(r.file, r.held-reservePiece, reservePiece); err != nil {
+	if err := linux.PunchHole(r.file, r.held.Load()-reservePiece, reservePiece); err != nil {
 		p.log.Warn("the reserve for records cannot be given up", "error", err)
 		return false
 	}
-	r.held -= reservePiece
+	r.held.Add(-reservePiece)
 	return true
 }
 
