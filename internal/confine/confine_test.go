@@ -36,7 +36,7 @@ func device(t *testing.T) string {
 func shell(t *testing.T, l Limits, script string) string {
 	t.Helper()
 	// The limits come when it has begun.
-	script = "until [ $(ulimit -v) != unlimited ]; do :; done; " + script
+	script = "i=0; until [ $(ulimit -v) != unlimited ] || [ $i = 10000 ]; do i=$((i+1)); done; " + script
 	cmd := exec.Command("sh", "-c", script, "sh", Inside(l.Device))
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
