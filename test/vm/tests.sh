@@ -14,7 +14,7 @@ go build -tags failpoint -o "$S/bin/csi-nodefailpoint" ./cmd/csi-node
 go build -o "$S/bin/inside" ./test/node/inside
 (cd test/runtimes && CGO_ENABLED=1 go build -o "$S/bin/runc" github.com/opencontainers/runc)
 # A guest boots no guests: internal/microvm stays here, and so does what no kernel changes.
-skip="D01_Foreign|D02_Formatted|D06|D07|D08|D10|RandomCallSequences|Crustctl|AbortedWhile|ValidateCapabilities|VolumeWhoseFile|Ext4InodesTell|D09_CopiesBeside|SocketTakeover|SIGTERMFinishes|ADeferralOfANewer|TestA0[2-8]|TestA1[0-35]|TestALow|TestB0|TestAudit|F04_Killed|A09_EachCapability|A01_AChangedDeviceIsStillTheVolumes/[^e]|R04_WhatWasApplied|DataSurvivesEverything|TestBad|DeleteSnapshotWhile|MetricsAndHealth|OfAPoolThatIsNot|D01_GivenOut"
+skip="D01_Foreign|D02_Formatted|D06|D07|D08|D10|RandomCallSequences|Crustctl|AbortedWhile|ValidateCapabilities|VolumeWhoseFile|Ext4InodesTell|D09_CopiesBeside|SocketTakeover|SIGTERMFinishes|ADeferralOfANewer|TestA0[2-8]|TestA1[0-35]|TestALow|TestB0|TestAudit|F04_Killed|A09_EachCapability|A01_AChangedDeviceIsStillTheVolumes/[^e]|R04_WhatWasApplied|DataSurvivesEverything|TestBad|DeleteSnapshotWhile|MetricsAndHealth|OfAPoolThatIsNot|D01_GivenOut|TestA14|F09|TestStaticDevice|SingleWriter|ReaderOnlyMode|NoProgramOnTheWay|TestA09|SnapshotOfABusy|ExpandedWhile|RepublishWithAnotherGroup|PartOfAFile|GrowthDue|AWalkBeside|TestD0[345]|D11_AShutDown|TestScale"
 everything=() # what runs where no argument says otherwise
 [ $# -gt 0 ] || everything=(-tags vm $(go list ./internal/... | grep -v /internal/microvm) ./pkg/... ./test/node)
 # The compiled tests lie in the share.
