@@ -60,7 +60,7 @@ func TestS02_EveryFileHasTheLabel(t *testing.T) {
 			ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), second, true))
 			n.Restart()
 			ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), target, false))
-			refused(t, n.Client.Publish(ctxOf(t), labelled(v, labelB), n.Target("c"), false), codes.FailedPrecondition, labelA, labelB, "mounted at")
+			refused(t, n.Client.Publish(ctxOf(t), labelled(v, labelB), n.Target("c"), false), codes.FailedPrecondition, labelA, labelB, "mounted elsewhere")
 			refused(t, n.Client.Publish(ctxOf(t), v, n.Target("c"), false), codes.FailedPrecondition, labelA)
 			// What the driver mounts for itself meanwhile has the label too.
 			_, err := n.Client.NodeGetVolumeStats(ctxOf(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: n.Client.StagingPath(v.ID)})
