@@ -107,7 +107,7 @@ func Run(cmd *exec.Cmd, l Limits, started func()) error {
 		once.Do(started)
 		begun <- cmd.Process.Pid
 		if err := <-limited; err != nil {
-			return errors.Join(cannot(err), cmd.Process.Kill(), cmd.Wait())
+			return errors.Join(fmt.Errorf("the program was ended, for its memory cannot be limited: %w", err), cmd.Process.Kill(), cmd.Wait())
 		}
 		return cmd.Wait()
 	})

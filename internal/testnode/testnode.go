@@ -23,6 +23,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
 // Node is a csi-node process and its directories.
@@ -111,7 +112,7 @@ func Main(m *testing.M) {
 	}
 	code := m.Run()
 	if builds.dir != "" {
-		if err := os.RemoveAll(builds.dir); err != nil {
+		if err := removeTree(builds.dir); err != nil {
 			println("remove the built binaries:", err.Error())
 			code = 1
 		}
@@ -160,11 +161,47 @@ func shortDir(t testing.TB) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
+		if err := removeTree(dir); err != nil {
 			t.Error(err)
 		}
 	})
 	return dir
+}
+
+// removeTree removes a directory, entry by entry, and stops at a mount: what lies
+// behind it is somebody's data.
+func removeTree(dir string) error {
+	var names []string
+	err := filepath.WalkDir(dir, func(name string, _ os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := os.Lstat(name)
+		if err != nil {
+			return err
+		}
+		if st, err := linux.StatxPath(name); info.IsDir() && (err != nil || st.MountRoot) {
+			return errors.Join(fmt.Errorf("%s is a mount, and stays", name), err)
+		}
+		names = append(names, name)
+		return nil
+	})
+	for _, name := range slices.Backward(names) {
+		if err == nil {
+			err = os.Remove(name)
+		}
+	}
+	return err
+}
+
+// unbind clears a loop device.
+func unbind(name string) error {
+	f, err := os.OpenFile("/dev/"+name, os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return linux.LoopClear(f)
 }
 
 // NewStopped makes a node; Begin starts it.
@@ -354,10 +391,10 @@ func (n *Node) cleanUp() {
 			n.T.Errorf("left bound: %s %s", l, b)
 			for _, on := range loops { // the holds of raw block devices
 				if o, _ := os.ReadFile(on); strings.TrimSpace(string(o)) == "/dev/"+strings.Split(l, "/")[3] {
-					_ = exec.Command("losetup", "-d", "/dev/"+strings.Split(on, "/")[3]).Run()
+					_ = unbind(strings.Split(on, "/")[3]) // it was said already
 				}
 			}
-			_ = exec.Command("losetup", "-d", "/dev/"+strings.Split(l, "/")[3]).Run()
+			_ = unbind(strings.Split(l, "/")[3])
 		}
 	}
 }
