@@ -2,17 +2,14 @@ package crust
 
 import (
 	"context"
-	"errors"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-csi/crust-csi/internal/testnode"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
@@ -49,25 +46,20 @@ func (s *server) holder(p *pod) *crustv1alpha1.RegisterSandboxRequest {
 	}
 }
 
-// switchable is a server whose failpoints a file switches on and off.
-func switchable(t *testing.T) (s *server, set func(point, mode string), mark string) {
+// switchable is a server whose failpoints can be switched.
+func switchable(t *testing.T) (*server, testnode.Failpoints) {
 	t.Helper()
-	s = newServer(t, "namespace", "failpoint")
-	file := filepath.Join(t.TempDir(), "failpoint")
+	s, points := newServer(t, "namespace", "failpoint"), testnode.NewFailpoints(t)
 	s.stop()
-	s.env = []string{"CRUST_FAILPOINT_FILE=" + file}
+	s.env = points.Env()
 	s.start()
-	return s, func(point, mode string) {
-		t.Helper()
-		ok(t, os.WriteFile(file+".new", []byte(point+" "+mode), 0o600))
-		ok(t, os.Rename(file+".new", file))
-	}, file + ".hit"
+	return s, points
 }
 
 // TestCrustdErrorAtEveryStep has each step fail in turn, in one process: the call
 // fails in words, repeated it succeeds, and nothing is left in the end.
 func TestCrustdErrorAtEveryStep(t *testing.T) {
-	s, set, _ := switchable(t)
+	s, at := switchable(t)
 	for _, point := range failpoints(t, "../../pkg/crust") {
 		t.Run(point, func(t *testing.T) {
 			s.t = t
@@ -76,9 +68,9 @@ func TestCrustdErrorAtEveryStep(t *testing.T) {
 			ok(t, s.nodePublish(p))
 			hit := false
 			for i, step := range s.steps(p, s.holder(p)) {
-				set(point, "error")
+				at.Set(t, point, "error")
 				err := step(ctxOf(t))
-				set("none", "")
+				at.Off(t)
 				if err == nil {
 					continue
 				}
@@ -104,7 +96,7 @@ func TestCrustdErrorAtEveryStep(t *testing.T) {
 // life meanwhile, a second call on the same one is answered, and what hung goes
 // on when it can.
 func TestCrustdHungAtEveryStep(t *testing.T) {
-	s, set, mark := switchable(t)
+	s, at := switchable(t)
 	for _, point := range failpoints(t, "../../pkg/crust") {
 		t.Run(point, func(t *testing.T) {
 			s.t = t
@@ -115,13 +107,7 @@ func TestCrustdHungAtEveryStep(t *testing.T) {
 			another := s.steps(q, s.holder(q))
 			hit := false
 			for i, step := range s.steps(p, s.holder(p)) {
-				if err := os.Remove(mark); err != nil && !errors.Is(err, os.ErrNotExist) {
-					t.Fatal(err)
-				}
-				set(point, "hang")
-				ended := make(chan error, 1)
-				go func() { ended <- step(ctxOf(t)) }()
-				hung, err := reached(mark, ended)
+				hung, ended := at.Hang(t, point, func() error { return step(ctxOf(t)) })
 				if hung {
 					hit = true
 					if err := step(ctxOf(t)); status.Code(err) != codes.Aborted {
@@ -132,11 +118,9 @@ func TestCrustdHungAtEveryStep(t *testing.T) {
 							t.Errorf("while step %d hangs at %s, step %d of another sandbox fails: %v", i, point, j, err)
 						}
 					}
-					set("none", "")
-					err = <-ended
 				}
-				set("none", "")
-				if err != nil {
+				at.Off(t)
+				if err := <-ended; err != nil {
 					t.Fatalf("step %d, which hung and went on: %v", i, err)
 				}
 			}
@@ -151,18 +135,4 @@ func TestCrustdHungAtEveryStep(t *testing.T) {
 		})
 	}
 	s.t = t
-}
-
-// reached waits until a step hangs, or has ended without.
-func reached(mark string, ended <-chan error) (bool, error) {
-	for {
-		select {
-		case err := <-ended:
-			return false, err
-		case <-time.After(5 * time.Millisecond):
-			if _, err := os.Stat(mark); err == nil {
-				return true, nil
-			}
-		}
-	}
 }

@@ -2,9 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"testing"
@@ -30,18 +27,13 @@ func failing(t testing.TB) []string {
 	return slices.Compact(names)
 }
 
-// switchable starts a node whose failpoints a file switches on and off.
-func switchable(t *testing.T) (n *testnode.Node, set func(point, mode string)) {
+// switchable starts a node whose failpoints can be switched.
+func switchable(t *testing.T) (*testnode.Node, testnode.Failpoints) {
 	t.Helper()
-	n = testnode.NewStopped(t, "failpoint")
-	file := filepath.Join(n.Dir, "failpoint")
-	n.Env = []string{"CRUST_FAILPOINT_FILE=" + file}
+	n, points := testnode.NewStopped(t, "failpoint"), testnode.NewFailpoints(t)
+	n.Env = points.Env()
 	n.Begin()
-	return n, func(point, mode string) {
-		t.Helper()
-		ok(t, os.WriteFile(file+".new", []byte(point+" "+mode), 0o600))
-		ok(t, os.Rename(file+".new", file))
-	}
+	return n, points
 }
 
 // TestD06_ErrorAtEveryStep has each step fail in turn, in the same process: the
@@ -54,24 +46,24 @@ func TestD06_ErrorAtEveryStep(t *testing.T) {
 	met := map[string]bool{}
 	// Blank media take what a file system does not, and every other way round.
 	for _, fs := range []string{"ext4", ""} {
-		n, set := switchable(t)
+		n, at := switchable(t)
 		for _, point := range points {
 			for _, f := range []func(context.Context) error{
 				func(ctx context.Context) error { return life(ctx, n, fs) },
 				func(ctx context.Context) error { return death(ctx, n) },
 			} {
-				set(point, "error")
+				at.Set(t, point, "error")
 				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 				if err := f(ctx); err != nil {
 					met[point] = true
-					set("none", "")
+					at.Off(t)
 					if err := f(ctx); err != nil {
 						t.Fatalf("%s on %q: the repeated calls fail: %v", point, fs, err)
 					}
 				}
 				cancel()
 			}
-			set("none", "")
+			at.Off(t)
 			n.Restart()
 			checkNothingLeft(t, n)
 			if t.Failed() {
@@ -90,28 +82,20 @@ func TestD06_ErrorAtEveryStep(t *testing.T) {
 // life meanwhile, a second call on the same volume is answered, and what hung
 // goes on when it can.
 func TestD06_HungAtEveryStep(t *testing.T) {
-	n, set := switchable(t)
-	mark := filepath.Join(n.Dir, "failpoint.hit")
+	n, at := switchable(t)
 	hit := map[string]bool{}
 	for _, point := range failpoints(t) {
 		for _, f := range []func(context.Context) error{
 			func(ctx context.Context) error { return life(ctx, n, "xfs") },
 			func(ctx context.Context) error { return death(ctx, n) },
 		} {
-			if err := os.Remove(mark); err != nil && !errors.Is(err, os.ErrNotExist) {
-				t.Fatal(err)
-			}
-			set(point, "hang")
-			ended := make(chan error, 1)
-			go func() { ended <- f(ctxOf(t)) }()
-			hung, err := reached(mark, ended)
+			hung, ended := at.Hang(t, point, func() error { return f(ctxOf(t)) })
 			if hung {
 				hit[point] = true
 				bystander(t, n, point)
-				set("none", "")
-				err = <-ended
 			}
-			if set("none", ""); err != nil {
+			at.Off(t)
+			if err := <-ended; err != nil {
 				t.Fatalf("%s: what hung and went on failed: %v", point, err)
 			}
 		}
@@ -119,20 +103,6 @@ func TestD06_HungAtEveryStep(t *testing.T) {
 	t.Logf("hung at %d of %d points", len(hit), len(failpoints(t)))
 	if len(hit) < 25 {
 		t.Errorf("hung at %d points only", len(hit))
-	}
-}
-
-// reached waits until a step hangs, or the calls have ended without.
-func reached(mark string, ended <-chan error) (bool, error) {
-	for {
-		select {
-		case err := <-ended:
-			return false, err
-		case <-time.After(5 * time.Millisecond):
-			if _, err := os.Stat(mark); err == nil {
-				return true, nil
-			}
-		}
 	}
 }
 

@@ -1,0 +1,60 @@
+package testnode
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// Failpoints switches those of a running process, which was built with the tag
+// "failpoint" and has Env in its environment (see internal/failpoint).
+type Failpoints struct{ file string }
+
+// NewFailpoints keeps its file in a directory of the test's.
+func NewFailpoints(t testing.TB) Failpoints {
+	t.Helper()
+	return Failpoints{filepath.Join(t.TempDir(), "failpoint")}
+}
+
+// Env is what the process has to have in its environment.
+func (f Failpoints) Env() []string { return []string{"CRUST_FAILPOINT_FILE=" + f.file} }
+
+// Set has one point do something: "error", "hang" or "kill".
+func (f Failpoints) Set(t testing.TB, point, mode string) {
+	t.Helper()
+	if err := os.WriteFile(f.file+".new", []byte(point+" "+mode), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(f.file+".new", f.file); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Off has none do anything; what hangs goes on.
+func (f Failpoints) Off(t testing.TB) { t.Helper(); f.Set(t, "none", "") }
+
+// Hang has a point hang, runs calls, and waits until they hang there or have ended.
+// Those that hang end when the point is Off.
+func (f Failpoints) Hang(t testing.TB, point string, calls func() error) (hung bool, ended <-chan error) {
+	t.Helper()
+	mark := f.file + ".hit"
+	if err := os.Remove(mark); err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	f.Set(t, point, "hang")
+	end := make(chan error, 1)
+	go func() { end <- calls() }()
+	for {
+		select {
+		case err := <-end:
+			end <- err
+			return false, end
+		case <-time.After(5 * time.Millisecond):
+			if _, err := os.Stat(mark); err == nil {
+				return true, end
+			}
+		}
+	}
+}
