@@ -20,7 +20,7 @@ import (
 var mending sync.Mutex
 
 // patience is how long others (udev above all) may look at a device that changed.
-const patience = 500 * time.Millisecond
+const patience = 2 * time.Second
 
 func (d Device) discardLimit() string {
 	return fmt.Sprintf("/sys/dev/block/%d:%d/queue/discard_max_bytes", d.Major, d.Minor)
@@ -85,14 +85,20 @@ func (d Device) Forget() error {
 	return renew(name)
 }
 
+// away tells whether an error means that the device is bound to nothing, or is
+// gone. While it is being unbound, which happens at somebody's close, it cannot be
+// opened either.
+func away(err error) bool {
+	return errors.Is(err, linux.ENXIO) || errors.Is(err, linux.ENOENT) || errors.Is(err, linux.ENODEV)
+}
+
 func (d Device) bound() (bool, error) {
 	loop, err := linux.Open(d.Path, os.O_RDONLY)
-	if err != nil {
-		return false, err
+	if err == nil {
+		defer loop.Close()
+		_, err = status(loop)
 	}
-	defer loop.Close()
-	_, err = status(loop)
-	if errors.Is(err, linux.ENXIO) {
+	if away(err) {
 		return false, nil
 	}
 	return err == nil, err
@@ -103,12 +109,11 @@ func (d Device) bound() (bool, error) {
 // that is held stays the file's, whatever it shows: see Mend.
 func (n Nodes) Now(d Device) (now Device, ok bool, err error) {
 	loop, err := linux.Open(d.Path, os.O_RDONLY)
-	if err != nil {
-		return d, false, err
+	if err == nil {
+		defer loop.Close()
+		now, err = status(loop)
 	}
-	defer loop.Close()
-	now, err = status(loop)
-	if errors.Is(err, linux.ENXIO) {
+	if away(err) {
 		return d, false, nil
 	}
 	if err != nil {
@@ -133,6 +138,9 @@ func (n Nodes) Detach(d Device) error {
 	if errors.Is(err, linux.EBUSY) {
 		return fault.New(fault.State, "%s is in use", d.Path)
 	}
+	if away(err) {
+		return d.Forget()
+	}
 	if err != nil {
 		return err
 	}
@@ -147,7 +155,7 @@ func (n Nodes) Detach(d Device) error {
 	}
 	mending.Unlock()
 	loop.Close()
-	if errors.Is(err, linux.ENXIO) {
+	if away(err) {
 		return d.Forget()
 	}
 	if err != nil {

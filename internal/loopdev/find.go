@@ -117,7 +117,7 @@ func (n Nodes) choose(consider func(shown string, h hold, held bool) bool, take 
 			continue
 		}
 		d, err := n.open(name)
-		if errors.Is(err, linux.ENXIO) || errors.Is(err, linux.ENOENT) {
+		if away(err) {
 			continue // it was unbound just now
 		}
 		if err != nil {

@@ -3,10 +3,12 @@ package loopdev
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
@@ -75,17 +77,14 @@ func (n Nodes) holds(all survey) holding {
 	var candidates []hold
 	below := map[string]string{}
 	is := holding{map[string]hold{}, map[string]bool{}}
+	seen.keep(all)
 	for name, shown := range all {
 		lower, ok := loopName(shown)
 		if !ok {
 			continue
 		}
-		d, err := n.open(name)
-		if err != nil {
-			continue
-		}
-		if h, ok := parseHold(name, d.now.Name); ok && isNumber(lower, d.now.RDevice) {
-			candidates = append(candidates, h)
+		if h, ok := n.readHold(name); ok && isNumber(lower, h.rdev) {
+			candidates = append(candidates, h.hold)
 			below[name] = lower
 		}
 	}
@@ -100,6 +99,60 @@ func (n Nodes) holds(all survey) holding {
 		}
 	}
 	return is
+}
+
+// read is what a loop device's name said: a hold of the device rdev, or none.
+type read struct {
+	hold
+	rdev  uint64
+	isOne bool
+	seq   string
+}
+
+// seen is what was read of loop devices that are bound to others, by their names.
+// A hold cannot be taken off while anybody has it open, so each is opened once: the
+// number of its binding, which the kernel gives no second time until it boots
+// (diskseq, Linux 5.15), says that it is the same one. The name does not change,
+// for no pod has a hold's node.
+var seen readHolds
+
+type readHolds struct {
+	sync.Mutex
+	by map[string]read
+}
+
+// keep forgets those that are bound no more.
+func (s *readHolds) keep(all survey) {
+	s.Lock()
+	defer s.Unlock()
+	maps.DeleteFunc(s.by, func(name string, _ read) bool { _, there := all[name]; return !there })
+}
+
+func (n Nodes) readHold(name string) (read, bool) {
+	seq, err := linux.ReadSmall("/sys/block/" + name + "/diskseq")
+	if err == nil {
+		seen.Lock()
+		r, ok := seen.by[name]
+		seen.Unlock()
+		if ok && r.seq == seq {
+			return r, r.isOne
+		}
+	}
+	d, openErr := n.open(name)
+	if openErr != nil {
+		return read{}, false
+	}
+	r := read{rdev: d.now.RDevice, seq: seq}
+	r.hold, r.isOne = parseHold(name, d.now.Name)
+	if err == nil {
+		seen.Lock()
+		if seen.by == nil {
+			seen.by = map[string]read{}
+		}
+		seen.by[name] = r
+		seen.Unlock()
+	}
+	return r, r.isOne
 }
 
 // loopName gives the loop device that a path's last part names.
@@ -225,20 +278,29 @@ func (n Nodes) release(d Device) error {
 	return nil
 }
 
+// clearHold unbinds a hold, and waits until it is unbound. Its number can be
+// somebody else's the moment after.
 func clearHold(h Device) error {
-	loop, err := linux.Open(h.Path, os.O_RDONLY)
-	if err != nil {
-		return err
-	}
-	err = linux.LoopClear(loop)
-	loop.Close()
-	if err != nil && !errors.Is(err, linux.ENXIO) {
-		return err
-	}
+	asked := false
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		bound, err := h.bound()
-		if err != nil || !bound {
+		loop, err := linux.Open(h.Path, os.O_RDONLY)
+		if away(err) {
+			return nil
+		}
+		if err != nil {
 			return err
+		}
+		now, err := status(loop)
+		is := err == nil && now.now.RDevice == h.now.RDevice && now.now.Name == h.now.Name
+		if is && !asked {
+			err, asked = linux.LoopClear(loop), true
+		}
+		loop.Close()
+		if err != nil && !away(err) {
+			return err
+		}
+		if !is {
+			return nil
 		}
 		if time.Since(begin) > patience {
 			return fault.New(fault.State, "some process has it open (see `fuser -v %s`)", h.Path)
@@ -260,7 +322,7 @@ func (n Nodes) Open(major, minor uint32) (d Device, ok bool, err error) {
 	if !ok {
 		return Device{}, false, nil
 	}
-	if d, err = n.open(name); errors.Is(err, linux.ENXIO) {
+	if d, err = n.open(name); away(err) {
 		return Device{}, false, nil
 	}
 	if err != nil {

@@ -85,7 +85,10 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 			if d.Held {
 				return d, nil // see Mend
 			}
-			return d, d.keep()
+			// One that was to be unbound at its last close may be so by now.
+			if err := d.keep(); !away(err) {
+				return d, err
+			}
 		}
 	}
 	ctl, err := linux.Open(control, os.O_RDWR)
@@ -263,8 +266,11 @@ func (d Device) keep() error {
 		return err
 	}
 	defer loop.Close()
-	info, err := linux.LoopStatus(loop)
-	if err != nil || info.Flags&linux.LoopAutoclear == 0 {
+	now, err := status(loop)
+	if err == nil && now.backing != d.backing {
+		return fmt.Errorf("%s: %w", d.Path, linux.ENXIO) // it is somebody else's
+	}
+	if err != nil || now.now.Flags&linux.LoopAutoclear == 0 {
 		return err
 	}
 	return linux.LoopKeep(loop)

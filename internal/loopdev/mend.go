@@ -39,8 +39,10 @@ func (n Nodes) Mend(d Device, path string) (changed []string, err error) {
 	if !d.Held {
 		return nil, nil
 	}
-	mode := os.O_RDWR
-	loop, err := linux.Open(d.Path, mode)
+	loop, err := linux.Open(d.Path, os.O_RDWR)
+	if away(err) {
+		return nil, nil // it is being detached
+	}
 	if err != nil {
 		return nil, err
 	}

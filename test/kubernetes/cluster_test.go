@@ -51,7 +51,7 @@ func leftovers() (string, error) {
 	defer cancel()
 	return try(ctx, "", "bash", "-c", `
 		losetup -n -O NAME,BACK-FILE | grep -F crust-csi || true
-		grep -E 'kubernetes.io~csi|crust-deferred' /proc/1/mountinfo || true
+		awk '$5 !~ "^/old/" && /kubernetes.io~csi|crust-deferred/' /proc/1/mountinfo # the machine's own are in /old
 		find /var/lib/crust-csi/pool/volumes /var/lib/crust-csi/pool/snapshots /var/lib/crust/ns /var/lib/crust/sandboxes /var/lib/crust-agent/deferrals -type f 2>/dev/null || true`)
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
@@ -100,4 +101,27 @@ func TestD03_SnapshotsThatShareExtentsCanBeMounted(t *testing.T) {
 		ok(t, n.Client.Delete(ctxOf(t), v.ID))
 		ok(t, n.Client.Delete(ctxOf(t), w.ID))
 	}
+}
+
+// TestA04_D07_AGrowthWhoseRecordCannotBeWritten: a pool that promises more than it
+// has may be full when a volume grows. The volume is as it was then.
+func TestA04_D07_AGrowthWhoseRecordCannotBeWritten(t *testing.T) {
+	n := stoppedOnPool(t, "ext4", "", 256<<20)
+	n.PoolOptions = ",overcommit=8"
+	n.Begin()
+	made, err := n.Client.Create(ctxOf(t), "grows", 16<<20, csiclient.Volume{FSType: "ext4"}, nil, nil)
+	ok(t, err)
+	ok(t, os.WriteFile(image(n, made.GetVolumeId()), make([]byte, 16<<20), 0o600)) // eight times what is used can be promised
+	filler := filepath.Join(n.PoolDir(), "filler")
+	fill(filler)
+	grow := &csi.ControllerExpandVolumeRequest{VolumeId: made.GetVolumeId(), CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}}
+	_, err = n.Client.ControllerExpandVolume(ctxOf(t), grow)
+	refused(t, err, codes.ResourceExhausted, "no space left on device")
+	if st, err := os.Stat(image(n, made.GetVolumeId())); err != nil || st.Size() != 16<<20 {
+		t.Errorf("an expansion that was refused left %d bytes, %v", st.Size(), err)
+	}
+	ok(t, os.Remove(filler))
+	_, err = n.Client.ControllerExpandVolume(ctxOf(t), grow)
+	ok(t, err)
+	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
 }

@@ -1,0 +1,107 @@
+package loopdev
+
+import (
+	"errors"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// TestA12_A14_ALookOpensNoHold: a hold cannot be taken off a device while anybody
+// has it open, so those that look for other devices do not open it again and again.
+func TestA12_A14_ALookOpensNoHold(t *testing.T) {
+	n := Nodes{Dir: t.TempDir()}
+	d, err := n.Hold(attach(t, image(t), true))
+	check(t, err)
+	t.Cleanup(func() { check(t, n.Release(d)) })
+	other := image(t)
+	look := func() {
+		found, err := n.Find(other)
+		check(t, err)
+		if len(found) != 0 {
+			t.Errorf("found %v, which nobody attached", found)
+		}
+	}
+	look()
+	watch, err := syscall.InotifyInit1(syscall.IN_NONBLOCK | syscall.IN_CLOEXEC)
+	check(t, err)
+	defer syscall.Close(watch)
+	node, _, _, err := n.node(d.hold.name)
+	check(t, err)
+	_, err = syscall.InotifyAddWatch(watch, node, syscall.IN_OPEN)
+	check(t, err)
+	for range 10 {
+		look()
+	}
+	events := make([]byte, 4096)
+	if n, err := syscall.Read(watch, events); err != syscall.EAGAIN {
+		t.Errorf("looks for another file opened the hold: %d bytes of events, %v", n, err)
+	}
+}
+
+// TestA12_A14_HoldsAreKnownByTheirBinding: what was read of a loop device is not
+// believed of the next that has its number.
+func TestA12_A14_HoldsAreKnownByTheirBinding(t *testing.T) {
+	n := Nodes{Dir: t.TempDir()}
+	a, b := attach(t, image(t), true), attach(t, image(t), true)
+	for i := range 20 {
+		d := []Device{a, b}[i%2]
+		h, err := n.Hold(d)
+		check(t, err)
+		now, ok, err := n.Open(d.Major, d.Minor)
+		check(t, err)
+		if !ok || !now.Held || now.backing != d.backing {
+			t.Fatalf("a held device is seen as %+v", now)
+		}
+		check(t, n.Release(h)) // the next hold gets its number
+	}
+}
+
+// TestA12_ADeviceThatIsGoneIsDetached: while the kernel unbinds a loop device, its
+// node cannot be opened (ENXIO), as if no driver had its number. It is detached then.
+func TestA12_ADeviceThatIsGoneIsDetached(t *testing.T) {
+	n := Nodes{Dir: t.TempDir()}
+	const nobodys = 240 // Documentation/admin-guide/devices.txt: for local use
+	node := filepath.Join(n.Dir, "loop0")
+	check(t, linux.Mknod(node, nobodys, 0))
+	d := Device{Path: node, Major: nobodys}
+	if _, err := linux.Open(node, syscall.O_RDONLY); !errors.Is(err, linux.ENXIO) {
+		t.Fatalf("a device that is gone: %v", err)
+	}
+	check(t, n.Detach(d))
+	check(t, clearHold(d))
+	if _, ok, err := n.Now(d); ok || err != nil {
+		t.Errorf("a device that is gone is there (%v), %v", ok, err)
+	}
+	if err := d.keep(); !away(err) {
+		t.Errorf("a device that is gone is kept: %v", err)
+	}
+	d.Held = true
+	if changed, err := n.Mend(d, "image"); changed != nil || err != nil {
+		t.Errorf("a device that is gone was mended: %v, %v", changed, err)
+	}
+}
+
+// TestA12_AHoldsNumberIsTakenAgain: the number of a hold that is released is the
+// next that the kernel gives out, and who has it then is not asked to let it go.
+func TestA12_AHoldsNumberIsTakenAgain(t *testing.T) {
+	n := Nodes{Dir: t.TempDir()}
+	below := attach(t, image(t), true)
+	d, err := n.Hold(below)
+	check(t, err)
+	hold, err := n.open(d.hold.name)
+	check(t, err)
+	check(t, n.Release(d))
+	other := attach(t, image(t), true)
+	hold.Path = other.Path // as it is where nobody else asked meanwhile
+	check(t, clearHold(hold))
+	if !bound(t, other) {
+		t.Error("somebody else's device was unbound")
+	}
+	below.Path = other.Path
+	if err := below.keep(); !away(err) {
+		t.Errorf("somebody else's device is kept: %v", err)
+	}
+}
