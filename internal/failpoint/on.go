@@ -41,7 +41,11 @@ func Hit(name string) {
 	if name == paused {
 		time.Sleep(time.Second)
 	}
-	if name == chosen && passed.Add(1) == nth || mode(name) == "kill" {
+	if name == chosen && passed.Add(1) == nth {
+		kill()
+	}
+	if mode(name) == "kill" {
+		mark(name)
 		kill()
 	}
 	hang(name)
@@ -51,6 +55,7 @@ func Hit(name string) {
 func Err(name string) error {
 	Hit(name)
 	if mode(name) == "error" {
+		mark(name)
 		return ErrInjected
 	}
 	return nil
@@ -86,16 +91,21 @@ func mode(name string) string {
 
 var hanging atomic.Bool
 
-// hang waits for as long as the file says so, and leaves a mark that it does.
+// mark leaves a file that says which point did what it was told to.
+func mark(name string) {
+	if err := os.WriteFile(file+".hit", []byte(name), 0o600); err != nil {
+		panic(err)
+	}
+}
+
+// hang waits for as long as the file says so.
 // Only the first to come waits: others' calls pass the point.
 func hang(name string) {
 	if mode(name) != "hang" || !hanging.CompareAndSwap(false, true) {
 		return
 	}
 	defer hanging.Store(false)
-	if err := os.WriteFile(file+".hit", []byte(name), 0o600); err != nil {
-		panic(err)
-	}
+	mark(name)
 	for mode(name) == "hang" {
 		time.Sleep(5 * time.Millisecond)
 	}

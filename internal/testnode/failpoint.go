@@ -24,7 +24,26 @@ func (f Failpoints) Env() []string { return []string{"CRUST_FAILPOINT_FILE=" + f
 // Set has one point do something: "error", "hang" or "kill".
 func (f Failpoints) Set(t testing.TB, point, mode string) {
 	t.Helper()
-	if err := os.WriteFile(f.file+".new", []byte(point+" "+mode), 0o600); err != nil {
+	if err := os.Remove(f.mark()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	f.write(t, point+" "+mode)
+}
+
+// Off has none do anything; what hangs goes on.
+func (f Failpoints) Off(t testing.TB) { t.Helper(); f.write(t, "none") }
+
+// Reached tells whether the point that was Set last has done what it was to do.
+func (f Failpoints) Reached() bool {
+	_, err := os.Stat(f.mark())
+	return err == nil
+}
+
+func (f Failpoints) mark() string { return f.file + ".hit" }
+
+func (f Failpoints) write(t testing.TB, text string) {
+	t.Helper()
+	if err := os.WriteFile(f.file+".new", []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Rename(f.file+".new", f.file); err != nil {
@@ -32,17 +51,10 @@ func (f Failpoints) Set(t testing.TB, point, mode string) {
 	}
 }
 
-// Off has none do anything; what hangs goes on.
-func (f Failpoints) Off(t testing.TB) { t.Helper(); f.Set(t, "none", "") }
-
 // Hang has a point hang, runs calls, and waits until they hang there or have ended.
 // Those that hang end when the point is Off.
 func (f Failpoints) Hang(t testing.TB, point string, calls func() error) (hung bool, ended <-chan error) {
 	t.Helper()
-	mark := f.file + ".hit"
-	if err := os.Remove(mark); err != nil && !errors.Is(err, os.ErrNotExist) {
-		t.Fatal(err)
-	}
 	f.Set(t, point, "hang")
 	end := make(chan error, 1)
 	go func() { end <- calls() }()
@@ -52,7 +64,7 @@ func (f Failpoints) Hang(t testing.TB, point string, calls func() error) (hung b
 			end <- err
 			return false, end
 		case <-time.After(5 * time.Millisecond):
-			if _, err := os.Stat(mark); err == nil {
+			if f.Reached() {
 				return true, end
 			}
 		}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	eventrecorder "k8s.io/client-go/tools/record"
 
+	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/plain"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
@@ -253,6 +254,9 @@ func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRe
 	if err := crust.SetSupportedFilesystems(req, d.Filesystems); err != nil {
 		return nil, err
 	}
+	if err := failpoint.Err("agent.decided"); err != nil {
+		return nil, undecided("volume %s: %s", d.VolumeID, err)
+	}
 	answer, raw, err := forward[csi.NodePublishVolumeResponse](ctx, next, req)
 	if err != nil {
 		return nil, err
@@ -293,6 +297,7 @@ func (a *Agent) notDeferred(ctx context.Context, d Deferral, known bool) error {
 
 // deferred writes down what is to be carried out.
 func (a *Agent) deferred(ctx context.Context, d Deferral, known bool) error {
+	failpoint.Hit("agent.answered")
 	err := a.Records.Put(d)
 	if err != nil && known {
 		return undecided("volume %s: its deferral could not be written down again: %s", d.Volume, err)
@@ -357,7 +362,7 @@ func (a *Agent) nodeUnpublish(ctx context.Context, req *csi.NodeUnpublishVolumeR
 	if err != nil {
 		return nil, err
 	}
-	if err := a.Records.Remove(target); err != nil {
+	if err := errors.Join(failpoint.Err("agent.unpublished"), a.Records.Remove(target)); err != nil {
 		return nil, undecided("volume %s: %s", req.GetVolumeId(), err)
 	}
 	return b, nil

@@ -9,6 +9,8 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
 )
 
 // hookPatience is how long the container runtime is kept waiting: after 2 s it
@@ -73,6 +75,7 @@ func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error 
 			sockets[d.Socket] = true
 		}
 	}
+	failpoint.Hit("agent.stopping")
 	ctx, cancel := context.WithTimeout(ctx, hookPatience)
 	defer cancel()
 	for socket := range sockets {

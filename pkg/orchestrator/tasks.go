@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/crust-csi/crust-csi/internal/failpoint"
 )
 
 // publishTimeout bounds one attempt to publish a volume in a sandbox; giving many
@@ -143,13 +145,22 @@ func (a *Agent) attempt(ctx context.Context, target string, b box) error {
 	if err := a.runtimes.register(ctx, d, b); err != nil {
 		return err
 	}
+	if err := failpoint.Err("agent.registered"); err != nil {
+		return err
+	}
 	// Whatever becomes of the call, it is known whom to ask to let go.
 	if !d.in(b.id) {
 		if err := a.Records.Place(target, b.id, false); err != nil {
 			return err
 		}
 	}
+	if err := failpoint.Err("agent.placed"); err != nil {
+		return err
+	}
 	if err := a.runtimes.publish(ctx, d, b.id); err != nil {
+		return err
+	}
+	if err := failpoint.Err("agent.published"); err != nil {
 		return err
 	}
 	return a.Records.Place(target, b.id, true)
@@ -232,6 +243,7 @@ func (a *Agent) letGo(ctx context.Context, target string) (allow func(), err err
 			// gone; what it refuses is tried again.
 			a.Log.Warn("the runtime does not let go of a volume", "volume_id", d.VolumeID, "sandbox_id", d.Sandbox, "error", err)
 		}
+		failpoint.Hit("agent.released")
 		return allow, nil
 	}
 }
