@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/crust/engine"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
@@ -154,7 +155,13 @@ func (s *server) Mount(ctx context.Context, r *guestv1.MountRequest) (*guestv1.M
 		return nil, err
 	}
 	defer m.Close()
-	return resp, m.Attach(t)
+	if err := failpoint.Err("guest.opened"); err != nil {
+		return nil, err
+	}
+	if err := m.Attach(t); err != nil {
+		return nil, err
+	}
+	return resp, failpoint.Err("guest.attached")
 }
 
 // showing tells whether the target shows the device.
@@ -180,7 +187,7 @@ func (s *server) Unmount(ctx context.Context, r *guestv1.UnmountRequest) (*guest
 		return nil, err
 	}
 	defer t.Close()
-	if err := s.unbind(r.GetSerial()); err != nil {
+	if err := errors.Join(s.unbind(r.GetSerial()), failpoint.Err("guest.unbound")); err != nil {
 		return nil, err
 	}
 	for {
@@ -204,6 +211,9 @@ func (s *server) Unmount(ctx context.Context, r *guestv1.UnmountRequest) (*guest
 			return nil, fault.New(fault.State, "%s is in use in the guest", t.Path)
 		case <-time.After(20 * time.Millisecond):
 		}
+	}
+	if err := failpoint.Err("guest.unmounted"); err != nil {
+		return nil, err
 	}
 	if err := t.Remove(); err != nil {
 		return nil, err

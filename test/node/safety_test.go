@@ -169,7 +169,7 @@ func TestPartOfAFileIsNotTheVolume(t *testing.T) {
 
 func TestVolumesOfAPoolThatIsNotConfigured(t *testing.T) {
 	n := testnode.New(t, "")
-	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	v := create(t, n, "of-no-pool", csiclient.Volume{FSType: "ext4"})
 	foreign := strings.Replace(v.ID, "pool.", "other.", 1)
 	refused(t, n.Client.Delete(ctxOf(t), foreign), codes.FailedPrecondition, "other", "start the driver with that pool")
 	ok(t, n.Client.Unstage(ctxOf(t), foreign)) // nothing of it is here
