@@ -268,3 +268,35 @@ func TestD08_ALogToReplayIsNoDamage(t *testing.T) {
 		wantMetric(t, m, checks+outcome+`"}`, "")
 	}
 }
+
+// A check works on a copy of the metadata. That of a driver which was killed
+// meanwhile goes at the next start.
+func TestD06_D08_ACheckThatWasKilledLeavesNoCopy(t *testing.T) {
+	n := testnode.New(t, "")
+	v := spoiled(t, n, "killed", "ext4", errorState)
+	withPrograms(t, n, map[string]string{"e2image": "sleep 3600"})
+	copies := func() []string {
+		found, err := filepath.Glob(filepath.Join(n.Dir, "state", "check-*"))
+		ok(t, err)
+		return found
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- n.Client.Stage(ctxOf(t), v) }()
+	for len(copies()) == 0 && len(ended) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	n.Kill()
+	if err := <-ended; err == nil {
+		t.Fatal("the stage did not wait for the check")
+	}
+	if len(copies()) != 1 {
+		t.Fatalf("copies: %v", copies())
+	}
+	n.Env = nil
+	n.Start()
+	if left := copies(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	down(t, n, v.ID)
+}
