@@ -221,10 +221,18 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 	s.kubectl("delete", "volumesnapshot", "snap", "-n", s.ns, "--timeout=60s")
 }
 
-// statusOf is a field of a process's status, by its program's name on the node.
+// ofProcess runs a shell command about a process of that program on the node, whose
+// directory in /proc is $p. Sidecars end when they lose the driver or the API server,
+// and are started again: that is waited for.
+func ofProcess(t testing.TB, name, command string) string {
+	t.Helper()
+	return onNode(t, fmt.Sprintf("until p=/proc/$(pgrep -o -x %s) && %s; do sleep 0.1; done 2>/dev/null", name, command))
+}
+
+// statusOf is a field of a process's status.
 func statusOf(t testing.TB, name, field string) string {
 	t.Helper()
-	return onNode(t, fmt.Sprintf(`awk '$1 == "%s:" {$1 = ""; print}' /proc/$(pgrep -o -x %s)/status`, field, name))
+	return ofProcess(t, name, fmt.Sprintf(`awk '$1 == "%s:" {$1 = ""; print}' $p/status`, field))
 }
 
 // What runs on the node holds what it needs: seen in its processes, for container
@@ -265,7 +273,7 @@ func TestA09_ProcessesHoldWhatTheyNeed(t *testing.T) {
 				t.Errorf("%s: %s is %s", name, field, got)
 			}
 		}
-		if got := onNode(t, "readlink /proc/$(pgrep -o -x "+name+")/ns/pid"); got == host {
+		if got := ofProcess(t, name, "readlink $p/ns/pid"); got == host {
 			t.Errorf("%s sees the processes of the node", name)
 		}
 	}
