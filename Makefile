@@ -139,7 +139,7 @@ HOURS ?= 4
 soak: setup guest
 	scripts/soak.sh $(HOURS)
 
-# What grows with volumes, publishes and files, as the pictures of docs/performance.md.
+# Measures what grows with volumes, publishes and files; pictures go to docs/pictures.
 .PHONY: scale
 scale: setup build
 	$(GO) run ./test/scale $(SCALEFLAGS)

@@ -1,9 +1,9 @@
 // Package confine runs the programs that make and check file systems where they
 // can do little else: what they read was written by a tenant, and they run as root.
 //
-// Such a program sees the programs and libraries of this machine, read-only, and
-// one device. It sees no other file and no process. It has no network and no
-// capability. System calls that mount, enter namespaces or load code fail (see
+// Such a program sees the programs and libraries of this machine and sysfs, all
+// read-only, its device and, if there is one, the copy that it works on. It sees no
+// other file and no process. It has no network and no capability. System calls that mount, enter namespaces or load code fail (see
 // linux.Refuse). Its memory is limited, and it is the first to be ended when memory
 // is short.
 package confine
@@ -81,7 +81,7 @@ func Run(cmd *exec.Cmd, l Limits, started func()) error {
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	begun, limited := make(chan int, 1), make(chan error, 1)
 	go func() {
-		// Not on the program's thread, which sees /proc as the program does.
+		// Not on the program's thread: that one has no /proc.
 		if pid, ok := <-begun; ok {
 			limited <- linux.LimitMemory(pid, Memory)
 		}
@@ -174,9 +174,9 @@ func build() error {
 			f.Close()
 		}
 	}()
-	// There is no /proc: it would show other processes, and by them their files. That
-	// nothing is mounted is what the programs are told; they open their device
-	// exclusively, which the kernel refuses for one that is.
+	// There is no /proc: it would show other processes and, through them, their files.
+	// The programs are told that nothing is mounted. They open their device
+	// exclusively; the kernel refuses that while it is mounted.
 	links, files := map[string]string{}, map[string][]byte{"etc/mtab": nil, "proc/mounts": nil, "proc/self/mounts": nil, CopyPath[1:]: nil}
 	for _, name := range append([]string{"sys"}, shown...) {
 		switch to, err := os.Readlink("/" + name); {

@@ -36,7 +36,8 @@ func parse(text string) (name string, nth int64) {
 }
 
 // Hit ends the process with SIGKILL when name is the chosen point, and waits a
-// second when it is the point to pause at.
+// second when it is the point to pause at. It does what the file says of the point:
+// kill or hang.
 func Hit(name string) {
 	if name == paused {
 		time.Sleep(time.Second)

@@ -116,8 +116,8 @@ func NoNewPrivileges() error {
 	return call("prctl", func() error { return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })
 }
 
-// Refuse has the kernel refuse this thread and its children the system calls of
-// refused, and those of kernels that are newer than this list. See seccomp(2).
+// Refuse makes the kernel refuse the system calls in refused, and those that are
+// newer than the list, to this thread and its children. See seccomp(2).
 func Refuse() error {
 	filter := refusal()
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
@@ -129,8 +129,8 @@ func Refuse() error {
 	return err
 }
 
-// refused are the system calls of which a program that looks at a file system on
-// a device needs none: they mount, enter namespaces, load code into the kernel,
+// A program that works on a file system needs none of the system calls in refused:
+// they mount, enter namespaces, load code into the kernel,
 // look into other processes, make devices, set clocks, or reach a network.
 var refused = append([]uintptr{
 	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT,
@@ -147,8 +147,12 @@ var refused = append([]uintptr{
 // struct seccomp_data.
 func refusal() []unix.SockFilter {
 	const (
-		load, equal, atLeast, anyBit, give = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K,
-			unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K, unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, unix.BPF_RET | unix.BPF_K
+		load    = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
+		equal   = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+		atLeast = unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K
+		anyBit  = unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K
+		give    = unix.BPF_RET | unix.BPF_K
+
 		number, arch, firstArg, secondArg = 0, 4, 16, 24
 		allow                             = unix.SECCOMP_RET_ALLOW
 		eperm                             = unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)

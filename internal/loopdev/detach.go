@@ -7,17 +7,19 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/keylock"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// mending is held while a device is set back, and while its holds are taken off
-// because it is detached.
-var mending sync.Mutex
+// mending is held, for one device, while it is set back, and while its holds are
+// taken off because it is detached.
+var mending keylock.Locks[uint64]
+
+func (d Device) number() uint64 { return linux.MakeDev(d.Major, d.Minor) }
 
 // patience is how long others (udev above all) may look at a device that changed.
 const patience = 2 * time.Second
@@ -145,7 +147,7 @@ func (n Nodes) Detach(d Device) error {
 		return err
 	}
 	// Whoever mends it must not take this for a pod's doing.
-	mending.Lock()
+	unlock := mending.Lock(d.number())
 	err = n.release(d)
 	var now Device
 	if err == nil {
@@ -153,7 +155,7 @@ func (n Nodes) Detach(d Device) error {
 			err = linux.LoopClear(loop)
 		}
 	}
-	mending.Unlock()
+	unlock()
 	loop.Close()
 	if away(err) {
 		return d.Forget()

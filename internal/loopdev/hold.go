@@ -104,17 +104,17 @@ func (n Nodes) holds(all survey) holding {
 // read is what a loop device's name said: a hold of the device rdev, or none.
 type read struct {
 	hold
-	rdev  uint64
-	isOne bool
-	seq   string
+	rdev   uint64
+	isHold bool
+	seq    string
 }
 
-// seen is what was read of loop devices that are bound to others, by their names.
-// A hold cannot be taken off while anybody has it open, so each is opened once: the
-// number of its binding, which the kernel gives no second time until it boots
-// (diskseq, Linux 5.15), says that it is the same one. The name does not change,
-// for no pod has a hold's node.
-var seen readHolds
+// seen is what was read of loop devices that are bound to others, by their names. A
+// hold cannot be taken off while anybody has it open. So a look opens each hold once
+// for each binding: diskseq (Linux 5.15) numbers bindings, and the kernel gives no
+// number twice until it boots. The name cannot change, because no pod has a hold's
+// node.
+var seen = readHolds{by: map[string]read{}}
 
 type readHolds struct {
 	sync.Mutex
@@ -129,30 +129,27 @@ func (s *readHolds) keep(all survey) {
 }
 
 func (n Nodes) readHold(name string) (read, bool) {
-	seq, err := linux.ReadSmall("/sys/block/" + name + "/diskseq")
-	if err == nil {
+	seq, seqErr := linux.ReadSmall("/sys/block/" + name + "/diskseq")
+	if seqErr == nil {
 		seen.Lock()
 		r, ok := seen.by[name]
 		seen.Unlock()
 		if ok && r.seq == seq {
-			return r, r.isOne
+			return r, r.isHold
 		}
 	}
-	d, openErr := n.open(name)
-	if openErr != nil {
+	d, err := n.open(name)
+	if err != nil {
 		return read{}, false
 	}
 	r := read{rdev: d.now.RDevice, seq: seq}
-	r.hold, r.isOne = parseHold(name, d.now.Name)
-	if err == nil {
+	r.hold, r.isHold = parseHold(name, d.now.Name)
+	if seqErr == nil {
 		seen.Lock()
-		if seen.by == nil {
-			seen.by = map[string]read{}
-		}
 		seen.by[name] = r
 		seen.Unlock()
 	}
-	return r, r.isOne
+	return r, r.isHold
 }
 
 // loopName gives the loop device that a path's last part names.
@@ -175,7 +172,7 @@ func isNumber(name string, rdev uint64) bool {
 // stillHeld tells whether the hold that the device was found with is on it.
 func (n Nodes) stillHeld(d Device) bool {
 	on, err := n.open(d.hold.name)
-	if err != nil || on.now.RDevice != linux.MakeDev(d.Major, d.Minor) {
+	if err != nil || on.now.RDevice != d.number() {
 		return false
 	}
 	h, ok := parseHold(d.hold.name, on.now.Name)
@@ -242,8 +239,7 @@ func (n Nodes) bindFree(bind func(loop *os.File) error) (string, error) {
 // Release takes the driver's holds off a device that stays bound. It is refused
 // while somebody else's loop device is on it, and changes nothing then.
 func (n Nodes) Release(d Device) error {
-	mending.Lock()
-	defer mending.Unlock()
+	defer mending.Lock(d.number())()
 	return n.release(d)
 }
 
@@ -261,7 +257,7 @@ func (n Nodes) release(d Device) error {
 	var ours []Device
 	for name := range all { // the kubelet's is bound to a path of the kubelet's
 		on, err := n.open(name)
-		if err != nil || on.now.RDevice != linux.MakeDev(d.Major, d.Minor) {
+		if err != nil || on.now.RDevice != d.number() {
 			continue
 		}
 		if !holds.names[name] {

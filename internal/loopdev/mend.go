@@ -53,8 +53,7 @@ func (n Nodes) Mend(d Device, path string) (changed []string, err error) {
 	if changed = d.changes(loop); len(changed) == 0 {
 		return nil, nil
 	}
-	mending.Lock()
-	defer mending.Unlock()
+	defer mending.Lock(d.number())()
 	if !n.stillHeld(d) {
 		return nil, nil // it is being detached
 	}

@@ -57,7 +57,11 @@ func (f Failpoints) Hang(t testing.TB, point string, calls func() error) (hung b
 	t.Helper()
 	f.Set(t, point, "hang")
 	end := make(chan error, 1)
-	go func() { end <- calls() }()
+	go func() {
+		err := errors.New("the calls ended their goroutine: see the failure above")
+		defer func() { end <- err }()
+		err = calls()
+	}()
 	for {
 		select {
 		case err := <-end:

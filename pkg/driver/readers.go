@@ -67,12 +67,11 @@ func (r *readers) enter(ctx context.Context, id string) (leave func(), err error
 		if g.hung > 0 {
 			since := time.Since(g.since)
 			r.mu.Unlock()
-			why := errors.New(errNoAnswer.Error())
-			if since > readerPatience {
-				why = errNoAnswer // it was not its caller's haste
+			left := fmt.Sprintf("volume %s: a look at it has not come back since its caller left %s ago", id, since.Round(time.Second))
+			if since <= readerPatience { // it may have been its caller's haste
+				return nil, fault.New(fault.Busy, "%s; try again", left)
 			}
-			return nil, fault.New(fault.Busy, "volume %s: a look at it has not come back since its caller left %s ago; "+
-				"its disk or server %w: see the kernel's log (dmesg)", id, since.Round(time.Second), why)
+			return nil, fault.New(fault.Busy, "%s; its disk or server %w: see the kernel's log (dmesg)", left, errNoAnswer)
 		}
 		if g.shut == 0 {
 			g.inside++

@@ -114,9 +114,9 @@ func decoded[T any, P interface {
 	}
 }
 
-// undecided is the code of what fails after the driver has acted: a final one would
-// have the kubelet think that there is nothing to be undone.
-func undecided(format string, args ...any) error {
+// uncertain is an error whose code is not final: the kubelet still unpublishes what it
+// gives up.
+func uncertain(format string, args ...any) error {
 	return status.Errorf(codes.Unavailable, format, args...)
 }
 
@@ -135,7 +135,7 @@ func forward[T any, P interface {
 	}
 	answer = new(T)
 	if err := proto.Unmarshal(raw, answer); err != nil {
-		return nil, nil, undecided("the driver's answer: %s", err)
+		return nil, nil, uncertain("the driver's answer: %s", err)
 	}
 	return answer, raw, nil
 }
@@ -255,7 +255,7 @@ func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRe
 		return nil, err
 	}
 	if err := failpoint.Err("agent.decided"); err != nil {
-		return nil, undecided("volume %s: %s", d.VolumeID, err)
+		return nil, uncertain("volume %s: %s", d.VolumeID, err)
 	}
 	answer, raw, err := forward[csi.NodePublishVolumeResponse](ctx, next, req)
 	if err != nil {
@@ -263,7 +263,7 @@ func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRe
 	}
 	info, deferred, err := crust.MountInfoOf(answer)
 	if err != nil {
-		return nil, undecided("volume %s: %s", d.VolumeID, err)
+		return nil, uncertain("volume %s: %s", d.VolumeID, err)
 	}
 	if !deferred {
 		return raw, a.notDeferred(ctx, d, known)
@@ -288,7 +288,7 @@ func (a *Agent) notDeferred(ctx context.Context, d Deferral, known bool) error {
 			return err
 		}
 		if err := a.Records.Remove(d.Target); err != nil {
-			return undecided("volume %s: %s", d.VolumeID, err)
+			return uncertain("volume %s: %s", d.VolumeID, err)
 		}
 	}
 	a.mountedByHost(d, "the driver did not leave it to the runtime: its file system is none of "+strings.Join(d.Filesystems, ", ")+", or a pod of this node has it already")
@@ -300,7 +300,7 @@ func (a *Agent) deferred(ctx context.Context, d Deferral, known bool) error {
 	failpoint.Hit("agent.answered")
 	err := a.Records.Put(d)
 	if err != nil && known {
-		return undecided("volume %s: its deferral could not be written down again: %s", d.Volume, err)
+		return uncertain("volume %s: its deferral could not be written down again: %s", d.Volume, err)
 	}
 	if err != nil {
 		// Nobody would carry it out. The code is one after which the kubelet still
@@ -341,29 +341,22 @@ func (a *Agent) nodeUnpublish(ctx context.Context, req *csi.NodeUnpublishVolumeR
 		return nil, err
 	}
 	defer done()
-	if a.Records.Unusable(target) != nil {
-		// Whom to ask to let go is not known; the driver asks the device, and refuses
-		// while the sandbox has it.
-		b, err := next(ctx, request)
+	if a.Records.Unusable(target) == nil {
+		if _, ok := a.Records.Get(target); !ok {
+			return next(ctx, request)
+		}
+		allow, err := a.letGo(ctx, target)
+		defer allow()
 		if err != nil {
 			return nil, err
 		}
-		return b, a.Records.Remove(target)
-	}
-	if _, ok := a.Records.Get(target); !ok {
-		return next(ctx, request)
-	}
-	allow, err := a.letGo(ctx, target)
-	defer allow()
-	if err != nil {
-		return nil, err
-	}
+	} // else it is not known who must let go; the driver asks the device, and refuses while a sandbox has it
 	b, err := next(ctx, request)
 	if err != nil {
 		return nil, err
 	}
 	if err := errors.Join(failpoint.Err("agent.unpublished"), a.Records.Remove(target)); err != nil {
-		return nil, undecided("volume %s: %s", req.GetVolumeId(), err)
+		return nil, uncertain("volume %s: %s", req.GetVolumeId(), err)
 	}
 	return b, nil
 }

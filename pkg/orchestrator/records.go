@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/crust-csi/crust-csi/internal/keylock"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
@@ -56,38 +57,17 @@ var deferralType = record.Type{Kind: "crust.deferral", Version: 1}
 // Records keeps deferrals on disk: the agent may end between any two steps.
 type Records struct {
 	dir, boot string
-	mu        sync.Mutex               // guards what follows; never held while the disk is waited for
-	m         map[string]Deferral      // by target
-	bad       map[string]error         // of records that cannot be used, by path
-	writing   map[string]chan struct{} // targets whose record is being written; closed at the end of it
-}
-
-// writer waits until nobody else writes the record of a target. Those of others go
-// on: a write can hang.
-func (r *Records) writer(target string) (done func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for r.writing[target] != nil {
-		before := r.writing[target]
-		r.mu.Unlock()
-		<-before
-		r.mu.Lock()
-	}
-	mine := make(chan struct{})
-	r.writing[target] = mine
-	return func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		delete(r.writing, target)
-		close(mine)
-	}
+	write     keylock.Locks[string] // by target: a write that hangs holds up nobody else's
+	mu        sync.Mutex            // guards what follows; never held while the disk is waited for
+	m         map[string]Deferral   // by target
+	bad       map[string]error      // of records that cannot be used, by path
 }
 
 // LoadRecords takes a directory for them. Those of an earlier boot are void: no
 // sandbox outlives that. One that cannot be read is left where it is (see
 // Unusable); one of a newer version is an error.
 func LoadRecords(dir, boot string) (*Records, error) {
-	r := &Records{dir: dir, boot: boot, m: map[string]Deferral{}, bad: map[string]error{}, writing: map[string]chan struct{}{}}
+	r := &Records{dir: dir, boot: boot, m: map[string]Deferral{}, bad: map[string]error{}}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -159,7 +139,7 @@ func (r *Records) Of(uid string) []Deferral {
 
 // Put writes one, on disk first. Which sandbox it has is Place's to say.
 func (r *Records) Put(d Deferral) error {
-	defer r.writer(d.Target)()
+	defer r.write.Lock(d.Target)()
 	have, ok := r.Get(d.Target)
 	d.Sandbox, d.Published, d.BootID = have.Sandbox, have.Published, r.boot
 	if ok && reflect.DeepEqual(have, d) {
@@ -183,7 +163,7 @@ var errEnded = errors.New("its pod has ended, or is ending")
 
 // Place notes the sandbox that a deferral is about to be published in, or is.
 func (r *Records) Place(target, sandbox string, published bool) error {
-	defer r.writer(target)()
+	defer r.write.Lock(target)()
 	d, ok := r.Get(target)
 	switch {
 	case !ok:
@@ -197,7 +177,7 @@ func (r *Records) Place(target, sandbox string, published bool) error {
 
 // Remove forgets one.
 func (r *Records) Remove(target string) error {
-	defer r.writer(target)()
+	defer r.write.Lock(target)()
 	remove := record.Remove
 	if r.Unusable(target) != nil {
 		remove = record.SetAside

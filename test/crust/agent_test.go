@@ -40,7 +40,6 @@ type agent struct {
 	nri     *containerRuntime
 	kubelet *csiclient.Client
 
-	mu     sync.Mutex
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when cmd has ended
 	log    *logBuffer
@@ -83,9 +82,7 @@ func (a *agent) start() {
 	cmd.Stderr = a.log
 	ok(a.s.t, cmd.Start())
 	exited := make(chan struct{})
-	a.mu.Lock()
 	a.cmd, a.exited = cmd, exited
-	a.mu.Unlock()
 	go func() { _ = cmd.Wait(); close(exited) }()
 	eventually(a.s.t, longest, "crust-agent serves, and is connected to NRI", func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

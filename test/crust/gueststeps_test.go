@@ -2,6 +2,7 @@ package crust
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -14,108 +15,93 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// failing is a microVM whose agent has failpoints. They are switched through it.
+// failing is a microVM whose agent has failpoints. Commands in the guest switch them.
 type failing struct{ *machine }
 
 const guestPoints = "/run/failpoint" // CRUST_FAILPOINT_FILE in the guest
 
-// withFailpoints makes the server's guests such.
-func (s *server) withFailpoints(t *testing.T) {
-	t.Helper()
-	dir := t.TempDir()
-	ok(t, os.Mkdir(dir+"/tree", 0o755))
-	run(t, "env", "CGO_ENABLED=0", "go", "build", "-tags", "failpoint", "-ldflags", "-s -w", "-o", dir+"/tree/init", "../../cmd/crust-guest")
-	run(t, "sh", "-c", fmt.Sprintf("cd %s/tree && find . | cpio --quiet -o -H newc > ../more && cat %s/initramfs ../more > ../initramfs", dir, guestDir(t)))
-	s.initrd = dir + "/initramfs"
-}
-
-// script runs a shell command in the guest; an agent that has been killed is waited for.
-func (f failing) script(command string) string {
-	f.t.Helper()
+// script runs a shell command in the guest; an agent that was killed is waited for.
+func (f failing) script(command string) (string, error) {
 	for end := time.Now().Add(longest); ; time.Sleep(20 * time.Millisecond) {
 		out, err := f.exec(command)
-		if err == nil {
-			return strings.TrimSpace(out)
-		}
-		if time.Now().After(end) {
-			f.t.Fatalf("in the guest: %s: %v\n%s", command, err, out)
+		if err == nil || time.Now().After(end) {
+			return strings.TrimSpace(out), err
 		}
 	}
 }
 
-func (f failing) set(point, mode string) {
-	f.t.Helper()
-	f.script(fmt.Sprintf("rm -f %[1]s.hit; echo '%[2]s %[3]s' > %[1]s.new && mv %[1]s.new %[1]s", guestPoints, point, mode))
+func (f failing) write(t *testing.T, text string) {
+	t.Helper()
+	_, err := f.script(fmt.Sprintf("echo '%[2]s' > %[1]s.new && mv %[1]s.new %[1]s", guestPoints, text))
+	ok(t, err)
 }
 
-func (f failing) off() {
-	f.t.Helper()
-	f.script(fmt.Sprintf("echo none > %[1]s.new && mv %[1]s.new %[1]s", guestPoints))
+func (f failing) set(t *testing.T, point, mode string) {
+	t.Helper()
+	_, err := f.script("rm -f " + guestPoints + ".hit")
+	ok(t, err)
+	f.write(t, point+" "+mode)
 }
 
-func (f failing) reached() bool {
-	f.t.Helper()
-	return f.script("test -e "+guestPoints+".hit && echo yes || echo no") == "yes"
+func (f failing) off(t *testing.T) { t.Helper(); f.write(t, "none") }
+
+func (f failing) reached(t *testing.T) bool {
+	t.Helper()
+	out, err := f.script("test -e " + guestPoints + ".hit && echo yes || echo no")
+	ok(t, err)
+	return out == "yes"
 }
 
-// life gives the volume to the sandbox, looks at it and takes it back. Calls that fail
-// are made again; failed is told of each.
+// life gives the volume to the sandbox, looks at it and takes it back. A call that
+// fails is made again; failed is called after each failure.
 func (f failing) life(ctx context.Context, p *pod, failed func()) error {
-	again := func(call func() error) error {
-		for {
-			err := call()
-			if err == nil {
-				return nil
-			}
-			failed()
-			if ctx.Err() != nil {
-				return fmt.Errorf("%s: %w", p.name, err)
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-	}
 	c := f.s.client
-	for _, call := range []func() error{
-		func() error { _, err := c.RuntimePublishVolume(ctx, p.request()); return err },
-		func() error {
+	const count = "grep -c ' /run/crust/volumes/' /proc/self/mountinfo || true"
+	for _, call := range []func(context.Context) error{
+		func(ctx context.Context) error { _, err := c.RuntimePublishVolume(ctx, p.request()); return err },
+		func(ctx context.Context) error {
 			r, err := c.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
 			if err == nil && len(r.GetUsage()) == 0 {
-				err = fmt.Errorf("no usage")
+				err = errors.New("no usage")
 			}
 			return err
 		},
-		func() error {
-			out, err := f.exec("cat " + f.path(p.target) + "/word")
-			if err == nil && strings.TrimSpace(out) != p.name {
-				f.t.Errorf("the guest reads %q", out)
+		func(context.Context) error {
+			path, err := f.find(p.target)
+			if err != nil {
+				return err
 			}
-			if mounts := f.script("grep -c ' /run/crust/volumes/' /proc/self/mountinfo"); mounts != "1" {
-				f.t.Errorf("the volume is mounted %s times", mounts)
+			out, err := f.script("cat " + path + "/word; echo; " + count)
+			if err == nil && out != p.name+"\n1" {
+				err = fmt.Errorf("the word, and how often the volume is mounted: %q", out)
 			}
 			return err
 		},
-		func() error {
+		func(ctx context.Context) error {
 			_, err := c.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
 			return err
 		},
 	} {
-		if err := again(call); err != nil {
+		if err := repeated(ctx, p.name, call, failed); err != nil {
 			return err
 		}
 	}
-	if left := f.script("ls -A /run/crust/volumes; grep -c ' /run/crust/volumes/' /proc/self/mountinfo || true"); left != "0" {
-		return fmt.Errorf("left in the guest: %s", left)
+	if left, err := f.script("ls -A /run/crust/volumes; " + count); err != nil || left != "0" {
+		return fmt.Errorf("left in the guest: %s, %w", left, err)
 	}
 	return nil
 }
 
-// TestGuestErrorKillOrHangAtEveryStep has each step of the agent in a microVM fail in
-// turn, kill it, and hang: the sandbox gets its volume all the same. While it hangs, a
-// second call on the volume is answered, and another microVM is served.
-func TestGuestErrorKillOrHangAtEveryStep(t *testing.T) {
+// TestD06_GuestErrorKillOrHangAtEveryStep has each step of the agent in a microVM fail
+// in turn, kill it, and hang: the sandbox gets its volume all the same. While it hangs,
+// a second call on the volume is answered, and another microVM is served.
+func TestD06_GuestErrorKillOrHangAtEveryStep(t *testing.T) {
 	s := newServer(t, "qemu", "")
 	s.acquaint()
-	s.withFailpoints(t)
+	dir := t.TempDir()
+	ok(t, os.Mkdir(dir+"/tree", 0o755))
+	run(t, "env", "CGO_ENABLED=0", "go", "build", "-tags", "failpoint", "-ldflags", "-s -w", "-o", dir+"/tree/init", "../../cmd/crust-guest")
+	s.initrd = withTree(t, dir)
 	give := func(name string) (*pod, failing) {
 		v := s.volume(name, "ext4")
 		t.Cleanup(func() { s.delete(v) })
@@ -131,36 +117,33 @@ func TestGuestErrorKillOrHangAtEveryStep(t *testing.T) {
 	p, f := give("guest-a")
 	q, other := give("guest-b")
 	t.Cleanup(func() { s.deregister(p); s.deregister(q) })
-	points := append(failpoints(t, "../../cmd/crust-guest"), "mount.detached", "attach.before", "attach.after")
-	if len(points) < 7 {
+	points := append(failpoints(t, "../../cmd/crust-guest"), "mount.detached", "attach.before")
+	if len(points) < 6 {
 		t.Fatalf("crust-guest has only %v", points)
 	}
 	for _, point := range points {
 		for _, mode := range []string{"error", "kill"} {
-			if mode == "error" && point == "attach.after" {
-				continue // it cannot fail
-			}
 			t.Run(mode+"/"+point, func(t *testing.T) {
-				f.set(point, mode)
+				f.set(t, point, mode)
 				ok(t, f.life(ctxOf(t), p, func() {
-					if f.reached() {
-						f.off()
+					if f.reached(t) {
+						f.off(t)
 					}
 				}))
-				if !f.reached() {
+				if !f.reached(t) {
 					t.Error("the step was not reached")
 				}
-				f.off()
+				f.off(t)
 			})
 		}
 		t.Run("hang/"+point, func(t *testing.T) {
-			f.set(point, "hang")
+			f.set(t, point, "hang")
 			ended := make(chan error, 1)
 			go func() { ended <- f.life(ctxOf(t), p, func() {}) }()
-			for !f.reached() && len(ended) == 0 {
+			for !f.reached(t) && len(ended) == 0 {
 				time.Sleep(20 * time.Millisecond)
 			}
-			if !f.reached() {
+			if !f.reached(t) {
 				t.Error("the step was not reached")
 			}
 			if _, err := s.client.RuntimePublishVolume(ctxOf(t), p.request()); status.Code(err) != codes.Aborted {
@@ -169,7 +152,7 @@ func TestGuestErrorKillOrHangAtEveryStep(t *testing.T) {
 			if err := other.life(ctxOf(t), q, func() {}); err != nil {
 				t.Errorf("while it hangs, another microVM: %v", err)
 			}
-			f.off()
+			f.off(t)
 			ok(t, <-ended)
 		})
 	}

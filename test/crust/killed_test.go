@@ -2,7 +2,6 @@ package crust
 
 import (
 	"encoding/hex"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -11,7 +10,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// failpoints are those of the server below a directory.
+// failpoints are those of the code below a directory.
 func failpoints(t *testing.T, dir string) []string {
 	t.Helper()
 	out := run(t, "grep", "-rhoE", `failpoint\.(Hit|Err)\("[a-z.]+"\)`, dir, "--include=*.go")
@@ -23,22 +22,15 @@ func failpoints(t *testing.T, dir string) []string {
 	return slices.Compact(points)
 }
 
-// TestCrustdKilledAtEveryStep kills the server at every failpoint in turn: the
+// TestD06_CrustdKilledAtEveryStep kills the server at every failpoint in turn: the
 // call that died, repeated, succeeds, and nothing is left in the end.
-func TestCrustdKilledAtEveryStep(t *testing.T) {
+func TestD06_CrustdKilledAtEveryStep(t *testing.T) {
 	s := newServer(t, "namespace", "failpoint")
-	killedAtEveryStep(t, s, failpoints(t, "../../pkg/crust"), func(p *pod) *crustv1alpha1.RegisterSandboxRequest {
-		holder := exec.Command("sleep", "3600")
-		ok(t, holder.Start())
-		s.t.Cleanup(func() { _ = holder.Process.Kill(); _ = holder.Wait() })
-		return &crustv1alpha1.RegisterSandboxRequest{
-			SandboxId: p.name, Pid: int64(holder.Process.Pid), Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
-		}
-	})
+	killedAtEveryStep(t, s, failpoints(t, "../../pkg/crust"), s.holder)
 }
 
 // The same with a microVM, which goes on while its server dies.
-func TestCrustdKilledAtEveryStepOfAMicroVM(t *testing.T) {
+func TestD06_CrustdKilledAtEveryStepOfAMicroVM(t *testing.T) {
 	s := newServer(t, "qemu", "failpoint")
 	s.acquaint()
 	var points []string

@@ -122,17 +122,25 @@ func (m *machine) register() {
 func (m *machine) kill() { m.vm.Kill() }
 
 func (m *machine) path(target string) string {
-	list, err := m.s.client.ListSandboxes(ctxOf(m.t), &crustv1alpha1.ListSandboxesRequest{})
+	m.t.Helper()
+	path, err := m.find(target)
 	ok(m.t, err)
+	return path
+}
+
+func (m *machine) find(target string) (string, error) {
+	list, err := m.s.client.ListSandboxes(ctxOf(m.t), &crustv1alpha1.ListSandboxesRequest{})
+	if err != nil {
+		return "", err
+	}
 	for _, sb := range list.GetSandboxes() {
 		for _, v := range sb.GetVolumes() {
 			if sb.GetSandboxId() == m.id && v.GetHostTargetPath() == target {
-				return v.GetSandboxPath()
+				return v.GetSandboxPath(), nil
 			}
 		}
 	}
-	m.t.Fatalf("sandbox %s has nothing of %s", m.id, target)
-	return ""
+	return "", fmt.Errorf("sandbox %s has nothing of %s", m.id, target)
 }
 
 func (m *machine) exec(command string) (string, error) {
@@ -329,14 +337,19 @@ func TestR05_ReadOnlyInAGuest(t *testing.T) {
 	s.delete(v)
 }
 
+// withTree is the guests' initramfs with dir/tree behind it: the kernel unpacks both.
+func withTree(t *testing.T, dir string) string {
+	t.Helper()
+	run(t, "sh", "-c", fmt.Sprintf("cd %s/tree && find . | cpio --quiet -o -H newc > ../more && cat %s/initramfs ../more > ../initramfs", dir, guestDir(t)))
+	return dir + "/initramfs"
+}
+
 func TestS10_ALabelReachesTheGuest(t *testing.T) {
 	s := newServer(t, "qemu", "")
-	// The guest's initramfs, with a policy behind it: the kernel unpacks both.
 	dir := t.TempDir()
 	ok(t, os.MkdirAll(dir+"/tree/etc/selinux", 0o755))
 	run(t, "checkpolicy", "-M", "-U", "allow", "-c", "33", "-o", dir+"/tree/etc/selinux/policy", "testdata/policy.conf")
-	run(t, "sh", "-c", fmt.Sprintf("cd %s/tree && find . | cpio --quiet -o -H newc > ../more && cat %s/initramfs ../more > ../initramfs", dir, guestDir(t)))
-	s.initrd = dir + "/initramfs"
+	s.initrd = withTree(t, dir)
 	const selinux = "security=selinux selinux=1 enforcing=0"
 	first := &pod{name: "first"}
 	m := s.boot(first, "q35", selinux)

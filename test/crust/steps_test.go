@@ -56,9 +56,9 @@ func switchable(t *testing.T) (*server, testnode.Failpoints) {
 	return s, points
 }
 
-// TestCrustdErrorAtEveryStep has each step fail in turn, in one process: the call
+// TestD06_CrustdErrorAtEveryStep has each step fail in turn, in one process: the call
 // fails in words, repeated it succeeds, and nothing is left in the end.
-func TestCrustdErrorAtEveryStep(t *testing.T) {
+func TestD06_CrustdErrorAtEveryStep(t *testing.T) {
 	s, at := switchable(t)
 	for _, point := range failpoints(t, "../../pkg/crust") {
 		t.Run(point, func(t *testing.T) {
@@ -92,10 +92,10 @@ func TestCrustdErrorAtEveryStep(t *testing.T) {
 	s.t = t
 }
 
-// TestCrustdHungAtEveryStep has each step hang in turn: another sandbox lives its
+// TestD06_CrustdHungAtEveryStep has each step hang in turn: another sandbox lives its
 // life meanwhile, a second call on the same one is answered, and what hung goes
 // on when it can.
-func TestCrustdHungAtEveryStep(t *testing.T) {
+func TestD06_CrustdHungAtEveryStep(t *testing.T) {
 	s, at := switchable(t)
 	for _, point := range failpoints(t, "../../pkg/crust") {
 		t.Run(point, func(t *testing.T) {

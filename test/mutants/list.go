@@ -14,7 +14,7 @@ type mutant struct {
 	name       string
 	file       string   // relative to the repository
 	pkg        string   // of the test, as "./test/node"
-	tests      []string // functions, or "Function/subtest"; one of them has to fail. Of a fuzz target its seeds
+	tests      []string // functions, or "Function/subtest"; one of them has to fail; of a fuzz target the seeds are run
 	tags       string   // build tags of the test
 	equivalent string   // why no test can notice it; it is not run then
 	old, new   string
@@ -100,7 +100,7 @@ func (m mutant) apply(root string) (was, is []byte, err error) {
 		return nil, nil, err
 	}
 	if n := strings.Count(string(was), m.old); n != 1 {
-		return nil, nil, fmt.Errorf("its old text is %d times in %s, and must be there once", n, m.file)
+		return nil, nil, fmt.Errorf("its old text occurs %d times in %s; it must occur once", n, m.file)
 	}
 	return was, []byte(strings.Replace(string(was), m.old, m.new, 1)), nil
 }

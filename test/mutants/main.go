@@ -45,7 +45,7 @@ func main() {
 	flag.IntVar(&o.others, "others", 20, "with -changed: so many of the others, drawn anew each day")
 	flag.IntVar(&o.j, "j", 1, "mutants that are tried at a time, each in a copy of its own; some tests want the machine for themselves")
 	flag.DurationVar(&o.timeout, "timeout", 10*time.Minute, "of one test; one that takes longer has noticed")
-	flag.DurationVar(&o.limit, "for", 0, "begin no more after this time, and draw which come first; 0: try all")
+	flag.DurationVar(&o.limit, "for", 0, "begin no more after this time (0: no limit); with -changed, the order is drawn anew each day")
 	flag.StringVar(&o.today, "day", time.Now().UTC().Format("20060102"), "seed of -others")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -191,7 +191,7 @@ func (t *tree) try(ctx context.Context, m mutant) (outcome, string) {
 	}
 	defer func() { _ = os.WriteFile(path, was, 0o644) }() // it was written a moment ago
 	if strings.HasSuffix(m.file, ".go") {
-		if out, err := t.command(ctx, "go", "build", "-tags", m.tags, "./"+filepath.Dir(m.file)); err != nil {
+		if out, err := t.command(ctx, "go", "build", "-o", os.DevNull, "-tags", m.tags, "./"+filepath.Dir(m.file)); err != nil {
 			if ctx.Err() != nil {
 				return cutShort, ""
 			}

@@ -323,7 +323,7 @@ func TestD11_AServerThatIsGone(t *testing.T) {
 		}
 	}
 	for range 50 {
-		refused(t, asked(time.Minute), codes.Aborted, v.ID, "does not answer")
+		refused(t, asked(time.Minute), codes.Aborted, v.ID, "has not come back")
 	}
 	if after := threads(); after > before+10 {
 		t.Errorf("%d threads before, %d after 50 calls", before, after)

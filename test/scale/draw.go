@@ -46,7 +46,7 @@ func draw(x string, curves []curve) string {
 	}
 	fromX, toX := math.Floor(math.Log10(lowX)), math.Log10(highX)
 	fromY, toY := math.Floor(math.Log10(max(lowY, 1e-3))), math.Ceil(math.Log10(highY))
-	atX := func(v float64) float64 { return left + (math.Log10(v)-fromX)/(toX-fromX)*(width-left-right) }
+	atX := func(v float64) float64 { return left + (math.Log10(v)-fromX)/max(toX-fromX, 1)*(width-left-right) }
 	atY := func(v float64) float64 {
 		return height - bottom - (math.Log10(max(v, 1e-3))-fromY)/max(toY-fromY, 1)*(height-bottom-top)
 	}

@@ -107,7 +107,7 @@ func timed(f func()) time.Duration {
 	return time.Since(begin)
 }
 
-// steps are 10, 100, ... and most.
+// steps are from, ten times that, and so on, and most.
 func steps(from, most int) []int {
 	var list []int
 	for n := from; n < most; n *= 10 {

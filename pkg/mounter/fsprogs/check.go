@@ -86,7 +86,8 @@ func (p *Programs) rehearse(ctx context.Context, argv []string, device string) (
 		return NeedsHuman, "", err
 	}
 	defer f.Close()
-	// Not before: a file without a name cannot be mounted where the program sees it.
+	// The file keeps its name until then: a file without a name cannot be mounted where
+	// the program sees it.
 	defer func() { err = errors.Join(err, os.Remove(f.Name())) }()
 	out, code, err := p.runOnCopy(ctx, f, device, "e2image", "-r", confine.Inside(device), confine.CopyPath)
 	if err != nil {

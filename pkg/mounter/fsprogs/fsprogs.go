@@ -22,8 +22,9 @@ import (
 
 // Programs runs them. The zero value is not usable; see New.
 type Programs struct {
-	// Scratch is a directory for copies of a file system's metadata, as large as
-	// they are; they are gone when the program ends. Empty: os.TempDir.
+	// Scratch is a directory for copies of a file system's metadata, which are as
+	// large as the metadata. A copy is removed when the check ends; Clear removes
+	// those of a process that was killed. Empty: os.TempDir.
 	Scratch string
 
 	started func(program string)
