@@ -46,6 +46,18 @@ func (i Identity) SameDisk(o Identity) bool {
 	return i.Known() && i.Kind == o.Kind && i.Value == o.Value && i.Boot == o.Boot
 }
 
+// Replaced tells whether what is there now is surely another disk. One whose number
+// and size are all that is known of it may have grown.
+func (i Identity) Replaced(now Identity) bool {
+	switch {
+	case i.SameDisk(now):
+		return false
+	case i.Burnt() && now.Burnt():
+		return true
+	}
+	return i.Known() && i.Kind == now.Kind && !strings.HasSuffix(i.Value, sectors)
+}
+
 // Overlaps tells whether some byte belongs to both.
 func (i Identity) Overlaps(o Identity) bool {
 	return i.SameDisk(o) && (o.Length == 0 || i.Start < o.Start+o.Length) && (i.Length == 0 || o.Start < i.Start+i.Length)
@@ -180,12 +192,14 @@ func (m identities) loop(path string, depth int) (Identity, error) {
 	}, nil
 }
 
+const sectors = " sectors" // ends what is known of a disk by its size
+
 func (m identities) number(dir string, major, minor uint32) Identity {
 	value := fmt.Sprintf("%d:%d", major, minor)
 	if seq := m.read(dir, "diskseq"); seq != "" {
 		value += ", disk " + seq + " of this boot"
 	} else {
-		value += ", " + m.read(dir, "size") + " sectors"
+		value += ", " + m.read(dir, "size") + sectors
 	}
 	return Identity{Kind: "number", Value: value, Boot: m.boot}
 }

@@ -59,6 +59,9 @@ func (s *Source) claim(id string, c claim) (again bool, err error) {
 		return false, fault.New(fault.State, "volume %s is staged as device %d:%d, and %s is now %d:%d; unstage and stage it again",
 			id, had.device.Major, had.device.Minor, c.device.Path, c.device.Major, c.device.Minor)
 	}
+	if again && had.identity.Replaced(c.identity) {
+		return false, replaced(id, had, c.identity)
+	}
 	for other, o := range s.attached {
 		if other != id && (o.device.Same(c.device) || o.identity.Overlaps(c.identity)) {
 			return false, fault.New(fault.State, "volume %s: device %s is staged as volume %s", id, c.device.Path, other)
@@ -66,6 +69,12 @@ func (s *Source) claim(id string, c claim) (again bool, err error) {
 	}
 	s.attached[id] = c
 	return again, nil
+}
+
+// replaced: a device's number is given to the next disk when its own is gone.
+func replaced(id string, had claim, now mounter.Identity) error {
+	return fault.New(fault.State, "volume %s is staged as the disk %s, and %s is the disk %s now; unstage it, and stage it again where its own disk is",
+		id, had.identity, had.device.Path, now)
 }
 
 // unused refuses a device that is mounted, or held by somebody else: two
@@ -125,6 +134,13 @@ func (s *Source) Attached(id string) (volume.Attachment, bool, error) {
 		return volume.Attachment{}, false, fault.New(fault.State,
 			"volume %s: %s is now another device (%d:%d, was %d:%d); unstage and stage it again", id, known.Path, now.Major, now.Minor, known.Major, known.Minor)
 	}
+	identity, err := mounter.Identify(now)
+	if err != nil {
+		return volume.Attachment{}, false, fmt.Errorf("volume %s: which disk %s is: %w", id, now.Path, err)
+	}
+	if c.identity.Replaced(identity) {
+		return volume.Attachment{}, false, replaced(id, c, identity)
+	}
 	return volume.Attachment{Device: now}, true, nil
 }
 
@@ -141,6 +157,9 @@ func (s *Source) Remember(id string, d mounter.Device) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if was := s.volumes[id].Identity; was.Replaced(c.identity) {
+		c.identity = was // of the disk that was staged
+	}
 	s.attached[id] = c
 }
 
@@ -180,6 +199,12 @@ func (s *Source) Detach(ctx context.Context, id string) error {
 	d := c.device
 	if err := s.DetachReadOnly(ctx, id, nil); err != nil {
 		return err
+	}
+	if now, err := mounter.Identify(d); err == nil && c.identity.Replaced(now) {
+		s.log.Warn("the disk of a volume that is unstaged was replaced; nothing is done to the one that is there now",
+			"volume_id", id, "device", d.Path, "was", c.identity, "is", now)
+		s.Release(id)
+		return nil
 	}
 	if err := s.release(d); err != nil {
 		return fault.New(fault.State, "volume %s: %w", id, err)
