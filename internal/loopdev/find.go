@@ -14,6 +14,9 @@ import (
 // shows.
 type survey map[string]string // name, "loop3", to path
 
+// unknown is shown of a file whose path is longer than the kernel can show.
+const unknown = ""
+
 func look() (survey, error) {
 	dir, err := os.Open("/sys/block")
 	if err != nil {
@@ -26,8 +29,11 @@ func look() (survey, error) {
 		if !strings.HasPrefix(name, "loop") {
 			continue
 		}
-		if shown, err := linux.ReadSmall("/sys/block/" + name + "/loop/backing_file"); err == nil {
+		switch shown, err := linux.ReadSmall("/sys/block/" + name + "/loop/backing_file"); {
+		case err == nil:
 			s[name] = strings.TrimSpace(shown)
+		case !away(err):
+			s[name] = unknown
 		}
 	}
 	return s, err
@@ -38,21 +44,16 @@ func look() (survey, error) {
 // is gone it finds those that still hold it, by the path they show. A device
 // under another name of the file is not found; see References.
 func (n Nodes) Find(path string) ([]Device, error) {
-	return n.find(path, func(shown string, gone bool) bool {
-		if gone {
-			return shown == path+deleted
-		}
-		// The name first: opening every loop device of a busy node is slow.
-		return filepath.Base(trimBacking(shown)) == filepath.Base(path)
-	})
+	// The name first: opening every loop device of a busy node is slow.
+	return n.find(path, func(shown string) bool { return shown == unknown })
 }
 
 // References is Find under any name. It opens every loop device.
 func (n Nodes) References(path string) ([]Device, error) {
-	return n.find(path, func(shown string, gone bool) bool { return !gone || shown == path+deleted })
+	return n.find(path, func(string) bool { return true })
 }
 
-func (n Nodes) find(path string, consider func(shown string, gone bool) bool) ([]Device, error) {
+func (n Nodes) find(path string, also func(shown string) bool) ([]Device, error) {
 	f, err := linux.Openat2(nil, path, linux.OPath, 0)
 	gone := errors.Is(err, linux.ENOENT)
 	if err != nil && !gone {
@@ -66,8 +67,11 @@ func (n Nodes) find(path string, consider func(shown string, gone bool) bool) ([
 		}
 	}
 	return n.choose(func(shown string, h hold, held bool) bool {
-		return held && !gone && h.backing == want || consider(shown, gone)
-	}, func(d Device) bool { return gone || d.backing == want })
+		if gone {
+			return shown == path+deleted
+		}
+		return held && h.backing == want || filepath.Base(trimBacking(shown)) == filepath.Base(path)
+	}, func(shown string) bool { return !gone && also(shown) }, func(d Device) bool { return gone || d.backing == want })
 }
 
 // Named lists the loop devices over files of that name, in any directory: for
@@ -75,7 +79,7 @@ func (n Nodes) find(path string, consider func(shown string, gone bool) bool) ([
 func (n Nodes) Named(base string) ([]Device, error) {
 	return n.choose(func(shown string, _ hold, _ bool) bool {
 		return filepath.Base(trimBacking(shown)) == base
-	}, func(Device) bool { return true })
+	}, func(string) bool { return false }, func(Device) bool { return true })
 }
 
 // Over lists the loop devices of each of the files that are there, by path, as Find
@@ -93,7 +97,7 @@ func (n Nodes) Over(paths []string) (map[string][]Device, error) {
 	}
 	all, err := n.choose(func(shown string, h hold, held bool) bool {
 		return names[filepath.Base(trimBacking(shown))] || held && files[h.backing] != ""
-	}, func(d Device) bool { return files[d.backing] != "" })
+	}, func(shown string) bool { return shown == unknown }, func(d Device) bool { return files[d.backing] != "" })
 	found := map[string][]Device{}
 	for _, d := range all {
 		found[files[d.backing]] = append(found[files[d.backing]], d)
@@ -101,10 +105,11 @@ func (n Nodes) Over(paths []string) (map[string][]Device, error) {
 	return found, err
 }
 
-// choose lists the bound loop devices that both want: the first looks at the path
-// that the kernel shows, and at the hold, and the second at the device. Holds
+// choose lists the bound loop devices that take wants, of those that likely or also
+// consider by the path that the kernel shows, and the hold. A device that is only
+// considered also, and cannot be looked at, is somebody else's trouble. Holds
 // themselves are left out.
-func (n Nodes) choose(consider func(shown string, h hold, held bool) bool, take func(Device) bool) ([]Device, error) {
+func (n Nodes) choose(likely func(shown string, h hold, held bool) bool, also func(shown string) bool, take func(Device) bool) ([]Device, error) {
 	all, err := look()
 	if err != nil {
 		return nil, err
@@ -113,12 +118,13 @@ func (n Nodes) choose(consider func(shown string, h hold, held bool) bool, take 
 	var found []Device
 	for name, shown := range all {
 		h, held := holds.on[name]
-		if holds.names[name] || !consider(shown, h, held) {
+		own := likely(shown, h, held)
+		if holds.names[name] || !own && !also(shown) {
 			continue
 		}
 		d, err := n.open(name)
-		if away(err) {
-			continue // it was unbound just now
+		if away(err) || err != nil && !own {
+			continue // unbound just now, or a stranger's
 		}
 		if err != nil {
 			return nil, err
@@ -136,19 +142,6 @@ func (n Nodes) choose(consider func(shown string, h hold, held bool) bool, take 
 
 // SameFile tells whether both are over one file.
 func (d Device) SameFile(o Device) bool { return d.backing == o.backing }
-
-func (n Nodes) open(name string) (Device, error) {
-	node, _, _, err := n.node(name)
-	if err != nil {
-		return Device{}, err
-	}
-	loop, err := linux.Open(node, os.O_RDONLY)
-	if err != nil {
-		return Device{}, err
-	}
-	defer loop.Close()
-	return status(loop)
-}
 
 // Writable gives, of the devices of a file, the one that takes writes: the one
 // that is held, or one that shows the whole file, or any.

@@ -104,16 +104,14 @@ func (n Nodes) holds(all survey) holding {
 // read is what a loop device's name said: a hold of the device rdev, or none.
 type read struct {
 	hold
-	rdev   uint64
-	isHold bool
-	seq    string
+	rdev    uint64
+	isHold  bool
+	binding string
 }
 
 // seen is what was read of loop devices that are bound to others, by their names. A
 // hold cannot be taken off while anybody has it open. So a look opens each hold once
-// for each binding: diskseq (Linux 5.15) numbers bindings, and the kernel gives no
-// number twice until it boots. The name cannot change, because no pod has a hold's
-// node.
+// for each binding. The name cannot change, because no pod has a hold's node.
 var seen = readHolds{by: map[string]read{}}
 
 type readHolds struct {
@@ -129,26 +127,25 @@ func (s *readHolds) keep(all survey) {
 }
 
 func (n Nodes) readHold(name string) (read, bool) {
-	seq, seqErr := linux.ReadSmall("/sys/block/" + name + "/diskseq")
-	if seqErr == nil {
-		seen.Lock()
-		r, ok := seen.by[name]
-		seen.Unlock()
-		if ok && r.seq == seq {
-			return r, r.isHold
-		}
+	key, err := binding(name)
+	if err != nil {
+		return read{}, false
+	}
+	seen.Lock()
+	r, ok := seen.by[name]
+	seen.Unlock()
+	if ok && r.binding == key {
+		return r, r.isHold
 	}
 	d, err := n.open(name)
 	if err != nil {
 		return read{}, false
 	}
-	r := read{rdev: d.now.RDevice, seq: seq}
+	r = read{rdev: d.now.RDevice, binding: key}
 	r.hold, r.isHold = parseHold(name, d.now.Name)
-	if seqErr == nil {
-		seen.Lock()
-		seen.by[name] = r
-		seen.Unlock()
-	}
+	seen.Lock()
+	defer seen.Unlock()
+	seen.by[name] = r
 	return r, r.isHold
 }
 

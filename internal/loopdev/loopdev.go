@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
@@ -44,7 +45,11 @@ type file struct{ dev, ino uint64 }
 
 // Nodes makes loop device nodes where /dev lacks them, as in a container whose
 // /dev is not the host's.
-type Nodes struct{ Dir string }
+type Nodes struct {
+	Dir string
+
+	opens func(name string) (Device, error) // of a test
+}
 
 // Available tells whether loop devices can be made here.
 func Available() error {
@@ -82,6 +87,9 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 			return Device{}, err
 		}
 		if d, ok := Writable(found); ok && (d.Held || !d.now.Part()) {
+			if d.Held && !n.stillHeld(d) {
+				return Device{}, fault.New(fault.Busy, "%s is just being released; try again", d.Path)
+			}
 			if d.Held {
 				return d, nil // see Mend
 			}
@@ -223,6 +231,8 @@ func (n Nodes) node(name string) (path string, major, minor uint32, err error) {
 	return path, major, minor, err
 }
 
+var making sync.Mutex // of nodes: all that ask for a free device are told the same one
+
 // NodeOf gives the path of a block device's node, made in n.Dir when /dev has none.
 func (n Nodes) NodeOf(name string, major, minor uint32) (string, error) {
 	for _, path := range []string{"/dev/" + name, filepath.Join(n.Dir, name)} {
@@ -230,10 +240,15 @@ func (n Nodes) NodeOf(name string, major, minor uint32) (string, error) {
 			return path, nil
 		}
 	}
+	making.Lock()
+	defer making.Unlock()
 	if err := os.MkdirAll(n.Dir, 0o700); err != nil {
 		return "", err
 	}
 	path := filepath.Join(n.Dir, name)
+	if st, err := linux.StatxPath(path); err == nil && st.IsBlock() && st.RdevMajor == major && st.RdevMinor == minor {
+		return path, nil // made just now
+	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err // a node of another number, of an earlier boot
 	}

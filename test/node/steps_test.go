@@ -2,8 +2,10 @@ package node
 
 import (
 	"context"
+	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -140,4 +142,26 @@ func bystander(t *testing.T, n *testnode.Node, point string) {
 			t.Fatalf("%s: step %d of another volume: %v", point, what, err)
 		}
 	}
+}
+
+// TestD06_ADeletionThatCannotGoOnStopsNothing: somebody has opened the file of a volume
+// whose deletion was cut short. The driver starts, and the deletion goes on when it can.
+func TestD06_ADeletionThatCannotGoOnStopsNothing(t *testing.T) {
+	n, at := switchable(t)
+	v, other := create(t, n, "deleted", csiclient.Volume{FSType: "ext4"}), create(t, n, "other", csiclient.Volume{FSType: "ext4"})
+	at.Set(t, "delete.recorded", "error")
+	if err := n.Client.Delete(ctxOf(t), v.ID); err == nil {
+		t.Fatal("the deletion was not cut short")
+	}
+	at.Off(t)
+	stray := strings.TrimSpace(run(t, "losetup", "-f", "--show", image(n, v.ID)))
+	inUse, err := os.Open(stray)
+	ok(t, err)
+	n.Restart()
+	said(t, n, v.ID)
+	down(t, n, other.ID)
+	refused(t, n.Client.Delete(ctxOf(t), v.ID), codes.FailedPrecondition, v.ID, "in use", stray)
+	ok(t, inUse.Close())
+	ok(t, n.Client.Delete(ctxOf(t), v.ID))
+	gone(t, image(n, v.ID))
 }

@@ -319,11 +319,11 @@ func (m *Manager) keep(b *box, source string, r *volumeRecord) error {
 // read-write in two at once (C19). Targets of one sandbox do not lie in each
 // other. shared: another sandbox reads the device too.
 func (m *Manager) claim(id string, v Volume) (shared bool, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if err := m.mayBeOfAnother(id, v); err != nil {
 		return false, err
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for other, b := range m.boxes {
 		for source, r := range b.record.Volumes {
 			switch {
@@ -341,15 +341,19 @@ func (m *Manager) claim(id string, v Volume) (shared bool, err error) {
 }
 
 // mayBeOfAnother refuses a device that is in use and that no record accounts for,
-// while there are records that cannot be used. The caller holds m.mu.
+// while there are records that cannot be used.
 func (m *Manager) mayBeOfAnother(id string, v Volume) error {
 	if len(m.bad) == 0 {
 		return nil
 	}
-	if b, ok := m.boxes[id]; ok && b.record.Volumes[v.Device.Path].Device.Same(v.Device) {
+	m.mu.Lock()
+	b, ok := m.boxes[id]
+	ours := ok && b.record.Volumes[v.Device.Path].Device.Same(v.Device)
+	m.mu.Unlock()
+	if ours {
 		return nil
 	}
-	busy, err := mounter.Busy(v.Device.Path)
+	busy, err := mounter.Busy(v.Device.Path) // it may hang
 	if err != nil || !busy {
 		return err
 	}

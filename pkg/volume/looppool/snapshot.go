@@ -162,7 +162,7 @@ func (p *Pool) Recover(thaw func(volume string) error) error {
 	for key, r := range volumes {
 		switch r.State {
 		case deleting:
-			errs = append(errs, p.destroy(key, r))
+			p.later("volume "+r.Volume.ID, p.destroy(key, r))
 		case creating:
 			rec, img := p.volumePath(key)
 			errs = append(errs, p.undo(thaw, r.Volume.SourceVolume, rec, func() error { return p.forgetVolume(key, rec, img) }))
@@ -172,12 +172,19 @@ func (p *Pool) Recover(thaw func(volume string) error) error {
 		rec, img := p.snapshotPath(key)
 		switch r.State {
 		case deleting:
-			errs = append(errs, p.forgetSnapshot(key, rec, img))
+			p.later("snapshot "+r.Snapshot.ID, p.forgetSnapshot(key, rec, img))
 		case creating:
 			errs = append(errs, p.undo(thaw, r.Snapshot.Volume, rec, func() error { return p.forgetSnapshot(key, rec, img) }))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// later logs that something is not deleted yet: a repeated delete goes on with it.
+func (p *Pool) later(what string, err error) {
+	if err != nil {
+		p.log.Error("what was being deleted is still there; delete it again", "what", what, "error", err)
+	}
 }
 
 func (p *Pool) undo(thaw func(string) error, origin, rec string, forget func() error) error {
