@@ -3,6 +3,7 @@ package loopdev
 import (
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,9 +33,11 @@ type looks struct {
 
 var pending looks
 
-// within runs f, which looks at a device, and leaves it after a time.
+// within runs f, which looks at a device, and leaves it after a time. The key begins
+// with the device's name.
 func (l *looks) within(limit time.Duration, key string, f func() (Device, error)) (Device, error) {
-	silent := fault.New(fault.Busy, "the file behind loop device %s is on a disk or server that does not answer: see the kernel's log (dmesg)", key)
+	name, _, _ := strings.Cut(key, " ")
+	silent := fault.New(fault.Busy, "what is behind /dev/%s is on a disk or server that does not answer: see the kernel's log (dmesg)", name)
 	l.Lock()
 	out := l.out[key]
 	l.Unlock()

@@ -109,7 +109,9 @@ func (n Nodes) Over(paths []string) (map[string][]Device, error) {
 // consider by the path that the kernel shows, and the hold. A device that is only
 // considered also, and cannot be looked at, is somebody else's trouble. Holds
 // themselves are left out.
-func (n Nodes) choose(likely func(shown string, h hold, held bool) bool, also func(shown string) bool, take func(Device) bool) ([]Device, error) {
+func (n Nodes) choose(
+	likely func(shown string, h hold, held bool) bool, also func(shown string) bool, take func(Device) bool,
+) ([]Device, error) {
 	all, err := look()
 	if err != nil {
 		return nil, err

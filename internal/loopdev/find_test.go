@@ -79,12 +79,15 @@ func TestA12_D11_ALookThatHangsIsLeft(t *testing.T) {
 	if n := begun.Load(); n > 1 {
 		t.Errorf("%d looks hang", n)
 	}
-	if d, err := l.within(time.Minute, "loop1 1", func() (Device, error) { return Device{Path: "/dev/loop1"}, nil }); err != nil || d.Path != "/dev/loop1" {
+	answer := func(path string) func() (Device, error) {
+		return func() (Device, error) { return Device{Path: path}, nil }
+	}
+	if d, err := l.within(time.Minute, "loop1 1", answer("/dev/loop1")); err != nil || d.Path != "/dev/loop1" {
 		t.Errorf("another device: %v, %v", d, err)
 	}
 	answers <- Device{}
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if d, err := l.within(time.Minute, "loop0 1", func() (Device, error) { return Device{Path: "/dev/loop0"}, nil }); err == nil && d.Path == "/dev/loop0" {
+		if d, err := l.within(time.Minute, "loop0 1", answer("/dev/loop0")); err == nil && d.Path == "/dev/loop0" {
 			return
 		}
 		if time.Now().After(end) {

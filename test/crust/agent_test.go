@@ -145,7 +145,10 @@ func (a *agent) apiServer(w http.ResponseWriter, r *http.Request) {
 		}
 	default:
 		w.WriteHeader(http.StatusNotFound)
-		answer = &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound}
+		answer = &metav1.Status{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+			Status:   "Failure", Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound,
+		}
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(answer)
@@ -220,7 +223,8 @@ func (r *registrar) RegisterPlugin(context.Context, *api.RegisterPluginRequest) 
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), longest)
 		defer cancel()
-		if _, err := r.client.Configure(ctx, &api.ConfigureRequest{RuntimeName: "containerd", RuntimeVersion: "2.1.0", NRIVersion: "v0.12.0"}); err != nil {
+		configure := &api.ConfigureRequest{RuntimeName: "containerd", RuntimeVersion: "2.1.0", NRIVersion: "v0.12.0"}
+		if _, err := r.client.Configure(ctx, configure); err != nil {
 			return // it has ended
 		}
 		r.c.mu.Lock()

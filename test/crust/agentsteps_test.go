@@ -57,9 +57,12 @@ func (p *tenant) publish(ctx context.Context) error {
 		return err
 	}
 	about := maps.Clone(p.v.Context)
-	about["csi.storage.k8s.io/pod.name"], about["csi.storage.k8s.io/pod.namespace"], about["csi.storage.k8s.io/pod.uid"] = p.name, agentNamespace, p.sandbox.GetUid()
+	about["csi.storage.k8s.io/pod.name"] = p.name
+	about["csi.storage.k8s.io/pod.namespace"] = agentNamespace
+	about["csi.storage.k8s.io/pod.uid"] = p.sandbox.GetUid()
 	_, err := p.a.kubelet.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: p.v.ID, StagingTargetPath: p.a.kubelet.StagingPath(p.v.ID), TargetPath: p.target, VolumeCapability: p.v.Capability(), VolumeContext: about,
+		VolumeId: p.v.ID, StagingTargetPath: p.a.kubelet.StagingPath(p.v.ID), TargetPath: p.target,
+		VolumeCapability: p.v.Capability(), VolumeContext: about,
 	})
 	return err
 }
@@ -77,13 +80,16 @@ func (p *tenant) run(ctx context.Context) error {
 
 func (p *tenant) create(ctx context.Context) error {
 	return p.hook(ctx, func(ctx context.Context, plugin api.PluginService) error {
-		_, err := plugin.CreateContainer(ctx, &api.CreateContainerRequest{Pod: p.sandbox, Container: &api.Container{Id: "c", PodSandboxId: p.sandbox.GetId()}})
+		container := &api.Container{Id: "c", PodSandboxId: p.sandbox.GetId()}
+		_, err := plugin.CreateContainer(ctx, &api.CreateContainerRequest{Pod: p.sandbox, Container: container})
 		return err
 	})
 }
 
 func (p *tenant) stats(ctx context.Context) error {
-	r, err := p.a.kubelet.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: p.v.ID, VolumePath: p.target, StagingTargetPath: p.a.kubelet.StagingPath(p.v.ID)})
+	r, err := p.a.kubelet.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
+		VolumeId: p.v.ID, VolumePath: p.target, StagingTargetPath: p.a.kubelet.StagingPath(p.v.ID),
+	})
 	if err == nil && len(r.GetUsage()) == 0 {
 		err = errors.New("no usage")
 	}

@@ -41,7 +41,8 @@ func TestA02_ADiskThatWasReplacedUnderItsNumber(t *testing.T) {
 			if sum(t, other) != before {
 				t.Error("the other disk was written to")
 			}
-			if b, err := os.ReadFile("/sys/block/" + strings.TrimPrefix(dev, "/dev/") + "/loop/backing_file"); err != nil || !strings.Contains(string(b), other) {
+			b, err := os.ReadFile("/sys/block/" + strings.TrimPrefix(dev, "/dev/") + "/loop/backing_file")
+			if err != nil || !strings.Contains(string(b), other) {
 				t.Errorf("the other disk was taken away: %s, %v", b, err)
 			}
 			change(own)

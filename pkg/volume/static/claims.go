@@ -73,8 +73,8 @@ func (s *Source) claim(id string, c claim) (again bool, err error) {
 
 // replaced: a device's number is given to the next disk when its own is gone.
 func replaced(id string, had claim, now mounter.Identity) error {
-	return fault.New(fault.State, "volume %s is staged as the disk %s, and %s is the disk %s now; unstage it, and stage it again where its own disk is",
-		id, had.identity, had.device.Path, now)
+	return fault.New(fault.State, "volume %s is staged as the disk %s, and %s is the disk %s now; "+
+		"unstage it, and stage it again where its own disk is", id, had.identity, had.device.Path, now)
 }
 
 // unused refuses a device that is mounted, or held by somebody else: two
