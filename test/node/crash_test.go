@@ -20,7 +20,7 @@ import (
 // failpoints are all that the code has.
 func failpoints(t testing.TB) []string {
 	t.Helper()
-	out := run(t, "grep", "-rhoE", `failpoint\.(Hit|Err)\("[a-z.]+"\)`, "../../internal", "../../pkg", "--include=*.go", "--exclude-dir=crust") // crustd has its own
+	out := run(t, "grep", "-rhoE", `failpoint\.(Hit|Err)\("[a-z.]+"\)`, "../../internal", "../../pkg", "--include=*.go", "--exclude-dir=crust", "--exclude-dir=orchestrator") // crustd and crust-agent have their own
 	var names []string
 	for _, m := range regexp.MustCompile(`"([a-z.]+)"`).FindAllStringSubmatch(out, -1) {
 		names = append(names, m[1])
