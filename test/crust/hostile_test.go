@@ -101,12 +101,24 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 						t.Errorf("%s: %s: %v", mode, name, err)
 					}
 				}
-				if strings.ContainsAny(text, "\x00\x1b\u202e") || !utf8.ValidString(text) || len(text) > 64<<10 {
-					t.Errorf("%s: %s tells %d bytes: %.200q", mode, name, len(text), text)
-				}
+				inPlainWords(t, mode+": "+name, text)
 			})
 		}
 		calls.Wait()
+		// What it says when it is asked to mount is remembered.
+		ctx, cancel := context.WithTimeout(context.Background(), longest)
+		_, err := s.client.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: q.name, HostVolumeId: q.info.Source})
+		inPlainWords(t, mode+": unpublish", status.Convert(err).Message())
+		_, err = s.client.RuntimePublishVolume(ctx, q.request())
+		inPlainWords(t, mode+": publish anew", status.Convert(err).Message())
+		list, err := s.client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
+		cancel()
+		ok(t, err)
+		for _, sb := range list.GetSandboxes() {
+			for _, v := range sb.GetVolumes() {
+				inPlainWords(t, mode+": list", v.GetSandboxPath())
+			}
+		}
 		if out := sh(t, m, "cat %s/f", m.path(p.target)); out != "kept" {
 			t.Errorf("%s: the other microVM has %q", mode, out)
 		}
@@ -131,6 +143,14 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 	s.deregister(p)
 	s.nodeUnpublish(p)
 	s.delete(honest)
+}
+
+// inPlainWords wants nothing that a terminal takes for more than text, and not much.
+func inPlainWords(t *testing.T, what, text string) {
+	t.Helper()
+	if strings.ContainsAny(text, "\x00\x1b\u202e") || !utf8.ValidString(text) || len(text) > 64<<10 {
+		t.Errorf("%s tells %d bytes: %.200q", what, len(text), text)
+	}
 }
 
 // memory is what the server has in memory, in bytes.
