@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -164,4 +165,20 @@ func TestD06_ADeletionThatCannotGoOnStopsNothing(t *testing.T) {
 	ok(t, inUse.Close())
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
 	gone(t, image(n, v.ID))
+}
+
+// TestD06_ASnapshotThatFailedLeavesNothing: nobody may ask for it again.
+func TestD06_ASnapshotThatFailedLeavesNothing(t *testing.T) {
+	n, at := switchable(t)
+	v := create(t, n, "origin", csiclient.Volume{FSType: "ext4"})
+	at.Set(t, "snapshot.recorded", "error")
+	if _, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "fails"}); err == nil {
+		t.Fatal("the snapshot did not fail")
+	}
+	at.Off(t)
+	left, err := os.ReadDir(filepath.Join(n.PoolDir(), "snapshots"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	ok(t, n.Client.Delete(ctxOf(t), v.ID))
 }
