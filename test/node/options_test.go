@@ -53,7 +53,7 @@ func TestALow_OptionsAreAList(t *testing.T) {
 	v.MountFlags = nil
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	v.MountFlags = []string{"allocsize=64k"}
-	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false), codes.InvalidArgument, "allocsize=64k", "ext4")
+	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false), codes.InvalidArgument, "allocsize=64k", "ext4", "docs/parameters.md")
 	down(t, n, v.ID)
 	// What people use is still there.
 	for fs, options := range map[string][]string{
