@@ -3,9 +3,9 @@
 //
 // Such a program sees the programs and libraries of this machine and sysfs, all
 // read-only, its device and, if there is one, the copy that it works on. It sees no
-// other file and no process. It has no network and no capability. System calls that mount, enter namespaces or load code fail (see
-// linux.Refuse). Its memory is limited, and it is the first to be ended when memory
-// is short.
+// other file and no process. It has no network and no capability. System calls that
+// mount, enter namespaces or load code fail (see linux.Refuse). Its memory is
+// limited, and it is the first to be ended when memory is short.
 package confine
 
 import (

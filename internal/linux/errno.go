@@ -20,7 +20,10 @@ const (
 	ESRCH        = unix.ESRCH
 	EIO          = unix.EIO
 	ELOOP        = unix.ELOOP
+	EMFILE       = unix.EMFILE
+	ENFILE       = unix.ENFILE
 	ENODEV       = unix.ENODEV
+	ENOMEM       = unix.ENOMEM
 	ENOENT       = unix.ENOENT
 	ENOSPC       = unix.ENOSPC
 	ENOSYS       = unix.ENOSYS

@@ -94,13 +94,23 @@ func away(err error) bool {
 	return errors.Is(err, linux.ENXIO) || errors.Is(err, linux.ENOENT) || errors.Is(err, linux.ENODEV)
 }
 
+// gone is away for who has the device's path: where only the node is missing, the
+// device may be bound still.
+func (d Device) gone(err error) bool {
+	if !errors.Is(err, linux.ENOENT) {
+		return away(err)
+	}
+	_, err = linux.StatxPath(fmt.Sprintf("/sys/dev/block/%d:%d/loop", d.Major, d.Minor))
+	return errors.Is(err, linux.ENOENT)
+}
+
 func (d Device) bound() (bool, error) {
 	loop, err := linux.Open(d.Path, os.O_RDONLY)
 	if err == nil {
 		defer loop.Close()
 		_, err = status(loop)
 	}
-	if away(err) {
+	if d.gone(err) {
 		return false, nil
 	}
 	return err == nil, err
@@ -115,7 +125,7 @@ func (n Nodes) Now(d Device) (now Device, ok bool, err error) {
 		defer loop.Close()
 		now, err = status(loop)
 	}
-	if away(err) {
+	if d.gone(err) {
 		return d, false, nil
 	}
 	if err != nil {
@@ -140,7 +150,7 @@ func (n Nodes) Detach(d Device) error {
 	if errors.Is(err, linux.EBUSY) {
 		return fault.New(fault.State, "%s is in use", d.Path)
 	}
-	if away(err) {
+	if d.gone(err) {
 		return d.Forget()
 	}
 	if err != nil {
@@ -157,7 +167,7 @@ func (n Nodes) Detach(d Device) error {
 	}
 	unlock()
 	loop.Close()
-	if away(err) {
+	if d.gone(err) {
 		return d.Forget()
 	}
 	if err != nil {

@@ -48,9 +48,10 @@ func TestA01_AFileWithALongPathIsFound(t *testing.T) {
 func TestA12_AStrangersDeviceIsItsOwnTrouble(t *testing.T) {
 	path, other := image(t), image(t)
 	d := attach(t, path, false)
+	answer := errors.New("transport endpoint is not connected")
 	n := Nodes{Dir: t.TempDir(), opens: func(name string) (Device, error) {
 		if "/dev/"+name == d.Path {
-			return Device{}, errors.New("transport endpoint is not connected")
+			return Device{}, answer
 		}
 		return Nodes{Dir: t.TempDir()}.open(name)
 	}}
@@ -62,6 +63,10 @@ func TestA12_AStrangersDeviceIsItsOwnTrouble(t *testing.T) {
 		if _, err := find(path); err == nil {
 			t.Errorf("%s: a device that cannot be looked at is none", what)
 		}
+	}
+	answer = fmt.Errorf("open: %w", linux.EMFILE) // the trouble is this process's
+	if _, err := n.References(other + "-2"); err == nil {
+		t.Error("a device that nobody looked at is a stranger's")
 	}
 }
 

@@ -277,7 +277,7 @@ func clearHold(h Device) error {
 	asked := false
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		loop, err := linux.Open(h.Path, os.O_RDONLY)
-		if away(err) {
+		if h.gone(err) {
 			return nil
 		}
 		if err != nil {
@@ -289,7 +289,7 @@ func clearHold(h Device) error {
 			err, asked = linux.LoopClear(loop), true
 		}
 		loop.Close()
-		if err != nil && !away(err) {
+		if err != nil && !h.gone(err) {
 			return err
 		}
 		if !is {

@@ -109,3 +109,27 @@ func TestA12_AHoldsNumberIsTakenAgain(t *testing.T) {
 		t.Errorf("somebody else's device is kept: %v", err)
 	}
 }
+
+// TestA12_AMissingNodeIsNoMissingDevice: a device whose node somebody removed is bound
+// still, and cannot be told to be detached.
+func TestA12_AMissingNodeIsNoMissingDevice(t *testing.T) {
+	n := Nodes{Dir: t.TempDir()}
+	d := attach(t, image(t), false)
+	nodeless := d
+	nodeless.Path = filepath.Join(n.Dir, filepath.Base(d.Path))
+	if err := n.Detach(nodeless); err == nil {
+		t.Error("it was detached")
+	}
+	if _, _, err := n.Now(nodeless); err == nil {
+		t.Error("nothing was seen of it, and that is no error")
+	}
+	if is, err := nodeless.bound(); err == nil {
+		t.Errorf("bound: %v", is)
+	}
+	if err := clearHold(nodeless); err == nil {
+		t.Error("its hold was taken off")
+	}
+	if !bound(t, d) {
+		t.Error("it was unbound")
+	}
+}

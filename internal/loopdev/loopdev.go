@@ -94,7 +94,7 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 				return d, nil // see Mend
 			}
 			// One that was to be unbound at its last close may be so by now.
-			if err := d.keep(); !away(err) {
+			if err := d.keep(); !d.gone(err) {
 				return d, err
 			}
 		}

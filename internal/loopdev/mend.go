@@ -40,7 +40,7 @@ func (n Nodes) Mend(d Device, path string) (changed []string, err error) {
 		return nil, nil
 	}
 	loop, err := linux.Open(d.Path, os.O_RDWR)
-	if away(err) {
+	if d.gone(err) {
 		return nil, nil // it is being detached
 	}
 	if err != nil {
