@@ -96,6 +96,7 @@ func (m *sizes) crowded(t *rapid.T) (release func()) {
 	return func() { _ = os.Remove(m.filler) }
 }
 
+// t.Skip is rapid's: it draws another action, and skips no test.
 func (m *sizes) volume(t *rapid.T) *sizedVolume {
 	if len(m.vols) == 0 {
 		t.Skip("no volume")
