@@ -3,6 +3,7 @@ package loopdev
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -56,6 +57,13 @@ func (l *looks) within(limit time.Duration, key string, f func() (Device, error)
 		defer l.Unlock()
 		delete(l.out, key)
 	}()
+	// Nearly all are back at once. A timer wakes another thread of this process.
+	runtime.Gosched()
+	select {
+	case a := <-done:
+		return a.Device, a.error
+	default:
+	}
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {

@@ -298,8 +298,8 @@ func (d *Driver) live(dev mounter.Device, id, fstype string) (mounter.Filesystem
 		return mounter.Filesystem{}, fmt.Errorf("volume %s: the options of its mounts, as recorded: %w", id, err)
 	}
 	fs := filesystem(dev, fstype, o, false)
-	fs.Scratch = d.scratchFor(id)
-	return mounter.NoPanic(fs)
+	fs.Scratch, fs.NoPanic = d.scratchFor(id), true
+	return fs, nil
 }
 
 // filesystem says how a volume's file system is mounted. A clone of an xfs has

@@ -124,10 +124,10 @@ func (p *publication) filesystem() mounter.Filesystem {
 	return filesystem(p.attachment.Device, p.staged.FSType, p.use.options, p.readOnly)
 }
 
-func (d *Driver) mountable(p *publication) (mounter.Filesystem, error) {
+func (d *Driver) mountable(p *publication) mounter.Filesystem {
 	fs := p.filesystem()
-	fs.Scratch = d.scratchFor(p.id)
-	return mounter.NoPanic(fs)
+	fs.Scratch, fs.NoPanic = d.scratchFor(p.id), true
+	return fs
 }
 
 func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.Progress, quick bool) error {
@@ -282,11 +282,7 @@ func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mou
 		}
 		p.alone = !busy
 	}
-	fs, err := d.mountable(p)
-	if err != nil {
-		return nil, fmt.Errorf("volume %s: %w", p.id, err)
-	}
-	m, err := mounter.Open(fs)
+	m, err := mounter.Open(d.mountable(p))
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", p.id, err)
 	}
@@ -306,16 +302,29 @@ func (d *Driver) agreeOnSuperblock(p *publication) error {
 		return err
 	}
 	if busy {
-		return fault.New(fault.State, "volume %s is mounted with the options %q and cannot be mounted with %q at the same time: all mounts of a volume share them. Unpublish it first, or ask for the same options%s",
+		refusal := fault.New(fault.State, "volume %s is mounted with the options %q and cannot be mounted with %q at the same time: all mounts of a volume share them. Unpublish it first, or ask for the same options%s",
 			p.id, p.staged.Superblock, want, mounter.HeldBy(p.attachment.Device))
+		if have, err := mounter.ParseOptions([]string{p.staged.Superblock}); err == nil && have.Context() != p.use.options.Context() {
+			return labelConflict{refusal}
+		}
+		return refusal
 	}
 	p.staged.Superblock = want
 	return d.staged.put(p.staged)
 }
 
-// countLabel counts mounts with a SELinux context.
+// labelConflict refuses a publish of a volume that is mounted with another SELinux
+// label, or with a label where none was asked for, or with none where one was.
+type labelConflict struct{ error }
+
+func (c labelConflict) Unwrap() error { return c.error }
+
+// countLabel counts mounts with a SELinux context, and those that another one kept
+// from being made.
 func (d *Driver) countLabel(p *publication, err error) {
-	switch {
+	switch conflict := (labelConflict{}); {
+	case errors.As(err, &conflict):
+		d.Metrics.ContextMount("conflict")
 	case p.use.block || p.use.options.Context() == "":
 	case err == nil:
 		d.Metrics.ContextMount("applied")

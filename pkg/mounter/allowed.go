@@ -2,6 +2,8 @@ package mounter
 
 import (
 	"encoding/binary"
+	"errors"
+	"os"
 	"slices"
 	"strings"
 
@@ -95,25 +97,25 @@ func refuseOption(o Option, fstype string, list []string) error {
 	return fault.New(fault.Invalid, "mount option %q is not allowed for %s%s (docs/parameters.md, \"Mount options\")", o, fstype, these)
 }
 
-// NoPanic gives the options with errors=remount-ro added where an ext2, ext3 or
+// withoutPanic gives the options with errors=remount-ro added where an ext2, ext3 or
 // ext4 has "panic" written in its superblock as what to do about an error and the
-// options say nothing of that: a volume's content must not end the node.
-func NoPanic(fs Filesystem) (Filesystem, error) {
+// options say nothing of that: a volume's content must not end the node. It reads the
+// page that the kernel reads next; the device is to be kept open until it has.
+func withoutPanic(fs Filesystem) (Filesystem, *os.File, error) {
 	if alike[fs.Type] != "ext4" && fs.Type != "ext4" || slices.ContainsFunc(fs.Options.Superblock, func(o Option) bool { return o.Key == "errors" }) {
-		return fs, nil
+		return fs, nil, nil
 	}
-	f, err := linux.Open(fs.Device.Path, linux.ODirect)
+	f, err := linux.Open(fs.Device.Path, os.O_RDONLY)
 	if err != nil {
-		return fs, err
+		return fs, nil, err
 	}
-	defer f.Close()
 	const sError, panics = 1024 + 0x3c, 3 // s_errors, EXT4_ERRORS_PANIC
 	var b [2]byte
-	if _, err := (linux.Direct{File: f}).ReadAt(b[:], sError); err != nil {
-		return fs, err
+	if _, err := f.ReadAt(b[:], sError); err != nil {
+		return fs, nil, errors.Join(err, f.Close())
 	}
 	if binary.LittleEndian.Uint16(b[:]) == panics {
 		fs.Options = fs.Options.With("errors", "remount-ro")
 	}
-	return fs, nil
+	return fs, f, nil
 }

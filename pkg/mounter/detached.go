@@ -28,6 +28,9 @@ type Filesystem struct {
 	// Scratch is a directory, made and removed again, for the one case that
 	// cannot be mounted detached: a SELinux label on btrfs before Linux 6.8.
 	Scratch string
+	// NoPanic has an ext4 whose superblock asks for a panic at an error mounted
+	// with errors=remount-ro.
+	NoPanic bool
 }
 
 // Detached is a mount that is attached nowhere: nobody but this process sees
@@ -45,6 +48,14 @@ type Detached struct {
 func Open(fs Filesystem) (*Detached, error) {
 	if err := checkLabels(fs.Options); err != nil {
 		return nil, err
+	}
+	if fs.NoPanic {
+		safe, device, err := withoutPanic(fs)
+		if err != nil {
+			return nil, err
+		}
+		defer device.Close()
+		fs = safe
 	}
 	d, err := open(fs)
 	if err != nil && fs.Type == "btrfs" && fs.Options.labels() && fs.Scratch != "" {

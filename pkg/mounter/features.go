@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
@@ -165,6 +166,16 @@ func IsRoot() bool { return os.Geteuid() == 0 }
 
 // BootID names this boot of this machine.
 func BootID() (string, error) {
+	if id := bootID.Load(); id != nil {
+		return *id, nil
+	}
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(b)), err
+	if err != nil {
+		return "", err
+	}
+	id := strings.TrimSpace(string(b))
+	bootID.Store(&id)
+	return id, nil
 }
+
+var bootID atomic.Pointer[string] // what was read; nil: not yet

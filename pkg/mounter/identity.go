@@ -89,13 +89,18 @@ type identities struct{ sys, dev, boot string }
 
 func (m identities) of(path string, major, minor uint32, depth int) (Identity, error) {
 	const deepest = 8 // loop devices on loop devices
-	dir, err := filepath.EvalSymlinks(fmt.Sprintf("%s/dev/block/%d:%d", m.sys, major, minor))
+	dir := fmt.Sprintf("%s/dev/block/%d:%d", m.sys, major, minor)
+	to, err := os.Readlink(dir)
 	if errors.Is(err, fs.ErrNotExist) || depth > deepest {
 		return m.number(dir, major, minor), nil
 	}
 	if err != nil {
 		return Identity{}, err
 	}
+	if !filepath.IsAbs(to) {
+		to = filepath.Join(filepath.Dir(dir), to)
+	}
+	dir = to
 	if m.read(dir, "partition") != "" {
 		return m.partition(dir, depth)
 	}

@@ -5,9 +5,6 @@
 package node
 
 import (
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -204,29 +201,24 @@ func TestS07_TwoLabelsOnOneServer(t *testing.T) {
 	}
 }
 
+// A conflict with another pod's label is not counted as any other error is.
 func TestS09_MetricsCountLabels(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	ok(t, err)
-	address := l.Addr().String()
-	ok(t, l.Close())
-	n := testnode.New(t, "", "--metrics-address", address)
+	n, metrics := withMetrics(t)
 	v := create(t, n, "a", csiclient.Volume{FSType: "xfs"})
 	target := n.Target("a")
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), target, false))
-	if err := n.Client.Publish(ctxOf(t), labelled(v, labelB), n.Target("b"), false); err == nil {
-		t.Error("another label was taken")
-	}
-	r, err := http.Get("http://" + address + "/metrics")
-	ok(t, err)
-	defer r.Body.Close()
-	body, err := io.ReadAll(r.Body)
-	ok(t, err)
-	for _, want := range []string{`crust_selinux_context_mounts_total{outcome="applied"} 1`, `crust_selinux_context_mounts_total{outcome="error"} 1`} {
-		if !strings.Contains(string(body), want) {
-			t.Errorf("no %s in the metrics", want)
-		}
-	}
+	refused(t, n.Client.Publish(ctxOf(t), labelled(v, labelB), n.Target("b"), false), codes.FailedPrecondition, labelA, labelB)
+	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false), codes.FailedPrecondition, labelA)
+	other := labelled(v, labelA)
+	other.MountFlags = append(other.MountFlags, "swalloc")
+	refused(t, n.Client.Publish(ctxOf(t), other, n.Target("b"), false), codes.FailedPrecondition, "swalloc")
+	const mounts = `crust_selinux_context_mounts_total{outcome="`
+	m := metrics()
+	wantMetric(t, m, mounts+`applied"}`, "1")
+	wantMetric(t, m, mounts+`conflict"}`, "2")
+	wantMetric(t, m, mounts+`error"}`, "1")
+	wantMetric(t, m, mounts+`mismatch"}`, "")
 	down(t, n, v.ID, target)
 }
 

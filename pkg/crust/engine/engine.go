@@ -31,6 +31,7 @@ type Request struct {
 	// Scratch is a directory for file systems that can only be mounted by
 	// mount(2) with some options; see mounter.Filesystem.
 	Scratch string
+	NoPanic bool // this is not the kernel of a guest; see mounter.Filesystem
 }
 
 // Open mounts the volume, detached: nobody sees it before it is as it was asked
@@ -53,7 +54,7 @@ func Open(ctx context.Context, r Request) (*mounter.Detached, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := mounter.Open(mounter.Filesystem{Device: r.Device, Type: r.Type, Options: o, Scratch: r.Scratch})
+	m, err := mounter.Open(mounter.Filesystem{Device: r.Device, Type: r.Type, Options: o, Scratch: r.Scratch, NoPanic: r.NoPanic})
 	if err != nil {
 		return nil, err
 	}

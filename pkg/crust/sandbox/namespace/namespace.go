@@ -192,14 +192,10 @@ func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, err
 		if busy && !v.Shared {
 			return fault.New(fault.State, "%s is in use outside of this sandbox, so it was not mounted%s", v.Device.Path, mounter.HeldBy(v.Device))
 		}
-		// This is the host's kernel.
-		safe, err := mounter.NoPanic(mounter.Filesystem{Device: v.Device, Type: v.Type, Options: v.Options})
-		if err != nil {
-			return err
-		}
 		m, err := engine.Open(ctx, engine.Request{
-			Device: v.Device, Type: v.Type, Options: safe.Options, ReadOnly: v.ReadOnly, Group: v.Group, Policy: v.Policy,
+			Device: v.Device, Type: v.Type, Options: v.Options, ReadOnly: v.ReadOnly, Group: v.Group, Policy: v.Policy,
 			UserNamespace: s.userns, Scratch: filepath.Join(s.b.dir, "scratch", engine.Name(s.spec.ID+v.Target)),
+			NoPanic: true, // this is the host's kernel
 		})
 		if err != nil {
 			return err
