@@ -33,7 +33,8 @@ type Node struct {
 	Client *csiclient.Client
 	Args   []string // beside the usual ones
 	Env    []string
-	Pool   string // directory of its pool, if not the usual one
+	Under  []string // a command that the process begins as, and that becomes it (exec)
+	Pool   string   // directory of its pool, if not the usual one
 	// PoolName is that of its pool, if not "pool".
 	PoolName string
 
@@ -255,7 +256,8 @@ func (n *Node) Launch() {
 		"--endpoint", n.Endpoint(), "--node-id", "node-1", "--pool", cmp.Or(n.PoolName, "pool") + "=loop:" + n.PoolDir() + n.PoolOptions,
 		"--state-dir", filepath.Join(n.Dir, "state"), "--kubelet-dir", n.KubeletDir(), "-v", "4", "--idmap-probe=false",
 	}, n.Args...)
-	n.cmd = exec.Command(n.bin, args...)
+	command := slices.Concat(n.Under, []string{n.bin}, args)
+	n.cmd = exec.Command(command[0], command[1:]...)
 	n.cmd.Env = append(os.Environ(), n.Env...)
 	n.log = &logBuffer{}
 	n.cmd.Stderr = n.log

@@ -1,12 +1,16 @@
 package mounter
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
 // ids says owner and group of a file.
@@ -37,6 +41,27 @@ func TestIDMapsCoverEveryIDOnce(t *testing.T) {
 		}
 		if c[0] != c[1] && (shown[c[0]] != c[1] || shown[c[1]] != c[0]) {
 			t.Errorf("%v: %v", c, shown)
+		}
+	}
+}
+
+// U01, U04: a file system that no kernel maps is refused in words, and the kernel is
+// named.
+func TestU04_AFileSystemThatCannotBeMapped(t *testing.T) {
+	dir := t.TempDir()
+	check(t, syscall.Mount("ramfs", dir, "ramfs", 0, ""))
+	t.Cleanup(func() { check(t, syscall.Unmount(dir, 0)) })
+	m, err := OpenTree(dir)
+	check(t, err)
+	defer m.Close()
+	idmap := Shift(100000, 65536)
+	err = m.Change(View{IDMap: &idmap})
+	if !errors.Is(err, ErrNoIdmap) || !fault.Is(err, fault.State) {
+		t.Fatalf("%v", err)
+	}
+	for _, word := range []string{dir, "idmapped mounts", linux.Uname()} {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("the error does not say %q: %v", word, err)
 		}
 	}
 }

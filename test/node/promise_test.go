@@ -164,6 +164,39 @@ func scrape(t *testing.T, address string) string {
 
 // On a pool that its volumes filled, records can still be written: volumes are
 // unpublished and deleted, snapshots too, and what is learnt of them is kept.
+// What others write beside the pool is no room of it from then on, and is again when
+// it is gone.
+func TestA05_WhatOthersTakeIsNotPromised(t *testing.T) {
+	n := newOnSmallPool(t, "ext4")
+	raw := csiclient.Volume{Block: true}
+	_, err := n.Client.Create(ctxOf(t), "a", 16<<20, raw, nil, nil)
+	ok(t, err)
+	before := left(t, n, nil)
+	stranger := filepath.Join(n.PoolDir(), "stranger")
+	run(t, "fallocate", "-l", itoa(int(before/2)), stranger)
+	_, err = n.Client.Create(ctxOf(t), "b", before*3/4, raw, nil, nil)
+	refused(t, err, codes.ResourceExhausted, "promised")
+	ok(t, os.Remove(stranger))
+	_, err = n.Client.Create(ctxOf(t), "b", before*3/4, raw, nil, nil)
+	ok(t, err)
+	_, err = n.Client.Create(ctxOf(t), "c", before*3/4, raw, nil, nil)
+	refused(t, err, codes.ResourceExhausted, "promised")
+}
+
+// Room that a deleted volume gave back is not counted twice.
+func TestA05_WhatIsFreedCountsOnce(t *testing.T) {
+	n := newOnSmallPool(t, "ext4")
+	raw := csiclient.Volume{Block: true}
+	first := left(t, n, nil)
+	made, err := n.Client.Create(ctxOf(t), "a", 300<<20, raw, nil, nil)
+	ok(t, err)
+	patch(t, image(n, made.GetVolumeId()), 0, []byte(strings.Repeat("data", 50<<20)))
+	left(t, n, nil) // has the pool look at its files
+	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
+	_, err = n.Client.Create(ctxOf(t), "b", first+100<<20, raw, nil, nil)
+	refused(t, err, codes.ResourceExhausted, "promised")
+}
+
 func TestA05_AFullPoolCanBeManaged(t *testing.T) {
 	for _, pool := range []string{"ext4", "xfs"} {
 		t.Run("pool on "+pool, func(t *testing.T) {

@@ -2,8 +2,10 @@ package node
 
 import (
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
@@ -42,5 +44,27 @@ func TestScale_ARestartLooksOnce(t *testing.T) {
 	}
 	for i, v := range all {
 		down(t, n, v.ID, n.Target(fmt.Sprint("v", i)))
+	}
+}
+
+// TestScale_APromiseLooksAtNoFile: a new volume does not take longer because there
+// are many, as long as it fits.
+func TestScale_APromiseLooksAtNoFile(t *testing.T) {
+	n := testnode.New(t, "")
+	have := 0
+	calls := func(with int) int {
+		t.Helper()
+		for ; have < with; have++ {
+			create(t, n, fmt.Sprint("v", have), csiclient.Volume{FSType: "ext4"})
+		}
+		end := tampered(t, n, "statx,newfstatat,openat,openat2", "delay_exit=1")
+		create(t, n, fmt.Sprint("v", have), csiclient.Volume{FSType: "ext4"})
+		have++
+		end()
+		return strings.Count(read(t, filepath.Join(n.Dir, "trace")), "\n")
+	}
+	few := calls(5)
+	if many := calls(60); many > few+20 {
+		t.Errorf("%d calls beside 5 volumes, %d beside 60", few, many)
 	}
 }

@@ -5,6 +5,7 @@
 package node
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -120,6 +121,69 @@ func TestS01_TheKubeletsRequestsAreReplayed(t *testing.T) {
 		t.Errorf("label %s, group %d", got, st.Gid)
 	}
 	down(t, n, id, target)
+}
+
+// S01: labels do not depend on the host's /sys/fs/selinux and /etc/selinux. A container
+// of the DaemonSet sees neither; a csi-node that runs as a service sees both.
+func TestS01_WithTheHostsSELinuxFilesAndWithout(t *testing.T) {
+	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
+		t.Fatalf("this machine does not show them: %v", err)
+	}
+	for name, under := range map[string][]string{
+		"with":    nil,
+		"without": {"unshare", "-m", "--propagation", "private", "sh", "-c", `umount /sys/fs/selinux && mount -t tmpfs none /etc/selinux && exec "$0" "$@"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := testnode.NewStopped(t, "")
+			n.Under = under
+			n.Begin()
+			inside := fmt.Sprintf("/proc/%d/root", n.PID())
+			for _, file := range []string{"/sys/fs/selinux/enforce", "/etc/selinux/config"} {
+				if _, err := os.Stat(inside + file); (err == nil) != (name == "with") {
+					t.Fatalf("the driver sees %s: %v", file, err)
+				}
+			}
+			for _, fstype := range filesystems {
+				v := create(t, n, fstype, csiclient.Volume{FSType: fstype})
+				target := n.Target(fstype)
+				ok(t, n.Client.Stage(ctxOf(t), v))
+				ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), target, false))
+				if got := label(t, inside+target); got != labelA {
+					t.Errorf("%s has the label %s", fstype, got)
+				}
+				down(t, n, v.ID, target)
+			}
+		})
+	}
+}
+
+// S05: what a publish with a label does is the same for any number of files, and is
+// not the same for a group that is given to them.
+func TestS05_ALabelCostsTheSameForAnyNumberOfFiles(t *testing.T) {
+	n := testnode.New(t, "")
+	calls := func(v csiclient.Volume) (looks int) {
+		t.Helper()
+		const file = "getdents64,openat,statx,newfstatat,setxattr,fsetxattr,lsetxattr,chown,fchown,fchownat"
+		end := tampered(t, n, file, "delay_exit=1")
+		ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
+		end()
+		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
+		return strings.Count(read(t, filepath.Join(n.Dir, "trace")), "\n")
+	}
+	v := create(t, n, "a", csiclient.Volume{FSType: "xfs"}) // whose groups are found by a walk
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	few := calls(labelled(v, labelA))
+	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
+	const files = 3000
+	fillTree(t, n.Target("a"), files)
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
+	if many := calls(labelled(v, labelB)); many > few+20 {
+		t.Errorf("%d calls with no file, %d with %d files", few, many, files)
+	}
+	if walk := calls(with(v, "4242")); walk < few+files/100 {
+		t.Errorf("a walk of %d files is seen as %d calls: this test does not see it", files, walk)
+	}
+	down(t, n, v.ID)
 }
 
 func TestS02_LabelsThatThePolicyDoesNotKnow(t *testing.T) {

@@ -21,16 +21,19 @@ func (p *Programs) ProbeIdmap(ctx context.Context, fstype, dir string, nodes loo
 	if f.Since == "" {
 		f.Since = "5.12"
 	}
-	err := p.tryIdmap(ctx, fstype, dir, nodes)
+	f.Answer, f.Why = idmapAnswer(p.tryIdmap(ctx, fstype, dir, nodes))
+	return f
+}
+
+// idmapAnswer is what the end of an attempt says.
+func idmapAnswer(err error) (answer mounter.Answer, why string) {
 	switch {
 	case err == nil:
-		f.Answer = mounter.Yes
+		return mounter.Yes, ""
 	case errors.Is(err, mounter.ErrNoIdmap), errors.Is(err, mounter.ErrNoMountSetattr):
-		f.Answer, f.Why = mounter.No, err.Error()
-	default:
-		f.Answer, f.Why = mounter.CannotTell, err.Error()
+		return mounter.No, err.Error()
 	}
-	return f
+	return mounter.CannotTell, err.Error()
 }
 
 func (p *Programs) tryIdmap(ctx context.Context, fstype, dir string, nodes loopdev.Nodes) error {

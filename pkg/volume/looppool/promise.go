@@ -24,43 +24,117 @@ const fullBelow = 1 << 20
 // maps of volumes' files.
 const forMaps = 128
 
-// Capacity tells what the pool has, and what of it is promised.
+// room is what a look at all files of the pool found.
+type room struct {
+	available, used int64            // of the pool's file system; of the pool's own files
+	held            map[string]int64 // what snapshots take, by key
+}
+
+// Capacity tells what the pool has, and what of it is promised. It looks at every
+// file of the pool.
 func (p *Pool) Capacity() (volume.Capacity, error) {
-	c, err := p.space()
+	r, err := p.measure()
 	if err != nil {
-		return c, err
+		return volume.Capacity{}, err
+	}
+	return p.capacity(r)
+}
+
+// measure looks at every file.
+func (p *Pool) measure() (room, error) {
+	before, err := p.space()
+	if err != nil {
+		return room{}, err
 	}
 	p.mu.Lock()
-	volumes, snapshots, intended := maps.Clone(p.volumes), maps.Clone(p.snapshots), maps.Clone(p.intended)
+	volumes, snapshots := maps.Clone(p.volumes), maps.Clone(p.snapshots)
 	p.mu.Unlock()
+	r := room{held: map[string]int64{}}
 	var files []string
 	shares := len(snapshots) > 0
-	for key, r := range volumes {
+	for key, v := range volumes {
 		_, img := p.volumePath(key)
 		files = append(files, img)
-		intended[key] = max(intended[key], r.Volume.Size)
-		shares = shares || r.Volume.SourceSnapshot != "" || r.Volume.SourceVolume != ""
+		shares = shares || v.Volume.SourceSnapshot != "" || v.Volume.SourceVolume != ""
 	}
 	for key := range snapshots {
 		_, img := p.snapshotPath(key)
 		files = append(files, img)
+		if r.held[key], err = allocated(img); err != nil {
+			return room{}, err
+		}
+	}
+	if r.used, err = usedBy(files, shares); err != nil {
+		return room{}, err
+	}
+	after, err := p.space()
+	if err != nil {
+		return room{}, err
+	}
+	// What was written meanwhile counts once.
+	r.available = min(before.Available, after.Available)
+	p.mu.Lock()
+	p.measured = &r
+	p.mu.Unlock()
+	return r, nil
+}
+
+// capacity is Capacity by a look at the files that may be older than the rest. What
+// the pool's files took or gave back since is no other room than it was; so what is
+// free counts up to what was free then. What is left is never more than it is.
+func (p *Pool) capacity(r room) (volume.Capacity, error) {
+	c, err := p.space()
+	if err != nil {
+		return c, err
+	}
+	c.Used = r.used
+	var unmeasured []string
+	p.mu.Lock()
+	for key, v := range p.volumes {
+		c.Promised += max(p.intended[key], v.Volume.Size)
+	}
+	for key := range p.snapshots {
+		held, ok := r.held[key]
+		if !ok {
+			unmeasured = append(unmeasured, key)
+		}
+		c.Promised += max(p.intended[key], held)
+	}
+	for key, n := range p.intended {
+		_, isVolume := p.volumes[key]
+		_, isSnapshot := p.snapshots[key]
+		if !isVolume && !isSnapshot {
+			c.Promised += n
+		}
+	}
+	p.mu.Unlock()
+	for _, key := range unmeasured {
+		_, img := p.snapshotPath(key)
 		held, err := allocated(img)
 		if err != nil {
 			return c, err
 		}
-		intended[key] = max(intended[key], held)
-	}
-	for _, n := range intended {
-		c.Promised += n
-	}
-	if c.Used, err = usedBy(files, shares); err != nil {
-		return c, err
+		c.Promised += held
 	}
 	var held int64
 	c.Reserve, held = p.reserved.state()
-	room := c.Available + c.Used + held - c.Reserve - c.Total/forMaps
-	c.Left = max(int64(float64(max(room, 0))*p.overcommit)-c.Promised, 0)
+	have := min(c.Available, r.available) + c.Used + held - c.Reserve - c.Total/forMaps
+	c.Left = max(int64(float64(max(have, 0))*p.overcommit)-c.Promised, 0)
 	return c, nil
+}
+
+// leftFor is Capacity for who wants so many bytes. It looks at the files only if what
+// was seen of them last does not do.
+func (p *Pool) leftFor(bytes int64) (volume.Capacity, error) {
+	p.mu.Lock()
+	r := p.measured
+	p.mu.Unlock()
+	if r != nil {
+		if c, err := p.capacity(*r); err != nil || bytes <= c.Left {
+			return c, err
+		}
+	}
+	return p.Capacity()
 }
 
 // promise notes that the volume or snapshot of a key, which has so many bytes,
@@ -70,7 +144,7 @@ func (p *Pool) promise(what, key string, has, bytes int64) error {
 	p.refillReserve()
 	p.promising.Lock()
 	defer p.promising.Unlock()
-	c, err := p.Capacity()
+	c, err := p.leftFor(bytes - has)
 	if err != nil {
 		return err
 	}
