@@ -18,12 +18,13 @@ need mkfs.ext4 e2fsprogs
 need mkfs.xfs xfsprogs
 need mkfs.btrfs btrfs-progs
 need mkfs.vfat dosfstools
+need mkfs.exfat exfatprogs
+need mkntfs ntfs-3g
 need losetup mount
 need unshare util-linux
 need sfdisk fdisk
 need checkpolicy checkpolicy
 need cpio cpio
-need mount.nfs nfs-common
 need strace strace
 need crun crun
 need pkg-config pkg-config

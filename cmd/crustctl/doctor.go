@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -87,8 +88,11 @@ func examine(ctx context.Context, g *globals) []finding {
 		_, err := exec.LookPath(program)
 		say(program, err, "apt-get install "+pkg)
 	}
-	_, err := exec.LookPath("mount.nfs")
-	say("mount.nfs", err, "for static NFS volumes: apt-get install nfs-common")
+	var err error
+	if nfs := mounter.ProbeFilesystem("nfs"); nfs.Answer == mounter.No {
+		err = errors.New(nfs.Why)
+	}
+	say("nfs", err, "only for static NFS volumes: a kernel that has it")
 	root, err := mounter.OpenRoot(g.kubeletDir)
 	if err == nil {
 		err = root.Close()

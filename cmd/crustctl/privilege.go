@@ -30,7 +30,7 @@ func driverCapabilities(endpoint string) ([]finding, error) {
 	if peer.PID == 0 {
 		return nil, errors.New("the driver's process is not in this pid namespace")
 	}
-	missing, err := privilege.Missing(fmt.Sprintf("/proc/%d/status", peer.PID))
+	missing, err := privilege.Storage.Missing(fmt.Sprintf("/proc/%d/status", peer.PID))
 	if err != nil {
 		return nil, err
 	}

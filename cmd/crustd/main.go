@@ -69,7 +69,7 @@ func parse(args []string) (*options, error) {
 	f.DurationVar(&o.ownership, "ownership-timeout", 10*time.Minute, "the longest that it may take to mount a volume whose files are given to a group")
 	f.StringVar(&o.hostNamespace, "host-mount-namespace", "", "mount namespace to run in; for a container that shares the host's pids: /proc/1/ns/mnt (default: this process's own)")
 	f.StringVar(&o.installDir, "install-dir", "/opt/crust/bin", "with --host-mount-namespace: directory there that this program, crust-oci and crustctl, from the directory that it is in, are copied to")
-	f.StringVar(&o.capabilities, "capabilities", privilege.List(), "capabilities that are kept; all others are given back at the start. all: keep every one")
+	f.StringVar(&o.capabilities, "capabilities", privilege.Sandboxes.List(), "capabilities that are kept; all others are given back at the start. all: keep every one")
 	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz; without HOST this machine only, * for every interface (default: off)")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")

@@ -15,6 +15,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-csi/crust-csi/internal/audit"
+	"github.com/crust-csi/crust-csi/internal/confine"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/privilege"
@@ -96,6 +97,9 @@ func run(args []string) error {
 	if f := programs.ProbeConfinement(); f.Answer != mounter.Yes {
 		log.Warn("programs of file systems cannot be confined, so they are not run", "without", f.Cost, "error", f.Why)
 	}
+	if err := confine.Cgroups(); err != nil {
+		log.Info("programs of file systems have no cgroup of their own; the address space of each is limited", "error", err)
+	}
 	d, err := driver.New(driver.Config{
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
 		Programs: programs, Log: log, Metrics: metrics, Audit: history,
@@ -125,7 +129,7 @@ func run(args []string) error {
 
 // sayMissing logs what will not work for want of a capability.
 func sayMissing(log *slog.Logger) {
-	missing, err := privilege.Missing("/proc/self/status")
+	missing, err := privilege.Storage.Missing("/proc/self/status")
 	if err != nil {
 		log.Warn("which capabilities are held cannot be told", "error", err)
 	}
@@ -230,14 +234,14 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 			return fmt.Errorf("--endpoint-group: %w", err)
 		}
 	}
-	ready := func() error { return errors.Join(privilege.Ready(), d.Ready()) }
+	ready := func() error { return errors.Join(privilege.Storage.Ready(), d.Ready()) }
 	if o.registration != "" {
 		r, err := registration.Serve(o.registration, o.driverName, o.endpoint, log)
 		if err != nil {
 			return err
 		}
 		defer r.Stop()
-		ready = func() error { return errors.Join(privilege.Ready(), d.Ready(), r.Err()) }
+		ready = func() error { return errors.Join(privilege.Storage.Ready(), d.Ready(), r.Err()) }
 	}
 	closeHTTP, err := rpcserver.ServeHTTP(o.metricsAddress, metrics.Handler(ready), failed)
 	if err != nil {

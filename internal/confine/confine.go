@@ -5,7 +5,8 @@
 // read-only, its device and, if there is one, the copy that it works on. It sees no
 // other file and no process. It has no network and no capability. System calls that
 // mount, enter namespaces or load code fail (see linux.Refuse). Its memory is
-// limited, and it is the first to be ended when memory is short.
+// limited, and it is the first to be ended when memory is short. Where there can be
+// one (see Cgroups), it has a cgroup of its own.
 package confine
 
 import (
@@ -78,12 +79,17 @@ func Run(cmd *exec.Cmd, l Limits, started func()) error {
 		defer program.Close()
 		cmd.Path = filepath.Join(programDir, filepath.Base(cmd.Path))
 	}
+	group, err := newCgroup()
+	if err != nil {
+		return cannot(err)
+	}
+	defer group.remove()
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	begun, limited := make(chan int, 1), make(chan error, 1)
 	go func() {
 		// Not on the program's thread: that one has no /proc.
 		if pid, ok := <-begun; ok {
-			limited <- linux.LimitMemory(pid, Memory)
+			limited <- errors.Join(group.add(pid), linux.LimitMemory(pid, Memory))
 		}
 	}()
 	defer close(begun)

@@ -9,34 +9,39 @@ import (
 
 // The errnos that other packages decide on.
 const (
-	EACCES       = unix.EACCES
-	EBADMSG      = unix.EBADMSG // EFSBADCRC
-	EBUSY        = unix.EBUSY
-	EAGAIN       = unix.EAGAIN
-	EEXIST       = unix.EEXIST
-	ECONNREFUSED = unix.ECONNREFUSED
-	EFBIG        = unix.EFBIG
-	EINVAL       = unix.EINVAL
-	ESRCH        = unix.ESRCH
-	EIO          = unix.EIO
-	ELOOP        = unix.ELOOP
-	EMFILE       = unix.EMFILE
-	ENFILE       = unix.ENFILE
-	ENODEV       = unix.ENODEV
-	ENOMEM       = unix.ENOMEM
-	ENOENT       = unix.ENOENT
-	ENOSPC       = unix.ENOSPC
-	ENOSYS       = unix.ENOSYS
-	ENOTBLK      = unix.ENOTBLK
-	ENOTDIR      = unix.ENOTDIR
-	ENOTEMPTY    = unix.ENOTEMPTY
-	ENOTTY       = unix.ENOTTY
-	ENXIO        = unix.ENXIO
-	EOPNOTSUPP   = unix.EOPNOTSUPP
-	EPERM        = unix.EPERM
-	EROFS        = unix.EROFS
-	EUCLEAN      = unix.EUCLEAN // EFSCORRUPTED
-	EXDEV        = unix.EXDEV
+	EACCES          = unix.EACCES
+	EADDRNOTAVAIL   = unix.EADDRNOTAVAIL
+	EHOSTUNREACH    = unix.EHOSTUNREACH
+	ENETUNREACH     = unix.ENETUNREACH
+	EPROTONOSUPPORT = unix.EPROTONOSUPPORT
+	ETIMEDOUT       = unix.ETIMEDOUT
+	EBADMSG         = unix.EBADMSG // EFSBADCRC
+	EBUSY           = unix.EBUSY
+	EAGAIN          = unix.EAGAIN
+	EEXIST          = unix.EEXIST
+	ECONNREFUSED    = unix.ECONNREFUSED
+	EFBIG           = unix.EFBIG
+	EINVAL          = unix.EINVAL
+	ESRCH           = unix.ESRCH
+	EIO             = unix.EIO
+	ELOOP           = unix.ELOOP
+	EMFILE          = unix.EMFILE
+	ENFILE          = unix.ENFILE
+	ENODEV          = unix.ENODEV
+	ENOMEM          = unix.ENOMEM
+	ENOENT          = unix.ENOENT
+	ENOSPC          = unix.ENOSPC
+	ENOSYS          = unix.ENOSYS
+	ENOTBLK         = unix.ENOTBLK
+	ENOTDIR         = unix.ENOTDIR
+	ENOTEMPTY       = unix.ENOTEMPTY
+	ENOTTY          = unix.ENOTTY
+	ENXIO           = unix.ENXIO
+	EOPNOTSUPP      = unix.EOPNOTSUPP
+	EPERM           = unix.EPERM
+	EROFS           = unix.EROFS
+	EUCLEAN         = unix.EUCLEAN // EFSCORRUPTED
+	EXDEV           = unix.EXDEV
 )
 
 // call runs f until it is not interrupted, and names it in the error.

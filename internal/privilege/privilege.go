@@ -30,14 +30,16 @@ type Need struct {
 	Vital bool
 }
 
-// Storage are what csi-node and crustd need.
-var Storage = []Need{
+// Needs are those of one daemon.
+type Needs []Need
+
+// Storage are what csi-node needs.
+var Storage = Needs{
 	{Name: "CHOWN", Without: "volumes cannot be given to a pod's fsGroup"},
 	{Name: "DAC_OVERRIDE", Without: "files that belong to other users, on volumes and in pods' directories, cannot be reached", Vital: true},
 	{Name: "FOWNER", Without: "the modes of files that belong to other users cannot be changed for a pod's fsGroup"},
 	{Name: "FSETID", Without: "directories lose their setgid bit when they are given to a pod's fsGroup"},
 	{Name: "MKNOD", Without: "devices that have no node in /dev cannot be opened: a /dev that is not the host's, or not all of it"},
-	{Name: "NET_BIND_SERVICE", Without: "NFS servers that want a client's port below 1024 refuse mounts"},
 	{Name: "SETFCAP", Without: "no user namespaces that map root, so no id-mapped mounts (fsGroupStrategy: idmap)"},
 	{Name: "SETGID", Without: "no user namespaces, so no id-mapped mounts (fsGroupStrategy: idmap)"},
 	{Name: "SETUID", Without: "no user namespaces, so no id-mapped mounts (fsGroupStrategy: idmap)"},
@@ -47,10 +49,15 @@ var Storage = []Need{
 	{Name: "SYS_RESOURCE", Without: "ext4 does not grow while it is mounted, only when it is next staged"},
 }
 
-// List is the names of Storage, as a flag takes them.
-func List() string {
+// Sandboxes are what crustd needs. It makes no user namespace.
+var Sandboxes = Needs(slices.DeleteFunc(slices.Clone(Storage), func(n Need) bool {
+	return slices.Contains([]string{"SETFCAP", "SETGID", "SETUID"}, n.Name)
+}))
+
+// List is their names, as a flag takes them.
+func (l Needs) List() string {
 	var names []string
-	for _, n := range Storage {
+	for _, n := range l {
 		names = append(names, n.Name)
 	}
 	return strings.Join(names, ",")
@@ -109,14 +116,14 @@ func Keep(list string) error {
 	return linux.Exec(self, os.Args, os.Environ())
 }
 
-// Missing are those of Storage that a process does not hold, by its status file,
+// Missing are those that a process does not hold, by its status file,
 // /proc/PID/status.
-func Missing(statusFile string) ([]Need, error) {
+func (l Needs) Missing(statusFile string) (Needs, error) {
 	held, err := linux.CapabilitiesOf(statusFile, "CapEff")
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(slices.Clone(Storage), func(n Need) bool {
+	return slices.DeleteFunc(slices.Clone(l), func(n Need) bool {
 		number, _ := linux.CapabilityNumber(n.Name)
 		return held&(1<<number) != 0
 	}), nil
@@ -124,8 +131,8 @@ func Missing(statusFile string) ([]Need, error) {
 
 // Ready is an error that names the vital capabilities that this process does not
 // hold.
-func Ready() error {
-	missing, err := Missing("/proc/self/status")
+func (l Needs) Ready() error {
+	missing, err := l.Missing("/proc/self/status")
 	if err != nil {
 		return err
 	}

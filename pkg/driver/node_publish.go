@@ -255,7 +255,7 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mounter.Detached, error) {
 	switch {
 	case p.attachment.Share != nil:
-		m, err := mounter.OpenWithHelper(ctx, d.scratchFor(p.id), p.attachment.Share.Source, p.attachment.Share.Type, p.use.options, p.readOnly)
+		m, err := mounter.OpenNFS(ctx, p.attachment.Share.Source, p.use.options, p.readOnly)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", p.id, err)
 		}

@@ -77,10 +77,7 @@ func Open(fs Filesystem) (*Detached, error) {
 }
 
 func open(fs Filesystem) (*Detached, error) {
-	ctx, err := linux.Fsopen(fs.Type)
-	if errors.Is(err, linux.ENODEV) {
-		return nil, fault.New(fault.State, "this kernel (%s) knows no file system %q, and no module of that name could be loaded", linux.Uname(), fs.Type)
-	}
+	ctx, err := fsopen(fs.Type)
 	if err != nil {
 		return nil, err
 	}
@@ -99,6 +96,14 @@ func open(fs Filesystem) (*Detached, error) {
 	return &Detached{mount: mount, isDir: true, what: fs.Type + " on " + fs.Device.Path}, nil
 }
 
+func fsopen(fstype string) (*os.File, error) {
+	ctx, err := linux.Fsopen(fstype)
+	if errors.Is(err, linux.ENODEV) {
+		return nil, fault.New(fault.State, "this kernel (%s) knows no file system %q, and no module of that name could be loaded", linux.Uname(), fstype)
+	}
+	return ctx, err
+}
+
 func configure(ctx *os.File, fs Filesystem) error {
 	if err := linux.FsconfigString(ctx, "source", fs.Device.Path); err != nil {
 		return fmt.Errorf("%s on %s: %w", fs.Type, fs.Device.Path, err)
@@ -108,7 +113,11 @@ func configure(ctx *os.File, fs Filesystem) error {
 			return fmt.Errorf("%s on %s: %w", fs.Type, fs.Device.Path, err)
 		}
 	}
-	for _, o := range fs.Options.Superblock {
+	return configureOptions(ctx, fs.Type, fs.Options)
+}
+
+func configureOptions(ctx *os.File, fstype string, options Options) error {
+	for _, o := range options.Superblock {
 		var err error
 		if o.Value == "" {
 			err = linux.FsconfigFlag(ctx, o.Key)
@@ -123,7 +132,7 @@ func configure(ctx *os.File, fs Filesystem) error {
 			if contextOptions[o.Key] {
 				return fault.New(fault.Invalid, "mount option %q: the SELinux policy loaded on this node does not take that label; the kernel says: %s", o, said)
 			}
-			return fault.New(fault.Invalid, "mount option %q is not one that %s takes on this kernel; the kernel says: %s", o, fs.Type, said)
+			return fault.New(fault.Invalid, "mount option %q is not one that %s takes on this kernel; the kernel says: %s", o, fstype, said)
 		}
 	}
 	return nil

@@ -17,9 +17,9 @@ import (
 var mountUtils = sync.OnceValue(func() mountutils.Interface { return mountutils.NewWithoutSystemd("") })
 
 // OpenWithHelper mounts a file system whose protocol lives in a helper program
-// (nfs: mount.nfs), through mount(8). That can only mount at a path, so it does
+// (cifs: mount.cifs), through mount(8). That can only mount at a path, so it does
 // so in scratch, a directory that nobody but the caller uses, and takes it off
-// again after a detached clone was made.
+// again after a detached clone was made. NFS needs no helper: see OpenNFS.
 //
 // mount(8) cannot be interrupted half-way without leaving a mount; the context
 // is looked at before, not during.
@@ -36,15 +36,7 @@ func OpenWithHelper(ctx context.Context, scratch, source, fstype string, o Optio
 	if err := os.MkdirAll(scratch, 0o700); err != nil {
 		return nil, err
 	}
-	if o.labels() {
-		// Two volumes of one server would share a superblock, and its label.
-		switch fstype {
-		case "nfs", "nfs4":
-			o = o.With("nosharecache", "")
-		case "cifs", "smb3":
-			o = o.With("nosharesock", "")
-		}
-	}
+	o = separate(fstype, o)
 	options := make([]string, 0, len(o.Superblock))
 	for _, opt := range o.Superblock {
 		if contextOptions[opt.Key] {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -45,21 +46,79 @@ func sameAsStatfs(t *testing.T, s *server, p *pod, sb sandboxed, fstype string) 
 	}
 }
 
-func TestC16_StatsAreStatfsInTheSandbox(t *testing.T) {
-	s := newServer(t, "namespace", "")
+// statsOfEach compares the stats of a volume of each file system, as it is made and
+// when it holds something.
+func statsOfEach(t *testing.T, s *server, boot func(*pod) sandboxed) {
 	for _, fstype := range filesystems {
 		v := s.volume(fstype, fstype)
 		p := s.pod("pod-"+fstype, v)
 		ok(t, s.nodePublish(p))
-		sb := s.namespace(p)
+		sb := boot(p)
 		ok(t, s.runtimePublish(p))
 		sameAsStatfs(t, s, p, sb, fstype)
-		sh(t, sb, "cd %s && dd if=/dev/urandom of=data bs=65536 count=96 2>/dev/null && mkdir d && for i in 1 2 3 4 5 6 7 8 9; do touch d/$i; done", p.target)
+		sh(t, sb, "cd %s && dd if=/dev/urandom of=data bs=65536 count=96 2>/dev/null && mkdir d && for i in 1 2 3 4 5 6 7 8 9; do touch d/$i; done", sb.path(p.target))
 		sameAsStatfs(t, s, p, sb, fstype)
 		s.deregister(p)
 		s.nodeUnpublish(p)
 		s.delete(v)
 	}
+}
+
+func TestC16_StatsAreStatfsInTheSandbox(t *testing.T) {
+	s := newServer(t, "namespace", "")
+	statsOfEach(t, s, func(p *pod) sandboxed { return s.namespace(p) })
+}
+
+// C11, C13 and C16 where the sandbox has a kernel of its own. One guest serves them
+// all, as a sandbox after the other.
+func TestC11_C13_C16_InAMicroVM(t *testing.T) {
+	s := newServer(t, "qemu", "")
+	var m *machine
+	boot := func(p *pod) sandboxed {
+		if m == nil {
+			m = s.boot(p, "q35", "")
+			return m
+		}
+		m.id = p.name
+		m.register()
+		return m
+	}
+	first := &pod{name: "first"}
+	boot(first)
+	p := s.pod("none", s.volume("none", "ext4"))
+	for deadline := time.Now().Add(longest); len(p.asks.Filesystems) == 0; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the guest does not tell its file systems")
+		}
+		p.asks.Capabilities = nil
+		s.decide(p)
+	}
+	want := []crust.Capability{
+		crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS, crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
+		crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE,
+	}
+	if strings.Contains(sh(t, m, "cat /proc/filesystems"), "selinuxfs") {
+		want = append(want, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL_ON_MOUNT)
+	}
+	slices.Sort(want)
+	got := slices.Clone(p.asks.Capabilities)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("the capabilities are %v, and a guest of this kernel can %v", got, want)
+	}
+	s.delete(p.v)
+	s.deregister(first)
+	statsOfEach(t, s, boot) // has the modules loaded
+	last := &pod{name: "last"}
+	boot(last)
+	kernel := strings.Fields(sh(t, m, "cat /proc/filesystems"))
+	for _, fstype := range []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "exfat", "ntfs3"} {
+		if has, offers := slices.Contains(kernel, fstype), slices.Contains(p.asks.Filesystems, fstype); has != offers {
+			t.Errorf("%s: the guest's kernel has it: %v; it is offered: %v", fstype, has, offers)
+		}
+	}
+	s.deregister(last)
+	givenToTheGroup(t, s, boot)
 }
 
 // givenToTheGroup looks at files that were deliberately wrong, as each policy

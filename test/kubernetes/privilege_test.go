@@ -239,11 +239,6 @@ func statusOf(t testing.TB, name, field string) string {
 // runtimes do as they like with what a manifest asks for.
 func TestA09_ProcessesHoldWhatTheyNeed(t *testing.T) {
 	t.Parallel()
-	var wanted uint64
-	for _, need := range privilege.Storage {
-		number, _ := linux.CapabilityNumber(need.Name)
-		wanted |= 1 << number
-	}
 	hex := func(s string) uint64 {
 		t.Helper()
 		n, err := strconv.ParseUint(strings.TrimSpace(s), 16, 64)
@@ -252,8 +247,14 @@ func TestA09_ProcessesHoldWhatTheyNeed(t *testing.T) {
 		}
 		return n
 	}
-	wanted &= hex(onNode(t, `awk '$1 == "CapEff:" {print $2}' /proc/1/status`)) // this machine's root may lack one
-	for _, name := range []string{"csi-node", "crustd"} {
+	has := hex(onNode(t, `awk '$1 == "CapEff:" {print $2}' /proc/1/status`)) // this machine's root may lack one
+	for name, needs := range map[string]privilege.Needs{"csi-node": privilege.Storage, "crustd": privilege.Sandboxes} {
+		var wanted uint64
+		for _, need := range needs {
+			number, _ := linux.CapabilityNumber(need.Name)
+			wanted |= 1 << number
+		}
+		wanted &= has
 		for _, set := range []string{"CapEff", "CapBnd"} {
 			if got := hex(statusOf(t, name, set)); got != wanted {
 				t.Errorf("%s: %s is %#x, and it needs %#x", name, set, got, wanted)
@@ -283,11 +284,11 @@ func TestA09_ProcessesHoldWhatTheyNeed(t *testing.T) {
 // in the driver's log, and by the doctor. Not beside other tests.
 func TestA09_ACapabilityTakenAwayIsMissed(t *testing.T) {
 	s := use(t)
-	without := strings.Replace("--capabilities="+privilege.List(), "FOWNER,", "", 1)
+	without := strings.Replace("--capabilities="+privilege.Storage.List(), "FOWNER,", "", 1)
 	args := s.kubectl("get", "daemonset", "csi-node", "-n", system, "-o", "jsonpath={.spec.template.spec.containers[0].args}")
-	changed := strings.Replace(args, "--capabilities="+privilege.List(), without, 1)
+	changed := strings.Replace(args, "--capabilities="+privilege.Storage.List(), without, 1)
 	if changed == args {
-		t.Fatalf("no %s in %s", privilege.List(), args)
+		t.Fatalf("no %s in %s", privilege.Storage.List(), args)
 	}
 	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOncePod")
 	s.pod("first", []string{"data:/data"}, group(3000))

@@ -74,7 +74,7 @@ func serveNFS(t *testing.T) string {
 	if _, err := os.Stat("/proc/fs/nfsd/threads"); err != nil {
 		run(t, "mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")
 	}
-	run(t, "exportfs", "-o", "rw,no_root_squash,no_subtree_check,fsid=0,insecure", "127.0.0.1:"+dir)
+	run(t, "exportfs", "-o", "rw,no_root_squash,no_subtree_check,fsid=0", "127.0.0.1:"+dir)
 	run(t, "rpc.nfsd", "--no-udp", "-N", "3", "--lease-time", "10", "--grace-time", "10", "2")
 	mountd := exec.Command("rpc.mountd", "-F", "-N", "3")
 	ok(t, mountd.Start())

@@ -65,7 +65,7 @@ func TestA09_TheDriverGivesBackWhatItDoesNotNeed(t *testing.T) {
 // The doctor looks at the driver's process, not at its own, and says what does not
 // work.
 func TestA09_TheDoctorNamesAMissingCapability(t *testing.T) {
-	n := testnode.NewStopped(t, "", "--capabilities", "CHOWN,FOWNER,FSETID,SYS_ADMIN,SYS_CHROOT,SYS_PTRACE,SETUID,SETGID,SETFCAP,DAC_OVERRIDE,MKNOD,NET_BIND_SERVICE")
+	n := testnode.NewStopped(t, "", "--capabilities", "CHOWN,FOWNER,FSETID,SYS_ADMIN,SYS_CHROOT,SYS_PTRACE,SETUID,SETGID,SETFCAP,DAC_OVERRIDE,MKNOD")
 	n.Begin()
 	out, _ := crustctl(t, n, "doctor")
 	if want := "driver's CAP_SYS_RESOURCE"; !strings.Contains(out, want) || !strings.Contains(out, "without it, ext4 does not grow while it is mounted") {
@@ -83,9 +83,9 @@ func TestA09_TheDoctorNamesAMissingCapability(t *testing.T) {
 // Each capability of the list is missed when it is taken away: the log says what
 // fails, and it does. So the list has none too many.
 func TestA09_EachCapabilityIsMissed(t *testing.T) {
-	// This machine's root may not have every one; it has no NFS, and a whole /dev.
+	// This machine's root may not have every one; it has a whole /dev.
 	held := capabilitiesOf(t, os.Getpid(), "CapEff")
-	untried := map[string]bool{"NET_BIND_SERVICE": true, "MKNOD": true}
+	untried := map[string]bool{"MKNOD": true}
 	for _, need := range privilege.Storage {
 		if number, _ := linux.CapabilityNumber(need.Name); held&(1<<number) == 0 {
 			untried[need.Name] = true
@@ -101,7 +101,7 @@ func TestA09_EachCapabilityIsMissed(t *testing.T) {
 		there, err = os.Readlink(ns)
 		ok(t, err)
 	}
-	all := strings.Split(privilege.List(), ",")
+	all := strings.Split(privilege.Storage.List(), ",")
 	if wrong := livesWith(t, ns, all); wrong != nil {
 		t.Fatalf("with all of them: %v", wrong)
 	}

@@ -6,7 +6,9 @@ package node
 
 import (
 	"fmt"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
 // Types of Debian's policy; it has no container_file_t.
@@ -266,6 +269,55 @@ func TestS07_TwoLabelsOnOneServer(t *testing.T) {
 }
 
 // A conflict with another pod's label is not counted as any other error is.
+// The same of an SMB server. The driver has no such volumes; pkg/mounter mounts them.
+func TestS07_TwoLabelsOnOneSMBServer(t *testing.T) {
+	dir := serveSMB(t)
+	for name, want := range map[string]string{"v1": labelA, "v2": labelB} {
+		ok(t, os.Mkdir(filepath.Join(dir, name), 0o777))
+		o, err := mounter.ParseOptions([]string{"context=" + want, "guest", "vers=3.1.1", "gid=4242"})
+		ok(t, err)
+		m, err := mounter.OpenWithHelper(ctxOf(t), filepath.Join(t.TempDir(), "scratch"), "//127.0.0.1/share/"+name, "cifs", o, false)
+		ok(t, err)
+		defer m.Close()
+		got, err := m.Label()
+		ok(t, err)
+		if got != want {
+			t.Errorf("%s has the label %s", name, got)
+		}
+	}
+}
+
+// serveSMB exports a directory to everybody on this machine as "share", by the
+// kernel's SMB server, until the test ends.
+func serveSMB(t *testing.T) string {
+	t.Helper()
+	dir, conf := t.TempDir(), filepath.Join(t.TempDir(), "ksmbd.conf")
+	ok(t, os.Chmod(dir, 0o777))
+	ok(t, os.WriteFile(conf, []byte("[global]\n\tmap to guest = bad user\n\tinterfaces = lo\n\tbind interfaces only = yes\n[share]\n\tpath = "+dir+
+		"\n\tguest ok = yes\n\tread only = no\n"), 0o644))
+	run(t, "modprobe", "-a", "ksmbd", "cifs")
+	users := filepath.Join(t.TempDir(), "users")
+	ok(t, os.WriteFile(users, nil, 0o600))
+	server := exec.Command("ksmbd.mountd", "-n", "-c", conf, "-u", users)
+	server.Stdout, server.Stderr = os.Stderr, os.Stderr
+	ok(t, server.Start())
+	t.Cleanup(func() {
+		run(t, "ksmbd.control", "-s")
+		_ = server.Process.Kill()
+		_ = server.Wait() // "signal: killed"
+	})
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		c, err := net.Dial("tcp", "127.0.0.1:445")
+		if err == nil {
+			c.Close()
+			return dir
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestS09_MetricsCountLabels(t *testing.T) {
 	n, metrics := withMetrics(t)
 	v := create(t, n, "a", csiclient.Volume{FSType: "xfs"})

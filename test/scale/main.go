@@ -26,6 +26,7 @@ var (
 	volumes   = flag.Int("volumes", 10000, "most volumes in a pool")
 	published = flag.Int("published", 2000, "most volumes that are published")
 	files     = flag.Int("files", 1000000, "most files of a volume that is given to a group")
+	only      = flag.String("only", "", "measure that alone: volumes, published or files")
 	ctx       = context.Background()
 )
 
@@ -187,7 +188,8 @@ func measurePublished(n *node) []curve {
 
 func measureFiles(n *node) []curve {
 	walk, memory := curve{name: "given to a group, ms for 1,000 files"}, curve{name: "most memory meanwhile, MiB"}
-	v := n.create("files", 64<<30)
+	const inode = 16 << 10 // of ext4: one for so many bytes
+	v := n.create("files", max(64<<30, int64(*files)*inode*5/4))
 	must(n.c.Stage(ctx, v))
 	have := 0
 	for i, want := range steps(1000, *files) {
@@ -232,6 +234,9 @@ func main() {
 		{"published", "volumes published", measurePublished},
 		{"files", "files of the volume", measureFiles},
 	} {
+		if *only != "" && *only != m.name {
+			continue
+		}
 		curves := m.measure(n)
 		table(os.Stdout, m.x, curves)
 		f, err := os.OpenFile(filepath.Join(*pictures, "scale-"+m.name+".svg"), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)

@@ -54,7 +54,7 @@ type storm struct {
 }
 
 func TestA12_D06_AStormOfCallers(t *testing.T) {
-	seconds, callers, volumes := setting(t, "CRUST_STORM_SECONDS", 30), setting(t, "CRUST_STORM_CALLERS", 64), setting(t, "CRUST_STORM_VOLUMES", 200)
+	seconds, callers, volumes := setting(t, "CRUST_STORM_SECONDS", 60), setting(t, "CRUST_STORM_CALLERS", 64), setting(t, "CRUST_STORM_VOLUMES", 200)
 	n := testnode.New(t, "")
 	s := &storm{t: t, node: n, counts: map[string]int{}}
 	var err error

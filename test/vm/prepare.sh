@@ -41,7 +41,7 @@ kernel() { # name meta-package
 kernel 6.1 linux-image-cloud-amd64
 kernel 6.12 linux-image-6.12-cloud-amd64
 
-guest_packages=selinux-policy-default,policycoreutils,selinux-utils,attr,acl,e2fsprogs,xfsprogs,btrfs-progs,dosfstools,mount,util-linux,kmod,udev,nfs-kernel-server,nfs-common,iproute2,strace,procps,psmisc,runc,crun,dmsetup
+guest_packages=selinux-policy-default,policycoreutils,selinux-utils,attr,acl,e2fsprogs,xfsprogs,btrfs-progs,dosfstools,exfatprogs,ntfs-3g,ksmbd-tools,cifs-utils,mount,util-linux,kmod,udev,nfs-kernel-server,nfs-common,iproute2,strace,procps,psmisc,runc,crun,dmsetup
 # A new list of packages makes a new image.
 root=$S/root-$(echo "$guest_packages" | sha256sum | head -c 12).img
 if [ ! -e "$root" ]; then

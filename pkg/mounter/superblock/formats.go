@@ -271,7 +271,7 @@ func bootSector(m *image) (Result, bool) {
 	}
 	switch string(b[3:11]) {
 	case "NTFS    ":
-		return known("ntfs")
+		return known("ntfs3") // as the kernel's driver is called
 	case "EXFAT   ":
 		return known("exfat")
 	case "-FVE-FS-":

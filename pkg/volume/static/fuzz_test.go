@@ -11,7 +11,7 @@ import (
 )
 
 // FuzzAdopt: a volume's attributes name a device that the administrator allows, part for
-// part, or a share that mount.nfs reads as it was written, or they are the caller's error.
+// part, or a share that the kernel reads as it was written, or they are the caller's error.
 func FuzzAdopt(f *testing.F) {
 	for _, s := range [][4]string{
 		{"/nowhere/disk-*", "/nowhere/disk-a", "", ""}, {"/nowhere/*", "/nowhere/../etc/shadow", "", ""}, {"/nowhere/*", "/nowhere/a/b", "", ""},

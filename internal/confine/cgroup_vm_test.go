@@ -1,0 +1,124 @@
+//go:build vm
+
+// What needs cgroups of version 2: the guests of test/vm.
+
+package confine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const inCgroup = "CRUST_TEST_IN_CGROUP"
+
+// A program that takes more memory than its cgroup may have is ended, and nobody else
+// is. Afterwards there is no cgroup of it.
+func TestLeast_AProgramHasACgroupOfItsOwn(t *testing.T) {
+	if os.Getenv(inCgroup) != "" {
+		lifeInCgroup(t)
+		return
+	}
+	if err := Cgroups(); err == nil {
+		t.Error("a process in the root cgroup has a cgroup beside it")
+	}
+	const root = "/sys/fs/cgroup"
+	above := filepath.Join(root, "above")
+	own := filepath.Join(above, "own")
+	for _, dir := range []string{above, own} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := os.Remove(dir); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for _, dir := range []string{root, above} {
+		if err := os.WriteFile(dir+"/cgroup.subtree_control", []byte("+memory +pids +cpu"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := filepath.Join(above, cgroupNames+"left") // by a process that was killed
+	if err := os.Mkdir(left, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.Open(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	child := exec.Command(os.Args[0], "-test.run", t.Name()+"$", "-test.v")
+	child.Env = append(os.Environ(), inCgroup+"="+above)
+	child.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	if out, err := child.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if names := programCgroups(t, above); len(names) > 0 {
+		t.Errorf("left: %v", names)
+	}
+}
+
+func programCgroups(t *testing.T, dir string) []string {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, cgroupNames+"*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+func lifeInCgroup(t *testing.T) {
+	if err := Cgroups(); err != nil {
+		t.Fatal(err)
+	}
+	above := os.Getenv(inCgroup)
+	if names := programCgroups(t, above); len(names) > 0 {
+		t.Errorf("what others left is there still: %v", names)
+	}
+	sleeper := exec.Command("sleep", "3600")
+	begun, ended := make(chan int, 1), make(chan error, 1)
+	go func() { ended <- Run(sleeper, Limits{}, func() { begun <- sleeper.Process.Pid }) }()
+	pid := <-begun
+	want := ""
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if names := programCgroups(t, above); len(names) == 1 {
+			want = names[0]
+		}
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		if err == nil && want != "" && strings.TrimSpace(string(b)) == "0::"+strings.TrimPrefix(want, "/sys/fs/cgroup") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("its cgroup is %s: %v; there is %q", b, err, want)
+		}
+	}
+	for file, value := range map[string]string{"memory.max": fmt.Sprint(Memory), "pids.max": "64", "cpu.weight": "10"} {
+		if b, err := os.ReadFile(filepath.Join(want, file)); err != nil || strings.TrimSpace(string(b)) != value {
+			t.Errorf("%s is %s: %v", file, b, err)
+		}
+	}
+	if err := sleeper.Process.Kill(); err != nil {
+		t.Error(err)
+	}
+	<-ended
+
+	const limit = 64 << 20
+	cgroupLimits[0].value = fmt.Sprint(limit)
+	greedy := exec.Command("sh", "-c", fmt.Sprintf("sleep 1; head -c %d /dev/zero | tail -c %d >/dev/null", 4*limit, 3*limit))
+	err := Run(greedy, Limits{}, func() {})
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		t.Errorf("a program that takes too much memory ended with %v", err)
+	}
+	if err := Run(exec.Command("true"), Limits{}, func() {}); err != nil {
+		t.Errorf("the next program: %v", err)
+	}
+}

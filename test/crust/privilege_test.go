@@ -1,0 +1,138 @@
+package crust
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/privilege"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+	"github.com/crust-csi/crust-csi/pkg/crust"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+)
+
+// Each capability of crustd's list is missed when it is taken away, so the list has
+// none too many; and with all of them everything works, so it has none too few.
+func TestA09_EachCapabilityOfCrustdIsMissed(t *testing.T) {
+	held, err := linux.CapabilitiesOf("/proc/self/status", "CapEff")
+	ok(t, err)
+	if wrong := sandboxLife(t, privilege.Sandboxes); wrong != nil {
+		t.Fatalf("with all of them: %v", wrong)
+	}
+	for i, need := range privilege.Sandboxes {
+		t.Run(need.Name, func(t *testing.T) {
+			// This machine's root may not have every one; a node is made only for a device
+			// whose path leads to another one meanwhile.
+			number, _ := linux.CapabilityNumber(need.Name)
+			untried := held&(1<<number) == 0 || need.Name == "MKNOD"
+			wrong := sandboxLife(t, slices.Delete(slices.Clone(privilege.Sandboxes), i, i+1))
+			if wrong == nil && !untried {
+				t.Error("nothing fails without it: it is not needed")
+			}
+			t.Log(wrong)
+		})
+	}
+}
+
+// begins starts a crustd, and tells if it ends instead of serving.
+func begins(t *testing.T, s *server) error {
+	t.Helper()
+	s.launch()
+	for deadline := time.Now().Add(longest); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.cmd.Process.Pid))
+		ok(t, err)
+		if rest := string(stat[bytes.LastIndexByte(stat, ')')+1:]); strings.HasPrefix(rest, " Z") {
+			err := fmt.Errorf("crustd ended: %w: %s", s.cmd.Wait(), s.log.String())
+			s.cmd = nil
+			return err
+		}
+		if c, err := net.Dial("unix", s.socket()); err == nil {
+			c.Close()
+			s.client, err = crust.Dial("unix://" + s.socket())
+			return err
+		}
+	}
+	return errors.New("crustd does not serve")
+}
+
+// sandboxLife takes a volume into the sandbox of a pod with a user namespace and a
+// group, and out of it, with a crustd that holds only these capabilities. It tells
+// what does not work.
+func sandboxLife(t *testing.T, held privilege.Needs) error {
+	t.Helper()
+	host := exec.Command("sleep", "3600") // as PID 1 of the node: it holds everything
+	ok(t, host.Start())
+	t.Cleanup(func() { _ = host.Process.Kill(); _ = host.Wait() })
+	for _, program := range []string{"crust-oci", "crustctl"} { // crustd installs them on its host
+		testnode.BuildCommand(t, program, "")
+	}
+	n := testnode.New(t, "")
+	s := &server{t: t, node: n, backend: "namespace", args: []string{
+		"--capabilities", held.List(), "--host-mount-namespace", fmt.Sprintf("/proc/%d/ns/mnt", host.Process.Pid),
+		"--install-dir", filepath.Join(n.Dir, "installed"),
+	}}
+	t.Cleanup(s.cleanUp)
+	if err := begins(t, s); err != nil {
+		s.args = nil // for the cleaning up
+		return err
+	}
+	v := s.volume("a", "ext4")
+	at := n.Target("host")
+	ok(t, n.Client.Publish(ctxOf(t), v, at, false))
+	ok(t, os.MkdirAll(at+"/private/deep", 0o700))
+	ok(t, os.WriteFile(at+"/private/deep/file", nil, 0o600))
+	for _, path := range []string{"/private/deep/file", "/private/deep", "/private"} {
+		ok(t, os.Chown(at+path, 1000, 1000))
+	}
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, at))
+
+	p := s.pod("pod", v)
+	group := uint32(3000)
+	p.group = &group
+	ok(t, s.nodePublish(p))
+	holder := exec.Command("sleep", "3600")
+	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}}
+	holder.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true, Credential: &syscall.Credential{},
+	}
+	ok(t, holder.Start())
+	defer func() { _ = holder.Process.Kill(); _ = holder.Wait() }()
+
+	wrong := func() error {
+		_, err := s.client.RegisterSandbox(ctxOf(t), &crustv1alpha1.RegisterSandboxRequest{
+			SandboxId: p.name, Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{
+				UserNamespace: fmt.Sprintf("/proc/%d/ns/user", holder.Process.Pid),
+			}},
+		})
+		if err != nil {
+			return err
+		}
+		if err := s.runtimePublish(p); err != nil {
+			return err
+		}
+		sb := &namespaced{t: t, s: s, id: p.name, cmd: holder}
+		out, err := sb.exec("stat -c '%g %a' " + p.target + "/private/deep")
+		if err == nil && strings.TrimSpace(out) != "103000 2770" {
+			err = fmt.Errorf("a directory has group and mode %s", out)
+		}
+		return err
+	}()
+	// What could not be undone, can be with all of them.
+	s.stop()
+	s.args = nil
+	s.start()
+	s.deregister(p)
+	s.nodeUnpublish(p)
+	s.delete(v)
+	return wrong
+}
