@@ -231,12 +231,17 @@ func TestF07_FilesystemsWithoutOwnersTakeTheGroupAsOption(t *testing.T) {
 			}
 			ok(t, n.Client.Publish(ctxOf(t), with(v, "4242"), target, false))
 			ok(t, n.Client.Publish(ctxOf(t), with(v, "4242"), target, false)) // repeated
-			ok(t, asPod(t, 4242, in(target, "echo hello > file && mkdir d && cat file")))
-			if _, gid := owner(t, target+"/file"); gid != 4242 {
-				t.Errorf("group %d", gid)
+			if _, gid := owner(t, target); gid != 4242 {
+				t.Errorf("the root has group %d", gid)
 			}
-			if err := asPod(t, 4243, in(target, "cat file")); err == nil {
-				t.Error("another group reads it")
+			ok(t, asPod(t, 4242, in(target, "echo hello > file && mkdir d && cat file")))
+			if fstype != "ntfs3" { // which has owners for what Linux makes, and its root is everybody's
+				if _, gid := owner(t, target+"/file"); gid != 4242 {
+					t.Errorf("group %d", gid)
+				}
+				if err := asPod(t, 4243, in(target, "cat file")); err == nil {
+					t.Error("another group reads it")
+				}
 			}
 			refused(t, n.Client.Publish(ctxOf(t), with(v, "1"), n.Target("b"), false), codes.FailedPrecondition, "gid=4242", "gid=1")
 			refused(t, n.Client.Publish(ctxOf(t), with(v, "1", "fsGroupStrategy", "chown"), n.Target("b"), false), codes.InvalidArgument, fstype)
