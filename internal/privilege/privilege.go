@@ -50,9 +50,9 @@ var Storage = Needs{
 }
 
 // Sandboxes are what crustd needs. It makes no user namespace.
-var Sandboxes = Needs(slices.DeleteFunc(slices.Clone(Storage), func(n Need) bool {
+var Sandboxes = slices.DeleteFunc(slices.Clone(Storage), func(n Need) bool {
 	return slices.Contains([]string{"SETFCAP", "SETGID", "SETUID"}, n.Name)
-}))
+})
 
 // List is their names, as a flag takes them.
 func (l Needs) List() string {
