@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"sort"
+	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -62,29 +63,26 @@ func (d *Driver) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVo
 func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	params, err := ParseParameters(req.GetParameters())
 	if err != nil {
-		return nil, err
+		// CreateVolume refuses such a class, and its words reach the claim's events. A
+		// refusal here reaches nobody: the pod would wait for room for ever.
+		params = Parameters{Pool: req.GetParameters()["pool"]}
 	}
 	minimum := int64(smallSizeStep)
-	if len(req.GetVolumeCapabilities()) > 0 {
-		u, err := parseUses(req.GetVolumeCapabilities(), false)
-		if err != nil {
-			return nil, err
+	if u, err := parseUses(req.GetVolumeCapabilities(), false); err == nil {
+		if fstype, err := u.creatable(); err == nil {
+			minimum = max(minimum, fsprogs.MinimumSize(fstype))
 		}
-		fstype, err := u.creatable()
-		if err != nil {
-			return nil, err
-		}
-		minimum = max(minimum, fsprogs.MinimumSize(fstype))
 	}
 	if t := req.GetAccessibleTopology(); t != nil && !d.here(t) {
 		return &csi.GetCapacityResponse{}, nil
 	}
 	pool, err := d.Volumes.Pool(params.Pool)
-	if fault.Is(err, fault.State) {
-		return &csi.GetCapacityResponse{}, nil // no pools, so no room
-	}
 	if err != nil {
-		return nil, err
+		// Another node may have the pool.
+		if d.unknownPools.first(params.Pool) {
+			d.Log.Warn("a StorageClass wants a pool that this node does not have, so no pod with its claims is put here", "error", err)
+		}
+		return &csi.GetCapacityResponse{}, nil
 	}
 	c, err := pool.Capacity()
 	if err != nil {
@@ -98,4 +96,26 @@ func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 		AvailableCapacity: left,
 		MinimumVolumeSize: wrapInt64(minimum), MaximumVolumeSize: wrapInt64(left),
 	}, nil
+}
+
+// names are those that something was said about.
+type names struct {
+	mu   sync.Mutex
+	said map[string]bool
+}
+
+// first tells whether it is asked for a name for the first time. Past some number of
+// names it never is: they come from outside.
+func (n *names) first(name string) bool {
+	const most = 64
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.said[name] || len(n.said) >= most {
+		return false
+	}
+	if n.said == nil {
+		n.said = map[string]bool{}
+	}
+	n.said[name] = true
+	return true
 }

@@ -78,6 +78,8 @@ type Driver struct {
 	readers   *readers
 	lost      lostWrites
 	topology  string
+
+	unknownPools names // that GetCapacity was asked for
 }
 
 // New takes up where an earlier process stopped: unfinished work is undone, and

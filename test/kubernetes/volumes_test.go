@@ -379,3 +379,21 @@ csi: {driver: %s, volumeHandle: static.disk, fsType: ext4, volumeAttributes: {de
 	s.kubectl("wait", "--for=jsonpath={.status.phase}=Released", "pv/test-static", "--timeout=30s")
 	s.kubectl("patch", "pv", "test-static", "-p", `{"spec":{"claimRef":null}}`)
 }
+
+// B2: what is wrong with a StorageClass is told in the claim's events.
+func TestB02_AMistypedClassIsToldInTheClaimsEvents(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	class := "mistyped-" + s.ns
+	s.apply(`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: ` + class + `}, provisioner: csi.crust.dev,
+volumeBindingMode: WaitForFirstConsumer, parameters: {provisionning: thick}}`)
+	t.Cleanup(func() { s.kubectl("delete", "storageclass", class) })
+	s.claim("data", class, "64Mi", "ReadWriteOncePod")
+	s.apply(podText("p", []string{"data:/data"}))
+	// The room for a new class is told once a minute.
+	s.until(4*time.Minute, "an event that names the parameter", func() (string, bool) {
+		all := s.kubectl("get", "events", "-n", s.ns, "-o", "jsonpath={.items[*].message}")
+		return all, strings.Contains(all, `parameter "provisionning" is unknown`)
+	})
+	s.kubectl("delete", "pod,pvc", "--all", "-n", s.ns, "--grace-period=1", "--timeout=60s")
+}

@@ -25,6 +25,43 @@ func capability(fs string, mode csi.VolumeCapability_AccessMode_Mode, flags ...s
 	return csiclient.Volume{FSType: fs, Mode: mode, MountFlags: flags}.Capability()
 }
 
+// B2: a StorageClass that CreateVolume refuses has room: its words reach the claim's
+// events only if a pod is put on a node. A pool that this node does not have has none.
+func TestB02_AMistypedClassIsToldByCreateVolume(t *testing.T) {
+	n := testnode.New(t, "")
+	room := func(parameters map[string]string, c *csi.VolumeCapability) int64 {
+		t.Helper()
+		r, err := n.Client.GetCapacity(ctxOf(t), &csi.GetCapacityRequest{Parameters: parameters, VolumeCapabilities: []*csi.VolumeCapability{c}})
+		ok(t, err)
+		return r.GetAvailableCapacity()
+	}
+	for _, wrong := range []struct {
+		parameters map[string]string
+		fstype     string
+		words      string
+	}{
+		{map[string]string{"provisionning": "thick"}, "ext4", "provisionning"},
+		{map[string]string{"provisioning": "thicc"}, "ext4", "thicc"},
+		{map[string]string{"fsGroupStrategy": "chgrp", "pool": "pool"}, "ext4", "chgrp"},
+		{nil, "zfs", "zfs"},
+	} {
+		c := capability(wrong.fstype, 0)
+		if got := room(wrong.parameters, c); got < 1<<20 {
+			t.Errorf("%v, %s: there is room for %d bytes", wrong.parameters, wrong.fstype, got)
+		}
+		_, err := n.Client.CreateVolume(ctxOf(t), &csi.CreateVolumeRequest{Name: "x", Parameters: wrong.parameters, VolumeCapabilities: []*csi.VolumeCapability{c}})
+		refused(t, err, codes.InvalidArgument, wrong.words)
+	}
+	for range 3 {
+		if got := room(map[string]string{"pool": "nowhere"}, capability("ext4", 0)); got != 0 {
+			t.Errorf("a pool that is not here has room for %d bytes", got)
+		}
+	}
+	if said := strings.Count(n.Log(), "wants a pool that this node does not have"); said != 1 {
+		t.Errorf("the log says %d times that the pool is not here", said)
+	}
+}
+
 // TestBadCreate: every malformed request to create gets the code of the CSI
 // specification, names what is wrong, and leaves nothing.
 func TestBadCreate(t *testing.T) {
