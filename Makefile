@@ -56,7 +56,7 @@ mutants-changed: setup guest
 	$(GO) run ./test/mutants -changed $(BASE) -others $(OTHERS) $(MUTANTFLAGS)
 
 # The tests that depend on the kernel, as root in microVMs with Linux 6.1 and
-# 6.12 and a loaded SELinux policy: all of them, or those that a kernel breaks.
+# 6.12 and a loaded SELinux policy: all of them, or those that a kernel can break.
 .PHONY: test-vm test-vm-short
 test-vm: setup
 	test/vm/prepare.sh

@@ -92,7 +92,7 @@ func examine(ctx context.Context, g *globals) []finding {
 	if nfs := mounter.ProbeFilesystem("nfs"); nfs.Answer == mounter.No {
 		err = errors.New(nfs.Why)
 	}
-	say("nfs", err, "only for static NFS volumes: a kernel that has it")
+	say("nfs", err, "only for static NFS volumes: a kernel with NFS")
 	root, err := mounter.OpenRoot(g.kubeletDir)
 	if err == nil {
 		err = root.Close()

@@ -30,6 +30,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 	"github.com/crust-csi/crust-csi/pkg/volume/looppool"
+	"github.com/crust-csi/crust-csi/pkg/volume/poolhome"
 	"github.com/crust-csi/crust-csi/pkg/volume/static"
 )
 
@@ -98,7 +99,7 @@ func run(args []string) error {
 		log.Warn("programs of file systems cannot be confined, so they are not run", "without", f.Cost, "error", f.Why)
 	}
 	if err := confine.Cgroups(); err != nil {
-		log.Info("programs of file systems have no cgroup of their own; the address space of each is limited", "error", err)
+		log.Info("programs of file systems have no cgroup of their own; only their address space is limited", "error", err)
 	}
 	d, err := driver.New(driver.Config{
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
@@ -181,8 +182,13 @@ func openVolumes(o *options, log *slog.Logger, metrics *telemetry.Metrics) (*vol
 	}
 	nodes := filepath.Join(o.stateDir, "dev")
 	for _, spec := range o.pools {
-		p, err := looppool.Open(looppool.Options{
-			Name: spec.name, Dir: spec.dir, NodesDir: nodes, Log: log, Copied: metrics.Copied(spec.name), Overcommit: spec.overcommit, Reserve: spec.reserve,
+		p, err := poolhome.Open(poolhome.Options{
+			Name: spec.name, Dir: spec.dir, State: filepath.Join(o.stateDir, "pools"), Log: log,
+			Open: func() (volume.Pool, error) {
+				return looppool.Open(looppool.Options{
+					Name: spec.name, Dir: spec.dir, NodesDir: nodes, Log: log, Copied: metrics.Copied(spec.name), Overcommit: spec.overcommit, Reserve: spec.reserve,
+				})
+			},
 		})
 		if err != nil {
 			closeAll()

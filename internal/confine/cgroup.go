@@ -16,16 +16,16 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// A program has a cgroup of its own (cgroups(7), version 2), so that what it takes,
-// and what the kernel takes for it, has a limit: its memory, the pages of its device
-// that are cached, its processor time. The cgroup lies beside this process's own: one
-// that has processes cannot have children with limits.
+// A program has a cgroup of its own (cgroups(7), version 2). It limits memory, with
+// what the kernel takes for the program and the cached pages of its device, and gives
+// processor time a low weight. It lies beside this process's own: a cgroup that has
+// processes cannot have children with limits.
 
-// cgroupNames begin the names of such cgroups.
+// cgroupNames is the prefix of their names.
 const cgroupNames = "crust-program-"
 
-// cgroupLimits are what is written, as far as the controller is there. Processor
-// time is a weight: a program takes what nobody else wants.
+// cgroupLimits are written if their controller is on. Processor time is a weight:
+// under load a program gets little.
 var cgroupLimits = []struct{ controller, file, value string }{
 	{"memory", "memory.max", strconv.Itoa(Memory)},
 	{"pids", "pids.max", "64"},
@@ -87,8 +87,7 @@ func ownCgroup(lines string) (string, error) {
 	return "", errors.New("this machine has no cgroups of version 2")
 }
 
-// sweep removes what is left of programs that have ended after the process that
-// started them.
+// sweep removes the cgroups of programs that outlived the process that started them.
 func sweep(parent *os.File) error {
 	dir, err := linux.Openat(parent, ".", os.O_RDONLY|linux.ODirectory, 0)
 	if err != nil {

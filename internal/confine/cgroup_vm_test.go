@@ -1,6 +1,6 @@
 //go:build vm
 
-// What needs cgroups of version 2: the guests of test/vm.
+// Tests that need cgroups v2, in test/vm's guests.
 
 package confine
 
@@ -18,8 +18,8 @@ import (
 
 const inCgroup = "CRUST_TEST_IN_CGROUP"
 
-// A program that takes more memory than its cgroup may have is ended, and nobody else
-// is. Afterwards there is no cgroup of it.
+// A program that takes more memory than its cgroup allows is killed, and nothing else
+// is. Then its cgroup is gone.
 func TestLeast_AProgramHasACgroupOfItsOwn(t *testing.T) {
 	if os.Getenv(inCgroup) != "" {
 		lifeInCgroup(t)

@@ -57,7 +57,7 @@ func (l *looks) within(limit time.Duration, key string, f func() (Device, error)
 		defer l.Unlock()
 		delete(l.out, key)
 	}()
-	// Nearly all are back at once. A timer wakes another thread of this process.
+	// Nearly all answer at once and need no timer, which would wake a thread.
 	runtime.Gosched()
 	select {
 	case a := <-done:

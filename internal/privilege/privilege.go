@@ -30,7 +30,7 @@ type Need struct {
 	Vital bool
 }
 
-// Needs are those of one daemon.
+// Needs are one daemon's.
 type Needs []Need
 
 // Storage are what csi-node needs.

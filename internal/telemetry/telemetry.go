@@ -52,8 +52,9 @@ func New(version string) *Metrics {
 		ownershipLooked:  counter("crust_ownership_files_looked_at_total", "Files and directories that walks for fsGroup looked at.", "strategy"),
 		ownershipChanged: counter("crust_ownership_files_changed_total", "Files and directories whose group or mode was changed for fsGroup.", "strategy"),
 		ownershipSkipped: counter("crust_ownership_skipped_total", "Publishes without a walk for fsGroup, by reason: no-group, read-only, record, share.", "reason"),
-		contextMounts:    counter("crust_selinux_context_mounts_total", "Mounts with a SELinux context, by outcome: applied, conflict (the volume is mounted with another, or with none), mismatch, error.", "outcome"),
-		readOnly:         counter("crust_read_only_publishes_total", "Read-only publishes, by what was applied: recursive, plain, device.", "applied"),
+		contextMounts: counter("crust_selinux_context_mounts_total", "Mounts with a SELinux context, by outcome: applied, "+
+			"conflict (the volume is mounted with another label, or none), mismatch, error.", "outcome"),
+		readOnly: counter("crust_read_only_publishes_total", "Read-only publishes, by what was applied: recursive, plain, device.", "applied"),
 	}
 	m.deferrals = counter("crust_agent_volumes_total", "Volumes of pods with a CRUST runtime, by what became of them: deferred, host, published, failed.", "outcome")
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "crust_build_info", Help: "1, with the version."}, []string{"version"})

@@ -33,7 +33,7 @@ type Node struct {
 	Client *csiclient.Client
 	Args   []string // beside the usual ones
 	Env    []string
-	Under  []string // a command that the process begins as, and that becomes it (exec)
+	Under  []string // a command that execs the driver
 	Pool   string   // directory of its pool, if not the usual one
 	// PoolName is that of its pool, if not "pool".
 	PoolName string

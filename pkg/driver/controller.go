@@ -75,7 +75,7 @@ func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 func (d *Driver) create(ctx context.Context, req *csi.CreateVolumeRequest, want volume.Spec, pool volume.Pool, p *volume.Progress) (volume.Volume, error) {
 	for _, other := range d.Volumes.Pools() {
 		have, err := other.Get(volume.VolumeID(other.Name(), want.Name))
-		if fault.Is(err, fault.NotFound) {
+		if fault.Is(err, fault.NotFound) || other != pool && fault.Is(err, fault.Unavailable) {
 			continue
 		}
 		if err != nil {

@@ -80,11 +80,14 @@ func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 	if err != nil {
 		// Another node may have the pool.
 		if d.unknownPools.first(params.Pool) {
-			d.Log.Warn("a StorageClass wants a pool that this node does not have, so no pod with its claims is put here", "error", err)
+			d.Log.Warn("a StorageClass wants a pool that this node does not have, so no pod with such a claim runs here", "error", err)
 		}
 		return &csi.GetCapacityResponse{}, nil
 	}
 	c, err := pool.Capacity()
+	if fault.Is(err, fault.Unavailable) {
+		return &csi.GetCapacityResponse{}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -98,14 +101,14 @@ func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 	}, nil
 }
 
-// names are those that something was said about.
+// names are those that were logged.
 type names struct {
 	mu   sync.Mutex
 	said map[string]bool
 }
 
-// first tells whether it is asked for a name for the first time. Past some number of
-// names it never is: they come from outside.
+// first tells whether a name is new. After so many names it says no: they come from
+// outside.
 func (n *names) first(name string) bool {
 	const most = 64
 	n.mu.Lock()

@@ -117,7 +117,7 @@ func (d *Driver) Drain(ctx context.Context) { d.ops.drain(ctx) }
 func (d *Driver) recover() error {
 	var errs []error
 	for _, p := range d.Volumes.Pools() {
-		if err := p.Recover(func(id string) error { return d.thaw(p, id) }); err != nil {
+		if err := p.Recover(d.thaw); err != nil {
 			errs = append(errs, fmt.Errorf("pool %s: %w", p.Name(), err))
 		}
 	}

@@ -313,14 +313,14 @@ func (d *Driver) agreeOnSuperblock(p *publication) error {
 	return d.staged.put(p.staged)
 }
 
-// labelConflict refuses a publish of a volume that is mounted with another SELinux
-// label, or with a label where none was asked for, or with none where one was.
+// labelConflict refuses a publish whose SELinux label, or lack of one, differs from the
+// mounted volume's.
 type labelConflict struct{ error }
 
 func (c labelConflict) Unwrap() error { return c.error }
 
-// countLabel counts mounts with a SELinux context, and those that another one kept
-// from being made.
+// countLabel counts mounts with a SELinux context, and publishes that a conflict
+// refused.
 func (d *Driver) countLabel(p *publication, err error) {
 	switch conflict := (labelConflict{}); {
 	case errors.As(err, &conflict):

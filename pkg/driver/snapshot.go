@@ -110,8 +110,8 @@ func (d *Driver) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequ
 func (d *Driver) snapshot(ctx context.Context, name, id string, p *volume.Progress) (volume.Snapshot, error) {
 	for _, pool := range d.Volumes.Pools() {
 		have, err := pool.GetSnapshot(volume.SnapshotID(pool.Name(), name))
-		if fault.Is(err, fault.NotFound) {
-			continue
+		if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unavailable) {
+			continue // one that is away has no volume to take a snapshot of either
 		}
 		if err == nil && have.Volume != id {
 			err = fault.New(fault.Exists, "snapshot %q exists as %s, of volume %s; it was asked for of %s", name, have.ID, have.Volume, id)

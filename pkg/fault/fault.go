@@ -14,18 +14,19 @@ type Kind int
 
 // The kinds, with the gRPC code that pkg/driver gives them.
 const (
-	Internal   Kind = iota // something unexpected failed (INTERNAL)
-	Invalid                // the request makes no sense (INVALID_ARGUMENT)
-	NotFound               // what was named does not exist (NOT_FOUND)
-	Exists                 // it exists, and differs from what was asked (ALREADY_EXISTS)
-	State                  // the state of the volume or node forbids it (FAILED_PRECONDITION)
-	NoSpace                // the pool cannot hold it (RESOURCE_EXHAUSTED)
-	OutOfRange             // a size that cannot be had (OUT_OF_RANGE)
-	Busy                   // another operation on it is running (ABORTED)
+	Internal    Kind = iota // something unexpected failed (INTERNAL)
+	Invalid                 // the request makes no sense (INVALID_ARGUMENT)
+	NotFound                // what was named does not exist (NOT_FOUND)
+	Exists                  // it exists, and differs from what was asked (ALREADY_EXISTS)
+	State                   // the state of the volume or node forbids it (FAILED_PRECONDITION)
+	NoSpace                 // the pool cannot hold it (RESOURCE_EXHAUSTED)
+	OutOfRange              // a size that cannot be had (OUT_OF_RANGE)
+	Busy                    // another operation on it is running (ABORTED)
+	Unavailable             // what it needs is away, and may come (UNAVAILABLE)
 )
 
 func (k Kind) String() string {
-	names := [...]string{"Internal", "Invalid", "NotFound", "Exists", "State", "NoSpace", "OutOfRange", "Busy"}
+	names := [...]string{"Internal", "Invalid", "NotFound", "Exists", "State", "NoSpace", "OutOfRange", "Busy", "Unavailable"}
 	if k < 0 || int(k) >= len(names) {
 		return fmt.Sprintf("Kind(%d)", int(k))
 	}

@@ -97,10 +97,9 @@ func refuseOption(o Option, fstype string, list []string) error {
 	return fault.New(fault.Invalid, "mount option %q is not allowed for %s%s (docs/parameters.md, \"Mount options\")", o, fstype, these)
 }
 
-// withoutPanic gives the options with errors=remount-ro added where an ext2, ext3 or
-// ext4 has "panic" written in its superblock as what to do about an error and the
-// options say nothing of that: a volume's content must not end the node. It reads the
-// page that the kernel reads next; the device is to be kept open until it has.
+// withoutPanic adds errors=remount-ro to the options of an ext2, ext3 or ext4 whose
+// superblock asks for a panic, unless they have errors=: a volume's content must not end
+// the node. It fills the page that the kernel reads next; keep the file open until then.
 func withoutPanic(fs Filesystem) (Filesystem, *os.File, error) {
 	if alike[fs.Type] != "ext4" && fs.Type != "ext4" || slices.ContainsFunc(fs.Options.Superblock, func(o Option) bool { return o.Key == "errors" }) {
 		return fs, nil, nil

@@ -28,8 +28,7 @@ type Filesystem struct {
 	// Scratch is a directory, made and removed again, for the one case that
 	// cannot be mounted detached: a SELinux label on btrfs before Linux 6.8.
 	Scratch string
-	// NoPanic has an ext4 whose superblock asks for a panic at an error mounted
-	// with errors=remount-ro.
+	// NoPanic adds errors=remount-ro for an ext4 whose superblock asks for a panic.
 	NoPanic bool
 }
 

@@ -16,8 +16,8 @@ import (
 // mountUtils is made at first need: making it runs a program.
 var mountUtils = sync.OnceValue(func() mountutils.Interface { return mountutils.NewWithoutSystemd("") })
 
-// OpenWithHelper mounts a file system whose protocol lives in a helper program
-// (cifs: mount.cifs), through mount(8). That can only mount at a path, so it does
+// OpenWithHelper mounts a file system that needs a helper program (cifs:
+// mount.cifs), through mount(8). That can only mount at a path, so it does
 // so in scratch, a directory that nobody but the caller uses, and takes it off
 // again after a detached clone was made. NFS needs no helper: see OpenNFS.
 //

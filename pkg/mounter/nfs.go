@@ -18,8 +18,8 @@ import (
 // options are those of nfs(5) that the kernel takes; retry=, which is mount.nfs's,
 // is left out. Without vers= it is the newest version that both sides know, 4.2 to 3.
 //
-// It takes as long as the kernel tries to reach the server, some minutes with the
-// options' defaults; the context ends what comes before.
+// An attempt lasts while the kernel tries to reach the server, by default some
+// minutes. The context is looked at before each, not during it.
 func OpenNFS(ctx context.Context, source string, o Options, readOnly bool) (*Detached, error) {
 	if err := checkLabels(o); err != nil {
 		return nil, err
@@ -58,8 +58,8 @@ func OpenNFS(ctx context.Context, source string, o Options, readOnly bool) (*Det
 	return nil, errs[len(errs)-1]
 }
 
-// separate has the kernel keep a label's share apart: two volumes of one server
-// would share a superblock, or a session, and its label.
+// separate keeps a labelled share apart: else two volumes of one server would share a
+// superblock, or a session, and its label.
 func separate(fstype string, o Options) Options {
 	if !o.labels() {
 		return o
@@ -79,7 +79,7 @@ func serverOf(source string) (string, error) {
 		server, path, found = strings.Cut(v6, "]:/")
 	}
 	if !found || server == "" || strings.ContainsAny(server+path, "\x00\n") {
-		return "", fault.New(fault.Invalid, "%q is no NFS share; it is written server:/path, with an IPv6 address in brackets", source)
+		return "", fault.New(fault.Invalid, "%q is not an NFS share; write server:/path, with an IPv6 address in brackets", source)
 	}
 	return server, nil
 }
@@ -88,7 +88,7 @@ func serverOf(source string) (string, error) {
 func resolve(ctx context.Context, server, protocol string) ([]netip.Addr, error) {
 	all, err := net.DefaultResolver.LookupNetIP(ctx, "ip", server)
 	if err != nil {
-		return nil, fault.New(fault.State, "the NFS server %s has no address here: %w", server, err)
+		return nil, fault.New(fault.State, "the NFS server %s cannot be resolved: %w", server, err)
 	}
 	var usable []netip.Addr
 	for _, a := range all {
@@ -102,7 +102,7 @@ func resolve(ctx context.Context, server, protocol string) ([]netip.Addr, error)
 	return usable, nil
 }
 
-// versions are those to try, as options; one that is empty where the options say it.
+// versions are those to try; one empty string if the options name one.
 func versions(o Options) []string {
 	for _, opt := range o.Superblock {
 		switch opt.Key {
@@ -171,7 +171,7 @@ func nfsMeans(err error) string {
 	case errors.Is(err, linux.ENOENT):
 		return " (the server exports nothing of that name)"
 	case errors.Is(err, linux.EACCES), errors.Is(err, linux.EPERM):
-		return " (the server does not let this node)"
+		return " (the server refuses this node)"
 	case errors.Is(err, linux.ECONNREFUSED):
 		return " (nothing serves NFS there)"
 	case errors.Is(err, linux.ETIMEDOUT), errors.Is(err, linux.EHOSTUNREACH), errors.Is(err, linux.ENETUNREACH):

@@ -79,13 +79,16 @@ func (r *Registry) OwnerOf(id string) (Pool, bool) {
 }
 
 // CheckPool refuses an id that a pool made which this node does not have (any
-// more): nobody can tell what is to be done with such a volume.
+// more), or which is away: nobody can tell what is to be done with such a volume.
 func (r *Registry) CheckPool(id string) error {
 	name, _, _, ok := ParseID(id)
 	if !ok {
 		return nil
 	}
-	if _, ok := r.pools[name]; ok {
+	if p, ok := r.pools[name]; ok {
+		if a, ok := p.(interface{ Away() error }); ok {
+			return a.Away()
+		}
 		return nil
 	}
 	return fault.New(fault.State, "%s is of pool %q, which this node does not have (it has %s); start the driver with that pool again", id, name, strings.Join(r.names, ", "))

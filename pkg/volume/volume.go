@@ -129,9 +129,12 @@ type Pool interface {
 	ListSnapshots() []Snapshot
 	// Recover undoes what an earlier process left unfinished: it thaws the
 	// volumes that a copy was being taken of, and removes the unfinished copy.
-	Recover(thaw func(volume string) error) error
+	Recover(thaw Thaw) error
 	Close() error
 }
+
+// Thaw ends a freeze that a crash left of a volume. The source is the pool that asks.
+type Thaw func(s Source, id string) error
 
 // Spec is a volume to be made.
 type Spec struct {

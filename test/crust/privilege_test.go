@@ -31,8 +31,8 @@ func TestA09_EachCapabilityOfCrustdIsMissed(t *testing.T) {
 	}
 	for i, need := range privilege.Sandboxes {
 		t.Run(need.Name, func(t *testing.T) {
-			// This machine's root may not have every one; a node is made only for a device
-			// whose path leads to another one meanwhile.
+			// This machine's root may lack some. MKNOD is needed only if a device's path has
+			// come to name another.
 			number, _ := linux.CapabilityNumber(need.Name)
 			untried := held&(1<<number) == 0 || need.Name == "MKNOD"
 			wrong := sandboxLife(t, slices.Delete(slices.Clone(privilege.Sandboxes), i, i+1))
@@ -65,9 +65,8 @@ func begins(t *testing.T, s *server) error {
 	return errors.New("crustd does not serve")
 }
 
-// sandboxLife takes a volume into the sandbox of a pod with a user namespace and a
-// group, and out of it, with a crustd that holds only these capabilities. It tells
-// what does not work.
+// sandboxLife publishes a volume to the sandbox of a pod with a user namespace and a
+// group, with a crustd that holds only these capabilities. It tells what does not work.
 func sandboxLife(t *testing.T, held privilege.Needs) error {
 	t.Helper()
 	host := exec.Command("sleep", "3600") // as PID 1 of the node: it holds everything
@@ -127,7 +126,7 @@ func sandboxLife(t *testing.T, held privilege.Needs) error {
 		}
 		return err
 	}()
-	// What could not be undone, can be with all of them.
+	// A crustd with all of them undoes what is left.
 	s.stop()
 	s.args = nil
 	s.start()

@@ -46,8 +46,7 @@ func sameAsStatfs(t *testing.T, s *server, p *pod, sb sandboxed, fstype string) 
 	}
 }
 
-// statsOfEach compares the stats of a volume of each file system, as it is made and
-// when it holds something.
+// statsOfEach compares the stats of a volume of each file system, empty and with files.
 func statsOfEach(t *testing.T, s *server, boot func(*pod) sandboxed) {
 	for _, fstype := range filesystems {
 		v := s.volume(fstype, fstype)
@@ -69,8 +68,8 @@ func TestC16_StatsAreStatfsInTheSandbox(t *testing.T) {
 	statsOfEach(t, s, func(p *pod) sandboxed { return s.namespace(p) })
 }
 
-// C11, C13 and C16 where the sandbox has a kernel of its own. One guest serves them
-// all, as a sandbox after the other.
+// C11, C13 and C16 where the sandbox has a kernel of its own. One guest serves as all
+// sandboxes in turn.
 func TestC11_C13_C16_InAMicroVM(t *testing.T) {
 	s := newServer(t, "qemu", "")
 	var m *machine

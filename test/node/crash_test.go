@@ -139,7 +139,7 @@ func death(ctx context.Context, n *testnode.Node) error {
 // deleted.
 func checkNothingLeft(t testing.TB, n *testnode.Node) {
 	t.Helper()
-	left := run(t, "find", n.PoolDir(), filepath.Join(n.Dir, "state"), n.KubeletDir(), "-type", "f", "!", "-name", "lock", "!", "-name", "reserve", "!", "-name", "audit*.jsonl")
+	left := run(t, "find", n.PoolDir(), filepath.Join(n.Dir, "state"), n.KubeletDir(), "-type", "f", "!", "-name", "lock", "!", "-name", "reserve", "!", "-name", "audit*.jsonl", "!", "-name", "pool.json")
 	if left != "" {
 		t.Errorf("left after everything was deleted:\n%s", left)
 	}

@@ -235,7 +235,7 @@ func TestF07_FilesystemsWithoutOwnersTakeTheGroupAsOption(t *testing.T) {
 				t.Errorf("the root has group %d", gid)
 			}
 			ok(t, asPod(t, 4242, in(target, "echo hello > file && mkdir d && cat file")))
-			if fstype != "ntfs3" { // which has owners for what Linux makes, and its root is everybody's
+			if fstype != "ntfs3" { // it keeps new files' owners; everybody may use its root
 				if _, gid := owner(t, target+"/file"); gid != 4242 {
 					t.Errorf("group %d", gid)
 				}

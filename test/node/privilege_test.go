@@ -83,7 +83,7 @@ func TestA09_TheDoctorNamesAMissingCapability(t *testing.T) {
 // Each capability of the list is missed when it is taken away: the log says what
 // fails, and it does. So the list has none too many.
 func TestA09_EachCapabilityIsMissed(t *testing.T) {
-	// This machine's root may not have every one; it has a whole /dev.
+	// This machine's root may lack some. Its /dev is whole: no MKNOD.
 	held := capabilitiesOf(t, os.Getpid(), "CapEff")
 	untried := map[string]bool{"MKNOD": true}
 	for _, need := range privilege.Storage {

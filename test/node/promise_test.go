@@ -162,10 +162,8 @@ func scrape(t *testing.T, address string) string {
 	return string(b)
 }
 
-// On a pool that its volumes filled, records can still be written: volumes are
-// unpublished and deleted, snapshots too, and what is learnt of them is kept.
-// What others write beside the pool is no room of it from then on, and is again when
-// it is gone.
+// Space that other files take beside the pool is not promised. It is promised again
+// when they are gone.
 func TestA05_WhatOthersTakeIsNotPromised(t *testing.T) {
 	n := newOnSmallPool(t, "ext4")
 	raw := csiclient.Volume{Block: true}
@@ -197,6 +195,8 @@ func TestA05_WhatIsFreedCountsOnce(t *testing.T) {
 	refused(t, err, codes.ResourceExhausted, "promised")
 }
 
+// On a pool that its volumes filled, records can still be written: volumes are
+// unpublished and deleted, snapshots too, and what is learnt of them is kept.
 func TestA05_AFullPoolCanBeManaged(t *testing.T) {
 	for _, pool := range []string{"ext4", "xfs"} {
 		t.Run("pool on "+pool, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -22,6 +23,11 @@ func tampered(t *testing.T, n *testnode.Node, call, fault string) (end func()) {
 	t.Helper()
 	trace := exec.Command("strace", "-f", "-q", "-o", filepath.Join(n.Dir, "trace"), "-e", "trace="+call, "-e", "inject="+call+":"+fault, "-p", fmt.Sprint(n.PID()))
 	ok(t, trace.Start())
+	end = sync.OnceFunc(func() {
+		ok(t, trace.Process.Signal(syscall.SIGTERM))
+		_ = trace.Wait() // "signal: terminated"
+	})
+	t.Cleanup(end) // before the node is stopped
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		if !strings.Contains(read(t, fmt.Sprintf("/proc/%d/status", n.PID())), "TracerPid:\t0\n") {
 			break
@@ -30,10 +36,7 @@ func tampered(t *testing.T, n *testnode.Node, call, fault string) (end func()) {
 			t.Fatal("strace does not attach")
 		}
 	}
-	return func() {
-		ok(t, trace.Process.Signal(syscall.SIGTERM))
-		_ = trace.Wait() // "signal: terminated"
-	}
+	return end
 }
 
 // withoutMountSetattr is a kernel before Linux 5.12.

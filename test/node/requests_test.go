@@ -25,8 +25,9 @@ func capability(fs string, mode csi.VolumeCapability_AccessMode_Mode, flags ...s
 	return csiclient.Volume{FSType: fs, Mode: mode, MountFlags: flags}.Capability()
 }
 
-// B2: a StorageClass that CreateVolume refuses has room: its words reach the claim's
-// events only if a pod is put on a node. A pool that this node does not have has none.
+// B2: GetCapacity reports room for a StorageClass that CreateVolume refuses: the
+// refusal reaches the claim's events only once a node is chosen. For an unknown pool it
+// reports none.
 func TestB02_AMistypedClassIsToldByCreateVolume(t *testing.T) {
 	n := testnode.New(t, "")
 	room := func(parameters map[string]string, c *csi.VolumeCapability) int64 {

@@ -130,7 +130,7 @@ func TestS01_TheKubeletsRequestsAreReplayed(t *testing.T) {
 // of the DaemonSet sees neither; a csi-node that runs as a service sees both.
 func TestS01_WithTheHostsSELinuxFilesAndWithout(t *testing.T) {
 	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
-		t.Fatalf("this machine does not show them: %v", err)
+		t.Fatalf("this machine shows no SELinux files: %v", err)
 	}
 	serveNFS(t)
 	for name, under := range map[string][]string{
@@ -169,8 +169,8 @@ func TestS01_WithTheHostsSELinuxFilesAndWithout(t *testing.T) {
 	}
 }
 
-// S05: what a publish with a label does is the same for any number of files, and is
-// not the same for a group that is given to them.
+// S05: a publish with a label makes as many calls for any number of files; one with a
+// group does not.
 func TestS05_ALabelCostsTheSameForAnyNumberOfFiles(t *testing.T) {
 	n := testnode.New(t, "")
 	calls := func(v csiclient.Volume) (looks int) {
@@ -193,7 +193,7 @@ func TestS05_ALabelCostsTheSameForAnyNumberOfFiles(t *testing.T) {
 		t.Errorf("%d calls with no file, %d with %d files", few, many, files)
 	}
 	if walk := calls(with(v, "4242")); walk < few+files/10 {
-		t.Errorf("a walk of %d files is seen as %d calls: this test does not see it", files, walk)
+		t.Errorf("a walk of %d files is seen as %d calls: the trace misses it", files, walk)
 	}
 	down(t, n, v.ID)
 }
@@ -277,8 +277,7 @@ func TestS07_TwoLabelsOnOneServer(t *testing.T) {
 	}
 }
 
-// A conflict with another pod's label is not counted as any other error is.
-// The same of an SMB server. The driver has no such volumes; pkg/mounter mounts them.
+// Two labels on one SMB server. The driver has no such volumes; pkg/mounter mounts them.
 func TestS07_TwoLabelsOnOneSMBServer(t *testing.T) {
 	dir := serveSMB(t)
 	for name, want := range map[string]string{"v1": labelA, "v2": labelB} {
@@ -296,8 +295,8 @@ func TestS07_TwoLabelsOnOneSMBServer(t *testing.T) {
 	}
 }
 
-// serveSMB exports a directory as "share" to root on this machine, whose password is "secret", by the
-// kernel's SMB server, until the test ends.
+// serveSMB exports a directory as "share" by the kernel's SMB server until the test
+// ends. The user is root, the password "secret".
 func serveSMB(t *testing.T) string {
 	t.Helper()
 	dir, conf := t.TempDir(), filepath.Join(t.TempDir(), "ksmbd.conf")
@@ -327,6 +326,7 @@ func serveSMB(t *testing.T) string {
 	}
 }
 
+// A conflict of labels is counted apart from other errors.
 func TestS09_MetricsCountLabels(t *testing.T) {
 	n, metrics := withMetrics(t)
 	v := create(t, n, "a", csiclient.Volume{FSType: "xfs"})

@@ -26,7 +26,7 @@ var (
 	volumes   = flag.Int("volumes", 10000, "most volumes in a pool")
 	published = flag.Int("published", 2000, "most volumes that are published")
 	files     = flag.Int("files", 1000000, "most files of a volume that is given to a group")
-	only      = flag.String("only", "", "measure that alone: volumes, published or files")
+	only      = flag.String("only", "", "measure only this: volumes, published or files")
 	ctx       = context.Background()
 )
 
@@ -188,7 +188,7 @@ func measurePublished(n *node) []curve {
 
 func measureFiles(n *node) []curve {
 	walk, memory := curve{name: "given to a group, ms for 1,000 files"}, curve{name: "most memory meanwhile, MiB"}
-	const inode = 16 << 10 // of ext4: one for so many bytes
+	const inode = 16 << 10 // ext4's bytes per inode
 	v := n.create("files", max(64<<30, int64(*files)*inode*5/4))
 	must(n.c.Stage(ctx, v))
 	have := 0

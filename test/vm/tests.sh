@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests that depend on the kernel in guests: the first argument is their
 # kernels ("6.1" or "6.1,6.12", which run beside each other), more arguments are
-# for `go test`. One boot serves all tests of a kernel. With SHORT=1 it is what a
+# for `go test`. One boot serves all tests of a kernel. SHORT=1 runs what a
 # kernel can break: SELinux, NFS, device-mapper, sick disks, cgroups, system calls.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -31,7 +31,7 @@ type Request struct {
 	// Scratch is a directory for file systems that can only be mounted by
 	// mount(2) with some options; see mounter.Filesystem.
 	Scratch string
-	NoPanic bool // this is not the kernel of a guest; see mounter.Filesystem
+	NoPanic bool // this is the host's kernel; see mounter.Filesystem
 }
 
 // Open mounts the volume, detached: nobody sees it before it is as it was asked

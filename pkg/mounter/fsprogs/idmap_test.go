@@ -9,7 +9,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// What the kernel refused is "no"; any other end of the attempt says nothing of it.
+// What the kernel refused is "no"; any other error is "cannot tell".
 func TestU01_WhatCannotBeMappedIsReported(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -26,7 +26,7 @@ func TestU01_WhatCannotBeMappedIsReported(t *testing.T) {
 		}
 		f := mounter.Feature{Name: "idmapped mounts of xfs", Answer: got, Why: why, Cost: "no pod with hostUsers: false"}
 		if told := mounter.Summary([]mounter.Feature{f}); c.want == mounter.No && !strings.Contains(told, fmt.Sprintf("idmapped mounts of xfs: no (%s; so: %s)", why, f.Cost)) {
-			t.Errorf("it is told as %q", told)
+			t.Errorf("the summary is %q", told)
 		}
 	}
 }

@@ -71,7 +71,7 @@ func (p *Pool) measure() (room, error) {
 	if err != nil {
 		return room{}, err
 	}
-	// What was written meanwhile counts once.
+	// What was written meanwhile counts at most once.
 	r.available = min(before.Available, after.Available)
 	p.mu.Lock()
 	p.measured = &r
@@ -79,9 +79,9 @@ func (p *Pool) measure() (room, error) {
 	return r, nil
 }
 
-// capacity is Capacity by a look at the files that may be older than the rest. What
-// the pool's files took or gave back since is no other room than it was; so what is
-// free counts up to what was free then. What is left is never more than it is.
+// capacity is Capacity by a look at the files that may be old. What they freed since
+// is still in r.used, so free space counts only up to what was free then. Left may be
+// too small, never too large.
 func (p *Pool) capacity(r room) (volume.Capacity, error) {
 	c, err := p.space()
 	if err != nil {
@@ -123,8 +123,8 @@ func (p *Pool) capacity(r room) (volume.Capacity, error) {
 	return c, nil
 }
 
-// leftFor is Capacity for who wants so many bytes. It looks at the files only if what
-// was seen of them last does not do.
+// leftFor is Capacity for a caller who wants bytes. It looks at the files only if those
+// do not fit by the last look.
 func (p *Pool) leftFor(bytes int64) (volume.Capacity, error) {
 	p.mu.Lock()
 	r := p.measured

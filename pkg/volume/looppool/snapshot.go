@@ -151,7 +151,7 @@ func (p *Pool) ListSnapshots() []volume.Snapshot {
 
 // Recover undoes what was being made when the last process stopped (nobody was
 // told of it, so nobody misses it) and finishes what was being deleted.
-func (p *Pool) Recover(thaw func(volume string) error) error {
+func (p *Pool) Recover(thaw volume.Thaw) error {
 	p.mu.Lock()
 	volumes, snapshots := maps.Clone(p.volumes), maps.Clone(p.snapshots)
 	p.mu.Unlock()
@@ -187,9 +187,9 @@ func (p *Pool) later(what string, err error) {
 	}
 }
 
-func (p *Pool) undo(thaw func(string) error, origin, rec string, forget func() error) error {
+func (p *Pool) undo(thaw volume.Thaw, origin, rec string, forget func() error) error {
 	if origin != "" {
-		if err := thaw(origin); err != nil {
+		if err := thaw(p, origin); err != nil {
 			return fmt.Errorf("thaw %s: %w", origin, err)
 		}
 	}

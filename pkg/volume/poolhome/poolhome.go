@@ -1,0 +1,198 @@
+// Package poolhome keeps a pool from being taken for another directory that lies at
+// its path: the bare mount point of a disk that is not mounted, or another disk.
+//
+// A pool's directory has an identity, in the file pool.json, and the node's state says
+// which identity belongs to the pool's name. While the directory has another one, or
+// none, nothing is made there and the pool's calls fail with fault.Unavailable. It is
+// looked for at each call, so that the pool is there when its disk is.
+package poolhome
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// file is the name of the identity in a pool's directory.
+const file = "pool.json"
+
+var (
+	identityType = record.Type{Kind: "crust-csi.pool", Version: 1}
+	knownType    = record.Type{Kind: "crust-csi.known-pool", Version: 1}
+)
+
+// identity is what a pool's directory says.
+type identity struct {
+	ID string `json:"id"`
+}
+
+// known is what the node's state says.
+type known struct {
+	ID  string `json:"id"`
+	Dir string `json:"dir"`
+}
+
+// Options of Open.
+type Options struct {
+	Name, Dir string
+	State     string // the directory of what the node knows of its pools
+	Log       *slog.Logger
+	// Open opens the directory, which is the pool's.
+	Open func() (volume.Pool, error)
+}
+
+// place is where the identity's file was seen.
+type place struct {
+	major, minor uint32
+	ino          uint64
+}
+
+// Pool is a pool that may be away.
+type Pool struct {
+	o  Options
+	id string // empty: its directory takes no identity, so any will do
+
+	mu    sync.Mutex
+	inner volume.Pool // nil until it was there once
+	seen  place
+	thaw  volume.Thaw // what Recover was given; nil before that
+	said  bool        // the log has that it is away
+}
+
+// Open takes a pool. One that is away is no error, unless it was never there: the
+// first time, the directory is made and gets an identity.
+func Open(o Options) (*Pool, error) {
+	p := &Pool{o: o}
+	if err := p.identify(); err != nil {
+		return nil, fmt.Errorf("pool %s: %w", o.Name, err)
+	}
+	if _, err := p.here(); err != nil && !fault.Is(err, fault.Unavailable) {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *Pool) path() string      { return filepath.Join(p.o.Dir, file) }
+func (p *Pool) statePath() string { return filepath.Join(p.o.State, p.o.Name+record.Extension) }
+
+// identify learns which identity is the pool's.
+func (p *Pool) identify() error {
+	var k known
+	err := knownType.Read(p.statePath(), &k)
+	if err == nil && k.Dir == p.o.Dir {
+		p.id = k.ID
+		return nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		p.o.Log.Warn("which directory is the pool's is not known any more; the one that is there is taken", "pool", p.o.Name, "error", err)
+	}
+	here, err := p.read()
+	if errors.Is(err, fs.ErrNotExist) {
+		here = identity{ID: rand.Text()}
+		if err = os.MkdirAll(p.o.Dir, 0o700); err == nil {
+			err = identityType.Write(p.path(), here)
+		}
+		if errors.Is(err, linux.ENOSPC) || errors.Is(err, linux.EROFS) {
+			p.o.Log.Warn("the pool's directory takes no identity: another one at its place would not be noticed", "pool", p.o.Name, "error", err)
+			return nil
+		}
+	}
+	if err != nil {
+		return err
+	}
+	p.id = here.ID
+	if err := os.MkdirAll(p.o.State, 0o700); err != nil {
+		return err
+	}
+	return knownType.Write(p.statePath(), known{ID: p.id, Dir: p.o.Dir})
+}
+
+func (p *Pool) read() (identity, error) {
+	var i identity
+	err := identityType.Read(p.path(), &i)
+	if err == nil && i.ID == "" {
+		err = fmt.Errorf("%s names no identity", p.path())
+	}
+	return i, err
+}
+
+// here gives the pool if its directory is there.
+func (p *Pool) here() (volume.Pool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.look(); err != nil {
+		if !p.said {
+			p.said = true
+			p.o.Log.Error("a pool is away", "error", err)
+		}
+		return nil, err
+	}
+	if p.said {
+		p.said = false
+		p.o.Log.Info("a pool is there again", "pool", p.o.Name, "directory", p.o.Dir)
+	}
+	if p.inner == nil {
+		inner, err := p.o.Open()
+		if err == nil && p.thaw != nil {
+			if err = inner.Recover(p.thaw); err != nil {
+				err = errors.Join(err, inner.Close())
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		p.inner = inner
+	}
+	return p.inner, nil
+}
+
+// look tells whether the directory is the pool's.
+func (p *Pool) look() error {
+	if p.id == "" {
+		return nil
+	}
+	st, err := linux.StatxPath(p.path())
+	now := place{st.DevMajor, st.DevMinor, st.Ino}
+	if err == nil && now == p.seen {
+		return nil
+	}
+	p.seen = place{}
+	var i identity
+	if err == nil {
+		i, err = p.read()
+	}
+	const away = "pool %s is not at %s: %w. Mount its disk there; nothing is made or deleted until then. If this is a new pool in its place, remove %s and restart the driver"
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fault.New(fault.Unavailable, away, p.o.Name, p.o.Dir, errors.New("that directory is no pool, as if its disk were not mounted"), p.statePath())
+	case err != nil:
+		return fault.New(fault.Unavailable, away, p.o.Name, p.o.Dir, err, p.statePath())
+	case i.ID != p.id:
+		return fault.New(fault.Unavailable, away, p.o.Name, p.o.Dir, errors.New("the pool in that directory is another one"), p.statePath())
+	}
+	p.seen = now
+	return nil
+}
+
+// known gives the pool where it was there once, whether or not it is now.
+func (p *Pool) known() volume.Pool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.inner
+}
+
+// Away tells why the pool is away, nil while it is there.
+func (p *Pool) Away() error {
+	_, err := p.here()
+	return err
+}

@@ -1,0 +1,143 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+// onOwnDisk has a node whose pool is on a disk of its own, which the returned functions
+// mount and unmount.
+func onOwnDisk(t *testing.T, args ...string) (n *testnode.Node, mount, unmount func()) {
+	t.Helper()
+	n = testnode.NewStopped(t, "", args...)
+	img := filepath.Join(t.TempDir(), "disk")
+	run(t, "truncate", "-s", "1G", img)
+	run(t, "mkfs.ext4", "-q", img)
+	disk := strings.TrimSpace(run(t, "losetup", "-f", "--show", img))
+	t.Cleanup(func() { run(t, "losetup", "-d", disk) })
+	at := t.TempDir()
+	n.Pool = filepath.Join(at, "pool")
+	mount = func() { t.Helper(); run(t, "mount", disk, at) }
+	unmount = func() { t.Helper(); run(t, "umount", at) }
+	mount()
+	t.Cleanup(func() { run(t, "umount", at) })
+	return n, mount, unmount
+}
+
+// After a reboot the pool's disk is not mounted: nothing is made on the bare
+// directory, nothing counts as deleted, and what was there is there when the disk is.
+func TestB03_APoolWhoseDiskIsNotMounted(t *testing.T) {
+	n, mount, unmount := onOwnDisk(t)
+	other := filepath.Join(n.Dir, "other")
+	n.Args = append(n.Args, "--pool", "other=loop:"+other)
+	n.Begin()
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	write(t, target+"/f", "kept")
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	snapshot, err := snapshotNow(t, n, v.ID, "s")
+	ok(t, err)
+	n.Stop()
+	unmount()
+	n.Start()
+	words := []string{"pool is not at " + n.Pool, "no pool, as if its disk were not mounted", "pools/pool.json"}
+	refused(t, n.Client.Delete(ctxOf(t), v.ID), codes.Unavailable, words...)
+	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: snapshot})
+	refused(t, err, codes.Unavailable, words...)
+	refused(t, n.Client.Stage(ctxOf(t), v), codes.Unavailable, words...)
+	_, err = n.Client.Create(ctxOf(t), "b", size, csiclient.Volume{FSType: "ext4"}, nil, nil)
+	refused(t, err, codes.Unavailable, words...)
+	if room := left(t, n, nil); room != 0 {
+		t.Errorf("a pool that is away has room for %d bytes", room)
+	}
+	if names, err := os.ReadDir(filepath.Dir(n.Pool)); err != nil || len(names) > 0 {
+		t.Errorf("made on the bare directory: %v, %v", names, err)
+	}
+	r, err := n.Client.Probe(ctxOf(t), &csi.ProbeRequest{})
+	if err == nil && r.GetReady().GetValue() {
+		t.Error("the node is ready without its pool")
+	}
+	// The other pool goes on.
+	made, err := n.Client.Create(ctxOf(t), "c", size, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "other"}, nil)
+	ok(t, err)
+	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
+	// Another disk at its place is no pool of this name.
+	ok(t, os.Mkdir(n.Pool, 0o755))
+	ok(t, os.WriteFile(n.Pool+"/pool.json", []byte(`{"kind": "crust-csi.pool", "version": 1, "data": {"id": "another"}}`), 0o600))
+	refused(t, n.Client.Delete(ctxOf(t), v.ID), codes.Unavailable, "the pool in that directory is another one")
+	ok(t, os.Remove(n.Pool+"/pool.json"))
+	ok(t, os.Remove(n.Pool))
+	// Seen when it comes, without a restart.
+	mount()
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	if got := read(t, target+"/f"); got != "kept" {
+		t.Errorf("read %q", got)
+	}
+	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: snapshot})
+	ok(t, err)
+	down(t, n, v.ID, target)
+	n.Restart() // what it has open is compared with what it had at its start
+}
+
+// The disk goes while the driver runs: what is published can be taken away, and
+// nothing counts as deleted.
+func TestB03_APoolThatGoesWhileItIsUsed(t *testing.T) {
+	n, mount, _ := onOwnDisk(t)
+	n.Begin()
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	w := create(t, n, "w", csiclient.Volume{FSType: "ext4"})
+	write(t, target+"/f", "kept")
+	run(t, "umount", "-l", filepath.Dir(n.Pool))
+	refused(t, n.Client.Delete(ctxOf(t), w.ID), codes.Unavailable, "as if its disk were not mounted")
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	if _, err := os.Lstat(target); !os.IsNotExist(err) {
+		t.Errorf("the target is still there: %v", err)
+	}
+	mount()
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	if got := read(t, target+"/f"); got != "kept" {
+		t.Errorf("read %q", got)
+	}
+	down(t, n, v.ID, target)
+	ok(t, n.Client.Delete(ctxOf(t), w.ID))
+	n.Restart()
+}
+
+// A pool of a version without identities gets one, and one that is configured in
+// another directory is another one.
+func TestB03_PoolsGetAnIdentity(t *testing.T) {
+	n, _, _ := onOwnDisk(t)
+	n.Begin()
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	n.Stop()
+	ok(t, os.Remove(filepath.Join(n.Pool, "pool.json")))
+	ok(t, os.RemoveAll(filepath.Join(n.Dir, "state", "pools")))
+	n.Start()
+	_, err := os.Stat(filepath.Join(n.Pool, "pool.json"))
+	ok(t, err)
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	n.Stop()
+	was := n.Pool
+	n.Pool = filepath.Join(n.Dir, "new")
+	n.Start()
+	made := create(t, n, "b", csiclient.Volume{FSType: "ext4"})
+	ok(t, n.Client.Delete(ctxOf(t), made.ID))
+	n.Stop()
+	n.Pool = was
+	n.Start()
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	ok(t, n.Client.Delete(ctxOf(t), v.ID))
+}
