@@ -22,7 +22,7 @@ var ErrLabelMismatch = errors.New("the SELinux label is not the one that was ask
 // attribute works without SELinux too, and an errno of mount(2) cannot be told
 // from that of a bad label.
 func SELinux() Feature {
-	f := Feature{Name: "SELinux", Since: "any, if it was started with it", Cost: "a pod with a SELinux label (mount option context) is refused"}
+	f := Feature{Name: "SELinux", Since: "any, if it was started with it", Cost: "pods' SELinux labels have no effect, for the kubelet passes none on; a volume whose mountOptions have context= is refused"}
 	b, err := os.ReadFile("/proc/filesystems")
 	if err != nil {
 		return f.answer(err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
 // crustctl runs the command against the node and gives what it printed and
@@ -92,6 +93,20 @@ func TestValidateCapabilitiesOfAStaticVolume(t *testing.T) {
 		ok(t, err)
 		if got := r.GetConfirmed() != nil; got != c.want {
 			t.Errorf("%s %s: confirmed %v, want %v: %s", c.v.ID, c.v.Mode, got, c.want, r.GetMessage())
+		}
+	}
+}
+
+// B7: what a label is on a node without SELinux.
+func TestB07_ALabelWithoutSELinuxHasNoEffect(t *testing.T) {
+	if mounter.SELinux().Answer == mounter.Yes {
+		return // TestS02_* are about such a kernel
+	}
+	n := testnode.New(t, "")
+	out, _ := crustctl(t, n, "doctor")
+	for _, words := range []string{"pods' SELinux labels have no effect", "mountOptions have context= is refused"} {
+		if !strings.Contains(out, words) {
+			t.Errorf("the doctor does not say %q:\n%s", words, out)
 		}
 	}
 }
