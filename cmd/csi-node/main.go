@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -104,7 +105,7 @@ func run(args []string) error {
 	d, err := driver.New(driver.Config{
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
 		Programs: programs, Log: log, Metrics: metrics, Audit: history,
-		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host,
+		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host, HostNetwork: openHostNetwork(o, log),
 		Left: func(id string) volume.Releaser {
 			return looppool.Left(id, filepath.Join(o.stateDir, "dev"), func(d mounter.Device) bool {
 				for _, p := range volumes.Pools() {
@@ -158,6 +159,18 @@ func openHostNamespace(o *options, log *slog.Logger) (*mounter.Namespace, error)
 		return nil, nil
 	}
 	return ns, nil
+}
+
+// openHostNetwork gives the host's network namespace, beside its mount namespace; nil
+// for this process's own.
+func openHostNetwork(o *options, log *slog.Logger) *os.File {
+	path := filepath.Join(filepath.Dir(cmp.Or(o.hostNamespace, "/proc/1/ns/mnt")), "net")
+	f, err := os.Open(path)
+	if err != nil {
+		log.Info("NFS shares are mounted in this process's network namespace", "error", err)
+		return nil
+	}
+	return f
 }
 
 // probeIdmaps makes an idmapped mount of each file system that can be formatted,

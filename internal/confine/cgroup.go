@@ -24,11 +24,16 @@ import (
 // cgroupNames is the prefix of their names.
 const cgroupNames = "crust-program-"
 
+// mounted is where cgroups of version 2 are, if the machine has no others.
+const mounted = "/sys/fs/cgroup"
+
 // cgroupLimits are written if their controller is on. Processor time is a weight:
 // under load a program gets little.
 var cgroupLimits = []struct{ controller, file, value string }{
-	{"memory", "memory.max", strconv.Itoa(Memory)},
-	{"pids", "pids.max", "64"},
+	// Above the address space: a program that asks for too much ends by itself, not by
+	// SIGKILL in the middle of a repair.
+	{"memory", "memory.max", strconv.Itoa(Memory + Memory/4)},
+	{"pids", "pids.max", "4096"}, // threads count: xfs_repair has some for each allocation group
 	{"cpu", "cpu.weight", "10"},
 }
 
@@ -48,11 +53,15 @@ var cgroups = sync.OnceValues(func() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := tree("cgroup2", nil)
+	// A mount of our own would set the options of the machine's cgroups anew.
+	all, err := linux.Openat2(nil, mounted, linux.ODirectory, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer all.Close()
+	if is, err := linux.IsCgroup2(all); err != nil || !is {
+		return nil, errors.Join(err, fmt.Errorf("%s shows no cgroups of version 2", mounted))
+	}
 	parent, err := linux.Openat2(all, "."+path.Dir(own), linux.ODirectory, linux.ResolveBeneath)
 	if err != nil {
 		return nil, err
@@ -63,6 +72,12 @@ var cgroups = sync.OnceValues(func() (*os.File, error) {
 	}
 	if err == nil {
 		err = sweep(parent)
+	}
+	if err == nil { // whether one can be made
+		var try *cgroup
+		if try, err = newCgroup(parent); err == nil {
+			try.remove()
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(err, parent.Close())
@@ -109,12 +124,16 @@ type cgroup struct {
 	name   string
 }
 
-// newCgroup makes a cgroup; nil where there can be none.
-func newCgroup() (*cgroup, error) {
+// ownOrNone gives a program its cgroup; nil where there can be none.
+func ownOrNone() (*cgroup, error) {
 	parent, err := cgroups()
 	if err != nil {
 		return nil, nil //nolint:nilerr // Cgroups tells it
 	}
+	return newCgroup(parent)
+}
+
+func newCgroup(parent *os.File) (*cgroup, error) {
 	g := &cgroup{parent, cgroupNames + rand.Text()}
 	if err := linux.Mkdirat(parent, g.name, 0o755); err != nil {
 		return nil, fmt.Errorf("a cgroup for the program: %w", err)

@@ -5,7 +5,6 @@
 package confine
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -28,6 +27,10 @@ func TestLeast_AProgramHasACgroupOfItsOwn(t *testing.T) {
 	if err := Cgroups(); err == nil {
 		t.Error("a process in the root cgroup has a cgroup beside it")
 	}
+	if out, err := exec.Command("mount", "-o", "remount,nsdelegate", "/sys/fs/cgroup").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	options := cgroupOptions(t)
 	const root = "/sys/fs/cgroup"
 	above := filepath.Join(root, "above")
 	own := filepath.Join(above, "own")
@@ -64,6 +67,9 @@ func TestLeast_AProgramHasACgroupOfItsOwn(t *testing.T) {
 	if names := programCgroups(t, above); len(names) > 0 {
 		t.Errorf("left: %v", names)
 	}
+	if got := cgroupOptions(t); !strings.Contains(options, "nsdelegate") || got != options {
+		t.Errorf("the options of the machine's cgroups were %s, and are %s", options, got)
+	}
 }
 
 func programCgroups(t *testing.T, dir string) []string {
@@ -73,6 +79,22 @@ func programCgroups(t *testing.T, dir string) []string {
 		t.Fatal(err)
 	}
 	return names
+}
+
+// cgroupOptions are those of the machine's cgroups.
+func cgroupOptions(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if _, options, ok := strings.Cut(line, " - cgroup2 "); ok {
+			return options
+		}
+	}
+	t.Fatal("there is no cgroup2 mount")
+	return ""
 }
 
 func lifeInCgroup(t *testing.T) {
@@ -100,7 +122,7 @@ func lifeInCgroup(t *testing.T) {
 			t.Fatalf("its cgroup is %s: %v; there is %q", b, err, want)
 		}
 	}
-	for file, value := range map[string]string{"memory.max": fmt.Sprint(Memory), "pids.max": "64", "cpu.weight": "10"} {
+	for file, value := range map[string]string{"memory.max": fmt.Sprint(Memory + Memory/4), "pids.max": "4096", "cpu.weight": "10"} {
 		if b, err := os.ReadFile(filepath.Join(want, file)); err != nil || strings.TrimSpace(string(b)) != value {
 			t.Errorf("%s is %s: %v", file, b, err)
 		}
@@ -110,13 +132,18 @@ func lifeInCgroup(t *testing.T) {
 	}
 	<-ended
 
+	// The limits come when it has begun; that of its address space is the last.
 	const limit = 64 << 20
-	cgroupLimits[0].value = fmt.Sprint(limit)
-	greedy := exec.Command("sh", "-c", fmt.Sprintf("sleep 1; head -c %d /dev/zero | tail -c %d >/dev/null", 4*limit, 3*limit))
-	err := Run(greedy, Limits{}, func() {})
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) {
-		t.Errorf("a program that takes too much memory ended with %v", err)
+	greedy := fmt.Sprintf("until [ $(ulimit -v) != unlimited ]; do :; done; head -c %d /dev/zero | tail -c %d >/dev/null", 4*limit, 3*limit)
+	for _, c := range []struct {
+		limit int64
+		exit  int
+	}{{8 * limit, 0}, {limit, 128 + int(syscall.SIGKILL)}} {
+		cgroupLimits[0].value = fmt.Sprint(c.limit)
+		program := exec.Command("sh", "-c", greedy)
+		if err := Run(program, Limits{}, func() {}); program.ProcessState.ExitCode() != c.exit {
+			t.Errorf("with %d bytes it ended with %v", c.limit, err)
+		}
 	}
 	if err := Run(exec.Command("true"), Limits{}, func() {}); err != nil {
 		t.Errorf("the next program: %v", err)

@@ -79,7 +79,7 @@ func Run(cmd *exec.Cmd, l Limits, started func()) error {
 		defer program.Close()
 		cmd.Path = filepath.Join(programDir, filepath.Base(cmd.Path))
 	}
-	group, err := newCgroup()
+	group, err := ownOrNone()
 	if err != nil {
 		return cannot(err)
 	}

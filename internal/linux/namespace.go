@@ -179,6 +179,19 @@ func EnterMountNamespace(ns *os.File) error {
 	return call("setns", func() error { return unix.Setns(fdOf(ns), unix.CLONE_NEWNS) })
 }
 
+// InNetwork runs f in a network namespace; nil is this process's.
+func InNetwork(ns *os.File, f func() error) error {
+	if ns == nil {
+		return f()
+	}
+	return OnOwnThread(func() error {
+		if err := call("setns", func() error { return unix.Setns(fdOf(ns), unix.CLONE_NEWNET) }); err != nil {
+			return err
+		}
+		return f()
+	})
+}
+
 // Exec is execve(2).
 func Exec(path string, argv, env []string) error {
 	return call("execve", func() error { return unix.Exec(path, argv, env) })

@@ -28,17 +28,15 @@ import (
 
 // Node is a csi-node process and its directories.
 type Node struct {
-	T      testing.TB
-	Dir    string // holds everything
-	Client *csiclient.Client
-	Args   []string // beside the usual ones
-	Env    []string
-	Under  []string // a command that execs the driver
-	Pool   string   // directory of its pool, if not the usual one
-	// PoolName is that of its pool, if not "pool".
-	PoolName string
-
-	PoolOptions string // what follows the directory in --pool, with a comma before it
+	T           testing.TB
+	Dir         string // holds everything
+	Client      *csiclient.Client
+	Args        []string // beside the usual ones
+	Env         []string
+	Under       []string // a command that execs the driver
+	Pool        string   // directory of its pool, if not the usual one
+	PoolName    string   // if not "pool"
+	PoolOptions string   // what follows the directory in --pool, with a comma before it
 
 	bin string
 	cmd *exec.Cmd

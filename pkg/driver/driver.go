@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -50,6 +51,9 @@ type Config struct {
 	// HostNamespace is the host's mount namespace, in which container runtimes
 	// look for targets; nil: the one that this process is in.
 	HostNamespace *mounter.Namespace
+	// HostNetwork is the host's network namespace, in which shares are mounted: this
+	// process's may end before they do. nil: this process's own.
+	HostNetwork *os.File
 }
 
 // Metrics is told what happened; see package telemetry for one that counts.

@@ -193,8 +193,11 @@ func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mo
 	err = growDetached(fs)
 	if errors.Is(err, mounter.ErrGrowOffline) {
 		busy, berr := d.busy(id, dev.Path)
-		if berr != nil || busy {
-			return errors.Join(err, berr)
+		if berr != nil {
+			return fmt.Errorf("volume %s: %w", id, berr)
+		}
+		if busy {
+			return err
 		}
 		if quick {
 			return errNeedsTime

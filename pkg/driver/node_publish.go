@@ -126,7 +126,7 @@ func (p *publication) filesystem() mounter.Filesystem {
 
 func (d *Driver) mountable(p *publication) mounter.Filesystem {
 	fs := p.filesystem()
-	fs.Scratch, fs.NoPanic = d.scratchFor(p.id), true
+	fs.Scratch, fs.NoPanic = d.scratchFor(p.id), len(d.publishedAt(p.src, p.id)) == 0
 	return fs
 }
 
@@ -134,7 +134,7 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 	switch {
 	case p.use.block != p.staged.Block:
 		return fault.New(fault.State, "volume %s is staged as %s and cannot be published as %s", p.id, kindOf(p.staged.Block, p.staged.FSType), kindOf(p.use.block, p.use.fstype))
-	case p.use.fstype != "" && p.use.fstype != p.staged.FSType && p.attachment.Share == nil:
+	case p.use.fstype != "" && kernelType(p.use.fstype) != kernelType(p.staged.FSType) && p.attachment.Share == nil:
 		return fault.New(fault.State, "volume %s is staged with %s and cannot be published with %s", p.id, p.staged.FSType, p.use.fstype)
 	case p.readOnly && p.use.options.ReadWrite():
 		return invalid("volume %s: mount option \"rw\" contradicts a read-only publish", p.id)
@@ -233,7 +233,8 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 		if differs, err = s.Differs(p.filesystem()); err != nil {
 			return err
 		}
-		if want := p.use.options.SuperblockString(); differs == "" && want != p.staged.Superblock {
+		// A share's mounts each have their own.
+		if want := p.use.options.SuperblockString(); differs == "" && p.attachment.Share == nil && want != p.staged.Superblock {
 			differs = fmt.Sprintf("mounted with options %q, asked for with %q", p.staged.Superblock, want)
 		}
 		if have, want := d.published.shown(p.id, p.target).Group, p.groupShown(); differs == "" && have != "" && want != have {
@@ -255,7 +256,7 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mounter.Detached, error) {
 	switch {
 	case p.attachment.Share != nil:
-		m, err := mounter.OpenNFS(ctx, p.attachment.Share.Source, p.use.options, p.readOnly)
+		m, err := mounter.OpenNFS(ctx, mounter.NFS{Source: p.attachment.Share.Source, Options: p.use.options, ReadOnly: p.readOnly, Network: d.HostNetwork})
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", p.id, err)
 		}
@@ -271,7 +272,11 @@ func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mou
 		if err != nil {
 			return nil, err
 		}
-		if err := d.growth(ctx, p.src, p.id, fs, quick); err != nil {
+		err = d.growth(ctx, p.src, p.id, fs, quick)
+		if errors.Is(err, mounter.ErrGrowOffline) {
+			// It is in use as it is, and can be by one more. The growth stays due.
+			d.Log.WarnContext(ctx, "a volume has not its new size yet", "volume_id", p.id, "error", err)
+		} else if err != nil {
 			return nil, err
 		}
 	}

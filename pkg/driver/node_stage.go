@@ -175,6 +175,14 @@ func (d *Driver) stage(
 	return d.staged.put(r)
 }
 
+// kernelType is the name of the kernel's driver for a file system that has two.
+func kernelType(fstype string) string {
+	if fstype == "ntfs" {
+		return "ntfs3"
+	}
+	return fstype
+}
+
 // ensureFilesystem gives the type of the file system that the device holds
 // afterwards: the one that was asked for, or an error.
 func (d *Driver) ensureFilesystem(
@@ -186,6 +194,7 @@ func (d *Driver) ensureFilesystem(
 			want = t
 		}
 	}
+	want = kernelType(want)
 	if err := mounter.CheckOptions(want, u.options); err != nil {
 		return "", fmt.Errorf("volume %s: %w", v.ID, err)
 	}

@@ -2,8 +2,6 @@ package mounter
 
 import (
 	"encoding/binary"
-	"errors"
-	"os"
 	"slices"
 	"strings"
 
@@ -99,22 +97,24 @@ func refuseOption(o Option, fstype string, list []string) error {
 
 // withoutPanic adds errors=remount-ro to the options of an ext2, ext3 or ext4 whose
 // superblock asks for a panic, unless they have errors=: a volume's content must not end
-// the node. It fills the page that the kernel reads next; keep the file open until then.
-func withoutPanic(fs Filesystem) (Filesystem, *os.File, error) {
+// the node.
+func withoutPanic(fs Filesystem) (Filesystem, error) {
 	if alike[fs.Type] != "ext4" && fs.Type != "ext4" || slices.ContainsFunc(fs.Options.Superblock, func(o Option) bool { return o.Key == "errors" }) {
-		return fs, nil, nil
+		return fs, nil
 	}
-	f, err := linux.Open(fs.Device.Path, os.O_RDONLY)
+	// Not the cached page: the kernel drops it when it mounts, and reads anew.
+	f, err := linux.Open(fs.Device.Path, linux.ODirect)
 	if err != nil {
-		return fs, nil, err
+		return fs, err
 	}
+	defer f.Close()
 	const sError, panics = 1024 + 0x3c, 3 // s_errors, EXT4_ERRORS_PANIC
 	var b [2]byte
-	if _, err := f.ReadAt(b[:], sError); err != nil {
-		return fs, nil, errors.Join(err, f.Close())
+	if _, err := (linux.Direct{File: f}).ReadAt(b[:], sError); err != nil {
+		return fs, err
 	}
 	if binary.LittleEndian.Uint16(b[:]) == panics {
 		fs.Options = fs.Options.With("errors", "remount-ro")
 	}
-	return fs, f, nil
+	return fs, nil
 }

@@ -28,7 +28,9 @@ type Filesystem struct {
 	// Scratch is a directory, made and removed again, for the one case that
 	// cannot be mounted detached: a SELinux label on btrfs before Linux 6.8.
 	Scratch string
-	// NoPanic adds errors=remount-ro for an ext4 whose superblock asks for a panic.
+	// NoPanic adds errors=remount-ro for an ext4 whose superblock asks for a panic. It
+	// reads the device, and is of no use while it is mounted: the kernel shares that
+	// superblock.
 	NoPanic bool
 }
 
@@ -49,12 +51,10 @@ func Open(fs Filesystem) (*Detached, error) {
 		return nil, err
 	}
 	if fs.NoPanic {
-		safe, device, err := withoutPanic(fs)
-		if err != nil {
+		var err error
+		if fs, err = withoutPanic(fs); err != nil {
 			return nil, err
 		}
-		defer device.Close()
-		fs = safe
 	}
 	d, err := open(fs)
 	if err != nil && fs.Type == "btrfs" && fs.Options.labels() && fs.Scratch != "" {

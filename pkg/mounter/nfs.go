@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
@@ -13,49 +14,89 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
+// NFS says which share is mounted.
+type NFS struct {
+	// Source is "server:/path", with an IPv6 address in brackets, 255 bytes at most.
+	Source string
+	// Options are those of nfs(5) that the kernel takes; retry=, which is mount.nfs's, is
+	// left out. Without a version it is the newest one that both sides know, 4.2 to 4.0.
+	Options  Options
+	ReadOnly bool
+	// Network is the network namespace that the mount uses as long as it lives; nil:
+	// this process's.
+	Network *os.File
+}
+
 // OpenNFS mounts an NFS share detached, without a program: the kernel speaks the
-// protocol itself. source is "server:/path", with an IPv6 address in brackets. The
-// options are those of nfs(5) that the kernel takes; retry=, which is mount.nfs's,
-// is left out. Without vers= it is the newest version that both sides know, 4.2 to 3.
+// protocol itself. Version 3, whose locks need rpc.statd on the node, is used if it is
+// asked for, or if locks stay on the node (nolock, local_lock=all).
 //
 // An attempt lasts while the kernel tries to reach the server, by default some
 // minutes. The context is looked at before each, not during it.
-func OpenNFS(ctx context.Context, source string, o Options, readOnly bool) (*Detached, error) {
-	if err := checkLabels(o); err != nil {
+func OpenNFS(ctx context.Context, n NFS) (*Detached, error) {
+	if err := checkLabels(n.Options); err != nil {
 		return nil, err
 	}
-	server, err := serverOf(source)
+	server, err := serverOf(n.Source)
 	if err != nil {
 		return nil, err
 	}
-	addresses, err := resolve(ctx, server, o.value("proto"))
+	addresses, err := resolve(ctx, server, n.Options.value("proto"))
 	if err != nil {
 		return nil, err
 	}
-	o = separate("nfs", o)
-	var errs []error
+	n.Options = separate("nfs", n.Options)
+	var first error
 	for _, address := range addresses {
-		for _, version := range versions(o) {
-			if err := ctx.Err(); err != nil {
-				return nil, err
-			}
-			d, err := openNFS(source, address, version, o, readOnly)
-			if err == nil {
-				return d, nil
-			}
-			errs = append(errs, err)
-			// ECONNREFUSED: version 3 may be served at another port. EINVAL: a kernel that
-			// does not know the version.
-			if !errors.Is(err, linux.EPROTONOSUPPORT) && !errors.Is(err, linux.ECONNREFUSED) && !errors.Is(err, linux.EINVAL) {
-				break
-			}
+		d, err := n.at(ctx, address)
+		if err == nil {
+			return d, nil
 		}
-		if !unreachable(errs[len(errs)-1]) {
+		if first == nil {
+			first = err
+		}
+		if !unreachable(err) {
 			break
 		}
 	}
-	// The last attempt is the one that got furthest.
-	return nil, errs[len(errs)-1]
+	return nil, first
+}
+
+// at tries one address of the server, by the versions that there are to try. The
+// first one's error tells most, unless it is about the version alone.
+func (n NFS) at(ctx context.Context, address netip.Addr) (*Detached, error) {
+	var told error
+	for _, v := range versions(n.Options) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		d, err := n.open(address, v)
+		if err == nil {
+			return d, nil
+		}
+		if told == nil || isVersion(told) && !isVersion(err) {
+			told = err
+		}
+		if !mayHelp(err) {
+			break
+		}
+	}
+	if isVersion(told) && !locksStay(n.Options) {
+		told = fmt.Errorf("%w. For NFS 3 give vers=3, which needs rpc.statd on the node for locks, or nolock", told)
+	}
+	return nil, told
+}
+
+// isVersion: the server or the kernel does not know the version. EINVAL is what a
+// kernel says that does not.
+func isVersion(err error) bool {
+	return errors.Is(err, linux.EPROTONOSUPPORT) || errors.Is(err, linux.EINVAL)
+}
+
+// mayHelp tells whether an older version may do better. Version 3 has another port and
+// other paths.
+func mayHelp(err error) bool {
+	return isVersion(err) || errors.Is(err, linux.ECONNREFUSED) || errors.Is(err, linux.ENOENT) || errors.Is(err, linux.EPERM)
 }
 
 // separate keeps a labelled share apart: else two volumes of one server would share a
@@ -77,6 +118,10 @@ func serverOf(source string) (string, error) {
 	server, path, found := strings.Cut(source, ":/")
 	if v6, ok := strings.CutPrefix(source, "["); ok {
 		server, path, found = strings.Cut(v6, "]:/")
+	}
+	const most = 255 // fsconfig(2)
+	if len(source) > most {
+		return "", fault.New(fault.Invalid, "the NFS share %q has more than %d bytes, which the kernel does not take", source, most)
 	}
 	if !found || server == "" || strings.ContainsAny(server+path, "\x00\n") {
 		return "", fault.New(fault.Invalid, "%q is not an NFS share; write server:/path, with an IPv6 address in brackets", source)
@@ -102,19 +147,51 @@ func resolve(ctx context.Context, server, protocol string) ([]netip.Addr, error)
 	return usable, nil
 }
 
-// versions are those to try; one empty string if the options name one.
-func versions(o Options) []string {
+// locksStay: locks are the node's own business.
+func locksStay(o Options) bool {
 	for _, opt := range o.Superblock {
-		switch opt.Key {
-		case "vers", "nfsvers", "minorversion", "v3", "v4":
-			return []string{""}
+		if opt.Key == "nolock" || opt.Key == "local_lock" && opt.Value == "all" {
+			return true
 		}
 	}
-	return []string{"4.2", "4.1", "4", "3"}
+	return false
+}
+
+// versions are those to try, each as the options that ask for it.
+func versions(o Options) [][]Option {
+	vers := func(list ...string) (all [][]Option) {
+		for _, v := range list {
+			all = append(all, []Option{{"vers", v}})
+		}
+		return all
+	}
+	minor := false
+	for _, opt := range o.Superblock {
+		switch {
+		case strings.HasPrefix(opt.Key, "mount"): // mountport and the like are of version 3
+			return vers("3")
+		case opt.Key == "minorversion":
+			minor = true
+		}
+	}
+	asked := o.value("vers") + o.value("nfsvers")
+	switch {
+	case asked == "4" && !minor: // any of them, as nfs(5) has it
+		return vers("4.2", "4.1", "4.0")
+	case asked != "":
+		return [][]Option{nil}
+	case minor:
+		return vers("4")
+	case locksStay(o):
+		return vers("4.2", "4.1", "4.0", "3")
+	}
+	return vers("4.2", "4.1", "4.0")
 }
 
 func unreachable(err error) bool {
-	for _, e := range []error{linux.ECONNREFUSED, linux.ETIMEDOUT, linux.EHOSTUNREACH, linux.ENETUNREACH, linux.EADDRNOTAVAIL} {
+	for _, e := range []error{
+		linux.ECONNREFUSED, linux.ETIMEDOUT, linux.EHOSTUNREACH, linux.ENETUNREACH, linux.EADDRNOTAVAIL, linux.EACCES,
+	} {
 		if errors.Is(err, e) {
 			return true
 		}
@@ -122,19 +199,25 @@ func unreachable(err error) bool {
 	return false
 }
 
-func openNFS(source string, address netip.Addr, version string, o Options, readOnly bool) (*Detached, error) {
-	o = o.With("addr", address.String())
-	if version != "" {
-		o = o.With("vers", version)
+func (n NFS) open(address netip.Addr, version []Option) (*Detached, error) {
+	o := n.Options
+	o.Superblock = slices.DeleteFunc(slices.Clone(o.Superblock), func(opt Option) bool {
+		return opt.Key == "retry" || len(version) > 0 && (opt.Key == "vers" || opt.Key == "nfsvers")
+	})
+	for _, opt := range version {
+		o = o.With(opt.Key, opt.Value)
 	}
-	o.Superblock = slices.DeleteFunc(slices.Clone(o.Superblock), func(opt Option) bool { return opt.Key == "retry" })
-	ctx, err := fsopen("nfs")
+	o = o.With("addr", address.String())
+	what := fmt.Sprintf("nfs from %s (%s%s)", n.Source, address, versionWords(version))
+	var ctx *os.File
+	// The namespace is that of fsopen.
+	err := linux.InNetwork(n.Network, func() (err error) { ctx, err = fsopen("nfs"); return err })
 	if err != nil {
-		return nil, fmt.Errorf("nfs from %s: %w", source, err)
+		return nil, fmt.Errorf("%s: %w", what, err)
 	}
 	defer ctx.Close()
-	if err := linux.FsconfigString(ctx, "source", source); err != nil {
-		return nil, fault.New(fault.Invalid, "nfs from %s: %w", source, err)
+	if err := linux.FsconfigString(ctx, "source", n.Source); err != nil {
+		return nil, fault.New(fault.Invalid, "%s: %w", what, err)
 	}
 	if err := configureOptions(ctx, "nfs", o); err != nil {
 		return nil, err
@@ -144,25 +227,25 @@ func openNFS(source string, address netip.Addr, version string, o Options, readO
 		if words := linux.FsContextLog(ctx); words != "" {
 			said = ": the kernel says: " + words
 		}
-		return nil, fault.New(fault.State, "nfs from %s (%s%s): %w%s%s", source, address, versionWords(version), err, nfsMeans(err), said)
+		return nil, fault.New(fault.State, "%s: %w%s%s", what, err, nfsMeans(err), said)
 	}
-	set, _ := o.attrs(readOnly)
+	set, _ := o.attrs(n.ReadOnly)
 	mount, err := linux.Fsmount(ctx, int(set))
 	if err != nil {
-		return nil, fmt.Errorf("nfs from %s: %w", source, err)
+		return nil, fmt.Errorf("%s: %w", what, err)
 	}
-	d := &Detached{mount: mount, isDir: true, what: "nfs from " + source}
+	d := &Detached{mount: mount, isDir: true, what: "nfs from " + n.Source}
 	if err := verifyLabel(o, d.Label); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", d.what, err), d.Close())
 	}
 	return d, nil
 }
 
-func versionWords(version string) string {
-	if version == "" {
+func versionWords(version []Option) string {
+	if len(version) == 0 {
 		return ""
 	}
-	return ", version " + version
+	return ", version " + version[0].Value
 }
 
 // nfsMeans is what an error of the kernel means here.

@@ -14,6 +14,7 @@ func TestServerOf(t *testing.T) {
 	for source, want := range map[string]string{
 		"server:/a/b": "server", "10.0.0.1:/": "10.0.0.1", "[fe80::1%eth0]:/a": "fe80::1%eth0", "[::1]:/a:/b": "::1", "s:/a:/b": "s",
 		"": "", "server": "", "server:a": "", ":/a": "", "[]:/a": "", "[::1]/a": "", "s:/a\nb": "",
+		"s:/" + strings.Repeat("x", 252): "s", "s:/" + strings.Repeat("x", 253): "",
 	} {
 		got, err := serverOf(source)
 		if got != want || (err == nil) != (want != "") || err != nil && !fault.Is(err, fault.Invalid) {
@@ -49,13 +50,19 @@ func TestAddressesThatAProtocolCanUse(t *testing.T) {
 }
 
 func TestVersionsOfNFS(t *testing.T) {
-	for options, want := range map[string]string{"": "4.2 4.1 4 3", "hard": "4.2 4.1 4 3", "vers=3": "", "nfsvers=4.1": "", "minorversion=1": ""} {
+	for options, want := range map[string]string{
+		"hard": "4.2 4.1 4.0", "nolock": "4.2 4.1 4.0 3", "local_lock=all": "4.2 4.1 4.0 3", "local_lock=flock": "4.2 4.1 4.0",
+		"vers=3": "", "nfsvers=4.1": "", "vers=4": "4.2 4.1 4.0", "nfsvers=4": "4.2 4.1 4.0", "vers=4,minorversion=1": "", "minorversion=1": "4", "mountport=20048": "3",
+	} {
 		o, err := ParseOptions([]string{options})
-		if options == "" {
-			o, err = ParseOptions(nil)
-		}
 		check(t, err)
-		if got := strings.Join(versions(o), " "); got != want {
+		var got []string
+		for _, v := range versions(o) {
+			for _, opt := range v {
+				got = append(got, opt.Value)
+			}
+		}
+		if strings.Join(got, " ") != want {
 			t.Errorf("%q: %q", options, got)
 		}
 	}
@@ -78,13 +85,13 @@ func TestS07_LabelledSharesAreKeptApart(t *testing.T) {
 
 // A kernel without NFS, and one with it and no server, say so.
 func TestAnNFSShareThatIsNotThere(t *testing.T) {
-	_, err := OpenNFS(t.Context(), "127.0.0.1:/none", Options{}, false)
+	_, err := OpenNFS(t.Context(), NFS{Source: "127.0.0.1:/none"})
 	if !fault.Is(err, fault.State) || !strings.Contains(err.Error(), "127.0.0.1:/none") {
 		t.Errorf("%v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := OpenNFS(ctx, "127.0.0.1:/none", Options{}, false); err == nil {
+	if _, err := OpenNFS(ctx, NFS{Source: "127.0.0.1:/none"}); err == nil {
 		t.Error("it was mounted for a caller that is gone")
 	}
 }

@@ -112,15 +112,21 @@ func TestA04_D07_AGrowthWhoseRecordCannotBeWritten(t *testing.T) {
 	made, err := n.Client.Create(ctxOf(t), "grows", 16<<20, csiclient.Volume{FSType: "ext4"}, nil, nil)
 	ok(t, err)
 	ok(t, os.WriteFile(image(n, made.GetVolumeId()), make([]byte, 16<<20), 0o600)) // eight times what is used can be promised
+	// A large file leaves a few blocks, which a small one can have.
 	filler := filepath.Join(n.PoolDir(), "filler")
-	fill(filler)
+	ok(t, os.Mkdir(filler, 0o700))
+	fill(filepath.Join(filler, "large"))
+	for i := 0; err == nil; i++ {
+		err = os.WriteFile(filepath.Join(filler, fmt.Sprint(i)), []byte("x"), 0o600)
+		run(t, "sync", "-f", filler)
+	}
 	grow := &csi.ControllerExpandVolumeRequest{VolumeId: made.GetVolumeId(), CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}}
 	_, err = n.Client.ControllerExpandVolume(ctxOf(t), grow)
 	refused(t, err, codes.ResourceExhausted, "no space left on device")
 	if st, err := os.Stat(image(n, made.GetVolumeId())); err != nil || st.Size() != 16<<20 {
 		t.Errorf("an expansion that was refused left %d bytes, %v", st.Size(), err)
 	}
-	ok(t, os.Remove(filler))
+	run(t, "rm", "-r", filler)
 	_, err = n.Client.ControllerExpandVolume(ctxOf(t), grow)
 	ok(t, err)
 	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))

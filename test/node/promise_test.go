@@ -181,8 +181,9 @@ func TestA05_WhatOthersTakeIsNotPromised(t *testing.T) {
 	refused(t, err, codes.ResourceExhausted, "promised")
 }
 
-// Room that a deleted volume gave back is not counted twice.
-func TestA05_WhatIsFreedCountsOnce(t *testing.T) {
+// Room that a deleted volume gave back, and that others took meanwhile, is not
+// promised.
+func TestA05_WhatIsFreedAndTakenIsNotPromised(t *testing.T) {
 	n := newOnSmallPool(t, "ext4")
 	raw := csiclient.Volume{Block: true}
 	first := left(t, n, nil)
@@ -191,8 +192,11 @@ func TestA05_WhatIsFreedCountsOnce(t *testing.T) {
 	patch(t, image(n, made.GetVolumeId()), 0, []byte(strings.Repeat("data", 50<<20)))
 	left(t, n, nil) // has the pool look at its files
 	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
-	_, err = n.Client.Create(ctxOf(t), "b", first+100<<20, raw, nil, nil)
+	run(t, "fallocate", "-l", itoa(200<<20), filepath.Join(n.PoolDir(), "stranger"))
+	_, err = n.Client.Create(ctxOf(t), "b", first-100<<20, raw, nil, nil)
 	refused(t, err, codes.ResourceExhausted, "promised")
+	_, err = n.Client.Create(ctxOf(t), "c", first-300<<20, raw, nil, nil)
+	ok(t, err)
 }
 
 // On a pool that its volumes filled, records can still be written: volumes are

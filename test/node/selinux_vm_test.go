@@ -6,9 +6,7 @@ package node
 
 import (
 	"fmt"
-	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -20,7 +18,6 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
-	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
 // Types of Debian's policy; it has no container_file_t.
@@ -248,82 +245,6 @@ func TestS06_ReadOnlyAndFullVolumes(t *testing.T) {
 		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 	}
 	down(t, n, v.ID)
-}
-
-func TestS07_TwoLabelsOnOneServer(t *testing.T) {
-	n := testnode.New(t, "")
-	dir := serveNFS(t)
-	for _, name := range []string{"v1", "v2"} {
-		ok(t, os.Mkdir(filepath.Join(dir, name), 0o755))
-	}
-	use := func(name, label string) (csiclient.Volume, string) {
-		v := labelled(csiclient.Volume{ID: name, Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
-			Context: map[string]string{"server": "127.0.0.1", "share": "/" + name}}, label)
-		ok(t, n.Client.Stage(ctxOf(t), v))
-		ok(t, n.Client.Publish(ctxOf(t), v, n.Target(name), false))
-		return v, n.Target(name)
-	}
-	a, targetA := use("v1", labelA)
-	b, targetB := use("v2", labelB)
-	if got := label(t, targetA); got != labelA {
-		t.Errorf("label %s", got)
-	}
-	if got := label(t, targetB); got != labelB {
-		t.Errorf("label %s", got)
-	}
-	for v, target := range map[string]string{a.ID: targetA, b.ID: targetB} {
-		ok(t, n.Client.Unpublish(ctxOf(t), v, target))
-		ok(t, n.Client.Unstage(ctxOf(t), v))
-	}
-}
-
-// Two labels on one SMB server. The driver has no such volumes; pkg/mounter mounts them.
-func TestS07_TwoLabelsOnOneSMBServer(t *testing.T) {
-	dir := serveSMB(t)
-	for name, want := range map[string]string{"v1": labelA, "v2": labelB} {
-		ok(t, os.Mkdir(filepath.Join(dir, name), 0o777))
-		o, err := mounter.ParseOptions([]string{"context=" + want, "username=root", "password=secret", "vers=3.1.1"})
-		ok(t, err)
-		m, err := mounter.OpenWithHelper(ctxOf(t), filepath.Join(t.TempDir(), "scratch"), "//127.0.0.1/share/"+name, "cifs", o, false)
-		ok(t, err)
-		defer m.Close()
-		got, err := m.Label()
-		ok(t, err)
-		if got != want {
-			t.Errorf("%s has the label %s", name, got)
-		}
-	}
-}
-
-// serveSMB exports a directory as "share" by the kernel's SMB server until the test
-// ends. The user is root, the password "secret".
-func serveSMB(t *testing.T) string {
-	t.Helper()
-	dir, conf := t.TempDir(), filepath.Join(t.TempDir(), "ksmbd.conf")
-	ok(t, os.Chmod(dir, 0o777))
-	ok(t, os.WriteFile(conf, []byte("[global]\n\tinterfaces = lo\n\tbind interfaces only = yes\n[share]\n\tpath = "+dir+
-		"\n\tread only = no\n"), 0o644))
-	run(t, "modprobe", "-a", "ksmbd", "cifs")
-	users := filepath.Join(t.TempDir(), "users")
-	run(t, "ksmbd.adduser", "-c", conf, "-i", users, "-a", "root", "-p", "secret")
-	server := exec.Command("ksmbd.mountd", "-n", "-c", conf, "-u", users)
-	server.Stdout, server.Stderr = os.Stderr, os.Stderr
-	ok(t, server.Start())
-	t.Cleanup(func() {
-		run(t, "ksmbd.control", "-s")
-		_ = server.Process.Kill()
-		_ = server.Wait() // "signal: killed"
-	})
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		c, err := net.Dial("tcp", "127.0.0.1:445")
-		if err == nil {
-			c.Close()
-			return dir
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
 }
 
 // A conflict of labels is counted apart from other errors.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/privilege"
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
@@ -254,4 +256,35 @@ func TestB01_ThickMountsOnAFullPool(t *testing.T) {
 			down(t, n, v.ID, target)
 		})
 	}
+}
+
+// B9: a growth that has to wait keeps no further pod from the volume.
+func TestB09_AGrowthThatIsDueBlocksNoPod(t *testing.T) {
+	n := testnode.New(t, "", "--capabilities", strings.Replace(privilege.Storage.List(), ",SYS_RESOURCE", "", 1))
+	v, first := up(t, n, "a", csiclient.Volume{FSType: "ext4", Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER})
+	_, err := n.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
+	ok(t, err)
+	grow := func() error {
+		_, err := n.Client.NodeExpandVolume(ctxOf(t), &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: first})
+		return err
+	}
+	refused(t, grow(), codes.FailedPrecondition, "when it is next staged")
+	second := n.Target("b")
+	ok(t, n.Client.Publish(ctxOf(t), v, second, false))
+	write(t, second+"/f", "both")
+	if got := read(t, first+"/f"); got != "both" {
+		t.Errorf("read %q", got)
+	}
+	for _, target := range []string{first, second} {
+		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	}
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, first, false))
+	var st syscall.Statfs_t
+	ok(t, syscall.Statfs(first, &st))
+	if got := int64(st.Blocks) * st.Bsize; got < 2*size*8/10 {
+		t.Errorf("the file system has %d bytes", got)
+	}
+	down(t, n, v.ID, first)
 }

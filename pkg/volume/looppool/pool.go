@@ -76,7 +76,6 @@ type Pool struct {
 	volumes   map[string]volumeRecord
 	snapshots map[string]snapshotRecord
 	intended  map[string]int64          // what volumes and snapshots are about to take, by key
-	measured  *room                     // what the last look at all files found; nil before the first
 	attached  map[string]loopdev.Device // read-write
 	owner     map[numbers]string        // of those, by device number
 	changed   map[string]string         // what pods changed of their devices

@@ -24,81 +24,71 @@ const fullBelow = 1 << 20
 // maps of volumes' files.
 const forMaps = 128
 
-// room is what a look at all files of the pool found.
-type room struct {
-	available, used int64            // of the pool's file system; of the pool's own files
-	held            map[string]int64 // what snapshots take, by key
-}
-
 // Capacity tells what the pool has, and what of it is promised. It looks at every
 // file of the pool.
 func (p *Pool) Capacity() (volume.Capacity, error) {
-	r, err := p.measure()
-	if err != nil {
-		return volume.Capacity{}, err
-	}
-	return p.capacity(r)
-}
-
-// measure looks at every file.
-func (p *Pool) measure() (room, error) {
-	before, err := p.space()
-	if err != nil {
-		return room{}, err
-	}
-	p.mu.Lock()
-	volumes, snapshots := maps.Clone(p.volumes), maps.Clone(p.snapshots)
-	p.mu.Unlock()
-	r := room{held: map[string]int64{}}
-	var files []string
-	shares := len(snapshots) > 0
-	for key, v := range volumes {
-		_, img := p.volumePath(key)
-		files = append(files, img)
-		shares = shares || v.Volume.SourceSnapshot != "" || v.Volume.SourceVolume != ""
-	}
-	for key := range snapshots {
-		_, img := p.snapshotPath(key)
-		files = append(files, img)
-		if r.held[key], err = allocated(img); err != nil {
-			return room{}, err
-		}
-	}
-	if r.used, err = usedBy(files, shares); err != nil {
-		return room{}, err
-	}
-	after, err := p.space()
-	if err != nil {
-		return room{}, err
-	}
-	// What was written meanwhile counts at most once.
-	r.available = min(before.Available, after.Available)
-	p.mu.Lock()
-	p.measured = &r
-	p.mu.Unlock()
-	return r, nil
-}
-
-// capacity is Capacity by a look at the files that may be old. What they freed since
-// is still in r.used, so free space counts only up to what was free then. Left may be
-// too small, never too large.
-func (p *Pool) capacity(r room) (volume.Capacity, error) {
 	c, err := p.space()
 	if err != nil {
 		return c, err
 	}
-	c.Used = r.used
-	var unmeasured []string
+	p.mu.Lock()
+	volumes, snapshots, intended := maps.Clone(p.volumes), maps.Clone(p.snapshots), maps.Clone(p.intended)
+	p.mu.Unlock()
+	var files []string
+	shares := len(snapshots) > 0
+	for key, r := range volumes {
+		_, img := p.volumePath(key)
+		files = append(files, img)
+		intended[key] = max(intended[key], r.Volume.Size)
+		shares = shares || r.Volume.SourceSnapshot != "" || r.Volume.SourceVolume != ""
+	}
+	for key := range snapshots {
+		_, img := p.snapshotPath(key)
+		files = append(files, img)
+		held, err := allocated(img)
+		if err != nil {
+			return c, err
+		}
+		intended[key] = max(intended[key], held)
+	}
+	for _, n := range intended {
+		c.Promised += n
+	}
+	if c.Used, err = usedBy(files, shares); err != nil {
+		return c, err
+	}
+	after, err := p.space()
+	if err != nil {
+		return c, err
+	}
+	// What was written meanwhile counts at most once.
+	c.Available = min(c.Available, after.Available)
+	p.leaves(&c)
+	return c, nil
+}
+
+// leaves tells what can still be promised.
+func (p *Pool) leaves(c *volume.Capacity) {
+	var held int64
+	c.Reserve, held = p.reserved.state()
+	have := c.Available + c.Used + held - c.Reserve - c.Total/forMaps
+	c.Left = max(int64(float64(max(have, 0))*p.overcommit)-c.Promised, 0)
+}
+
+// fits tells whether so many bytes more are surely left, without a look at the
+// files: if all that is promised, taken to the full, fit into what is free, what the
+// pool's files have already is on top.
+func (p *Pool) fits(bytes int64) (bool, error) {
+	c, err := p.space()
+	if err != nil {
+		return false, err
+	}
 	p.mu.Lock()
 	for key, v := range p.volumes {
 		c.Promised += max(p.intended[key], v.Volume.Size)
 	}
-	for key := range p.snapshots {
-		held, ok := r.held[key]
-		if !ok {
-			unmeasured = append(unmeasured, key)
-		}
-		c.Promised += max(p.intended[key], held)
+	for key, s := range p.snapshots {
+		c.Promised += max(p.intended[key], s.Snapshot.Size)
 	}
 	for key, n := range p.intended {
 		_, isVolume := p.volumes[key]
@@ -108,33 +98,8 @@ func (p *Pool) capacity(r room) (volume.Capacity, error) {
 		}
 	}
 	p.mu.Unlock()
-	for _, key := range unmeasured {
-		_, img := p.snapshotPath(key)
-		held, err := allocated(img)
-		if err != nil {
-			return c, err
-		}
-		c.Promised += held
-	}
-	var held int64
-	c.Reserve, held = p.reserved.state()
-	have := min(c.Available, r.available) + c.Used + held - c.Reserve - c.Total/forMaps
-	c.Left = max(int64(float64(max(have, 0))*p.overcommit)-c.Promised, 0)
-	return c, nil
-}
-
-// leftFor is Capacity for a caller who wants bytes. It looks at the files only if those
-// do not fit by the last look.
-func (p *Pool) leftFor(bytes int64) (volume.Capacity, error) {
-	p.mu.Lock()
-	r := p.measured
-	p.mu.Unlock()
-	if r != nil {
-		if c, err := p.capacity(*r); err != nil || bytes <= c.Left {
-			return c, err
-		}
-	}
-	return p.Capacity()
+	p.leaves(&c)
+	return bytes <= c.Left, nil
 }
 
 // promise notes that the volume or snapshot of a key, which has so many bytes,
@@ -144,11 +109,17 @@ func (p *Pool) promise(what, key string, has, bytes int64) error {
 	p.refillReserve()
 	p.promising.Lock()
 	defer p.promising.Unlock()
-	c, err := p.leftFor(bytes - has)
+	fits, err := p.fits(bytes - has)
 	if err != nil {
 		return err
 	}
-	if bytes-has > c.Left {
+	var c volume.Capacity
+	if !fits {
+		if c, err = p.Capacity(); err != nil {
+			return err
+		}
+	}
+	if !fits && bytes-has > c.Left {
 		return fault.New(fault.NoSpace, "pool %s (%s) is full: %s wants %d bytes more, and %d are left to promise: "+
 			"%d are promised, of a room of %d bytes (%d free, %d used) times overcommit=%g, without the reserve of %d; "+
 			"delete volumes or snapshots, enlarge the pool, or start the driver with a larger overcommit",

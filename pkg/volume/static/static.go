@@ -199,6 +199,8 @@ func (s *Source) Adopt(id string, attributes map[string]string) (volume.Volume, 
 	return e.Volume, s.save(e)
 }
 
+const maxSource = 255 // "server:/share" for fsconfig(2)
+
 func checkShare(id string, e entry) error {
 	host := e.Server
 	if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") { // an IPv6 address
@@ -206,6 +208,9 @@ func checkShare(id string, e entry) error {
 	}
 	if host == "" || strings.ContainsAny(host, "/,= \t\n\x00[]") || strings.HasPrefix(host, "-") {
 		return fault.New(fault.Invalid, "volume %s: server %q is no host name or address", id, e.Server)
+	}
+	if len(e.source()) > maxSource {
+		return fault.New(fault.Invalid, "volume %s: server and share have more than %d bytes together, which the kernel does not take", id, maxSource)
 	}
 	if !strings.HasPrefix(e.Share, "/") || strings.ContainsAny(e.Share, "\n\x00") {
 		return fault.New(fault.Invalid, "volume %s: share %q is no absolute path", id, e.Share)
