@@ -106,7 +106,7 @@ func examine(ctx context.Context, g *globals) []finding {
 	if err == nil {
 		list[len(list)-1].Answer = answer
 	}
-	free, err := g.probe(ctx)
+	rooms, err := g.probe(ctx)
 	need("driver at "+g.endpoint, err, "start csi-node, or give --endpoint")
 	if err == nil {
 		held, err := driverCapabilities(g.endpoint)
@@ -115,15 +115,19 @@ func examine(ctx context.Context, g *globals) []finding {
 		}
 		list = append(list, held...)
 	}
-	if err == nil && free != nil {
-		const little = 1 << 30
-		room := finding{What: "room in the default pool", Answer: "yes: " + size(*free)}
-		if *free < little {
-			room.Answer, room.Do = "hardly: "+size(*free), "delete volumes or snapshots, or enlarge it: thin volumes fail writes when it is full"
-		}
-		list = append(list, room)
+	return append(list, rooms...)
+}
+
+// room is what is left of a pool.
+func room(pool string, left int64) finding {
+	const little = 1 << 30
+	f := finding{What: "room in pool " + pool, Answer: "yes: " + size(left)}
+	if left < little {
+		f.Answer = "hardly: " + size(left)
+		f.Do = "delete volumes or snapshots, or enlarge it; a pool that is away (its disk is not mounted) has none"
+		f.needed = left == 0
 	}
-	return list
+	return f
 }
 
 // probeCrust asks the CRUST server what its sandboxes mount.
@@ -147,7 +151,7 @@ func (g *globals) probeCrust(ctx context.Context) (string, error) {
 
 // probe asks the driver whether it can work, and for the space that its first
 // pool has left, nil when it has no pool.
-func (g *globals) probe(ctx context.Context) (free *int64, err error) {
+func (g *globals) probe(ctx context.Context) (rooms []finding, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	c, err := csiclient.Dial(g.endpoint, g.kubeletDir)
@@ -155,12 +159,22 @@ func (g *globals) probe(ctx context.Context) (free *int64, err error) {
 		return nil, err
 	}
 	defer c.Close()
-	if _, err := c.Probe(ctx, &csi.ProbeRequest{}); err != nil {
+	info, err := c.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	if err != nil {
 		return nil, err
 	}
-	r, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{})
-	if err != nil || r.GetMaximumVolumeSize() == nil {
-		return nil, err
+	for _, pool := range strings.Split(info.GetManifest()["pools"], ",") {
+		if pool == "" {
+			continue // a node without pools
+		}
+		r, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: map[string]string{"pool": pool}})
+		if err != nil {
+			rooms = append(rooms, finding{What: "room in pool " + pool, Answer: "cannot tell: " + err.Error(), Do: "see the driver's log"})
+			continue
+		}
+		rooms = append(rooms, room(pool, r.GetAvailableCapacity()))
 	}
-	return &r.AvailableCapacity, nil
+	// Last: a driver that is not ready has told its pools.
+	_, err = c.Probe(ctx, &csi.ProbeRequest{})
+	return rooms, err
 }

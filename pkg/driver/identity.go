@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -9,7 +10,11 @@ import (
 
 // GetPluginInfo gives name and version.
 func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: d.Name, VendorVersion: d.Version}, nil
+	var pools []string
+	for _, p := range d.Volumes.Pools() {
+		pools = append(pools, p.Name())
+	}
+	return &csi.GetPluginInfoResponse{Name: d.Name, VendorVersion: d.Version, Manifest: map[string]string{"pools": strings.Join(pools, ",")}}, nil
 }
 
 // GetPluginCapabilities gives what the driver offers as a whole.

@@ -3,6 +3,7 @@ package node
 import (
 	"bytes"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -39,7 +40,7 @@ func TestCrustctlThroughTheLifeOfAVolume(t *testing.T) {
 			t.Errorf("crustctl %v: %v %s\nwant a failure with %q", args, ok, out, want)
 		}
 	}
-	does("room in the default pool", "doctor")
+	does("room in pool pool", "doctor")
 	does("512.0 MiB", "volume", "create", "mine", "--size", "512Mi", "--parameter", "csi.storage.k8s.io/fstype=xfs")
 	vols, err := n.Client.ListVolumes(ctxOf(t), &csi.ListVolumesRequest{})
 	ok(t, err)
@@ -109,4 +110,29 @@ func TestB07_ALabelWithoutSELinuxHasNoEffect(t *testing.T) {
 			t.Errorf("the doctor does not say %q:\n%s", words, out)
 		}
 	}
+}
+
+// B6: every pool is looked at, and one without room is no good news.
+func TestB06_TheDoctorSpeaksOfEveryPool(t *testing.T) {
+	n, mount, unmount := onOwnDisk(t)
+	n.Args = append(n.Args, "--pool", "other=loop:"+filepath.Join(n.Dir, "other"))
+	n.Begin()
+	out, well := crustctl(t, n, "doctor")
+	for _, words := range []string{"room in pool pool", "room in pool other"} {
+		if !strings.Contains(out, words) {
+			t.Errorf("the doctor does not say %q:\n%s", words, out)
+		}
+	}
+	if !well {
+		t.Errorf("two pools with room:\n%s", out)
+	}
+	n.Stop()
+	unmount()
+	n.Start()
+	out, well = crustctl(t, n, "doctor")
+	if well || !strings.Contains(out, "pool is not at "+n.Pool) || !strings.Contains(out, "hardly: 0") {
+		t.Errorf("a pool whose disk is not mounted: %v\n%s", well, out)
+	}
+	mount()
+	n.Restart()
 }
