@@ -162,6 +162,6 @@ title "What is left"
 step "stop the driver" kill "$driver"
 wait "$driver" 2>/dev/null || true
 driver=
-left=$(find "$dir/pool" "$kubelet" -type f ! -name lock ! -name reserve; awk -v d="$dir/" 'index($5, d) == 1' /proc/self/mountinfo; losetup -n -O BACK-FILE | grep -F "$dir/" || true)
+left=$(find "$dir/pool" "$kubelet" -type f ! -name lock ! -name reserve ! -name pool.json; awk -v d="$dir/" 'index($5, d) == 1' /proc/self/mountinfo; losetup -n -O BACK-FILE | grep -F "$dir/" || true)
 if [ -n "$left" ]; then echo "$left" && exit 1; fi
 note "no volume, no mount, no loop device"
