@@ -300,7 +300,7 @@ func TestExpansionWhileWriting(t *testing.T) {
 	} else {
 		s.until(60*time.Second, "the claim says why ext4 does not grow", func() (string, bool) {
 			got := s.get("pvc/ext4", ".status.conditions[?(@.type=='NodeResizeError')].message")
-			return got, strings.Contains(got, "CAP_SYS_RESOURCE") && strings.Contains(got, "stop the pods")
+			return got, strings.Contains(got, "CAP_SYS_RESOURCE") && strings.Contains(got, "stop its pods")
 		})
 		s.delete("p") // it grows when it is mounted next
 		s.pod("p", []string{"ext4:/e"})
