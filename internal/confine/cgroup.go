@@ -59,7 +59,7 @@ var cgroups = sync.OnceValues(func() (*os.File, error) {
 		return nil, err
 	}
 	defer all.Close()
-	if is, err := linux.IsCgroup2(all); err != nil || !is {
+	if st, err := linux.Fstatfs(all); err != nil || st.Type != linux.Cgroup2 {
 		return nil, errors.Join(err, fmt.Errorf("%s shows no cgroups of version 2", mounted))
 	}
 	parent, err := linux.Openat2(all, "."+path.Dir(own), linux.ODirectory, linux.ResolveBeneath)

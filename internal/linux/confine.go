@@ -198,10 +198,3 @@ func LimitMemory(pid int, bytes uint64) error {
 	}
 	return err
 }
-
-// IsCgroup2 tells whether a directory is one of cgroups, version 2.
-func IsCgroup2(dir *os.File) (bool, error) {
-	var st unix.Statfs_t
-	err := call("fstatfs", func() error { return unix.Fstatfs(fdOf(dir), &st) })
-	return st.Type == unix.CGROUP2_SUPER_MAGIC, err
-}

@@ -141,6 +141,9 @@ const (
 	StNodiratime = unix.ST_NODIRATIME
 )
 
+// Cgroup2 is the Type of Statfs of cgroups, version 2.
+const Cgroup2 = unix.CGROUP2_SUPER_MAGIC
+
 // Fstatfs is fstatfs(2).
 func Fstatfs(f *os.File) (Statfs, error) {
 	var st unix.Statfs_t

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -100,26 +101,38 @@ func (d *Driver) shows(s *mounter.State, src volume.Releaser, id string) (bool, 
 	return err == nil && m.Source == share, mounter.Device{}, err
 }
 
+// shownAt tells whether the kernel shows the volume at a target; two errors, of the
+// look at the target and of the comparison.
+func (d *Driver) shownAt(src volume.Releaser, id, path string) (ok bool, look, compare error) {
+	t, s, look := d.look(path)
+	if look != nil {
+		return false, look, nil
+	}
+	defer t.Close()
+	defer s.Close()
+	ok, _, compare = d.shows(s, src, id)
+	return ok && compare == nil, nil, compare
+}
+
+// mountedHere tells whether the kernel shows the volume at one of its targets. "Cannot
+// tell" is no.
+func (d *Driver) mountedHere(src volume.Releaser, id string) bool {
+	return slices.ContainsFunc(d.published.of(id), func(path string) bool {
+		ok, _, _ := d.shownAt(src, id, path)
+		return ok
+	})
+}
+
 // publishedAt gives the targets where the volume is mounted now. An entry of
 // the index that the kernel does not confirm is forgotten.
 func (d *Driver) publishedAt(src volume.Releaser, id string) []string {
 	var targets []string
 	for _, path := range d.published.of(id) {
-		t, s, err := d.look(path)
-		if err != nil {
-			if fault.Is(err, fault.NotFound) {
-				d.published.forget(id, path)
-			} else {
-				targets = append(targets, path) // cannot tell is not "no"
-			}
-			continue
-		}
-		ok, _, err := d.shows(s, src, id)
-		s.Close()
-		t.Close()
-		if ok || err != nil {
-			targets = append(targets, path)
-		} else {
+		ok, look, compare := d.shownAt(src, id, path)
+		switch {
+		case ok || compare != nil, look != nil && !fault.Is(look, fault.NotFound):
+			targets = append(targets, path) // cannot tell is not "no"
+		default:
 			d.published.forget(id, path)
 		}
 	}

@@ -126,7 +126,7 @@ func (p *publication) filesystem() mounter.Filesystem {
 
 func (d *Driver) mountable(p *publication) mounter.Filesystem {
 	fs := p.filesystem()
-	fs.Scratch, fs.NoPanic = d.scratchFor(p.id), len(d.publishedAt(p.src, p.id)) == 0
+	fs.Scratch, fs.NoPanic = d.scratchFor(p.id), !d.mountedHere(p.src, p.id)
 	return fs
 }
 
