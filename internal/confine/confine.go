@@ -159,10 +159,10 @@ func prepared() (linux.Namespaces, error) {
 const programDir = "/program"
 
 // What there is of this machine: programs and libraries, and the configuration of
-// mke2fs and of the dynamic linker.
+// the dynamic linker, mke2fs and e2fsck.
 var (
-	shown  = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr"}
-	copied = []string{"etc/ld.so.cache", "etc/mke2fs.conf", "etc/e2fsck.conf"}
+	shown         = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr"}
+	configuration = []string{"etc/ld.so.cache", "etc/mke2fs.conf", "etc/e2fsck.conf"}
 
 	alwaysThere = []string{"null", "zero", "random", "urandom"} // in /dev
 )
@@ -183,7 +183,7 @@ func build() error {
 	// There is no /proc: it would show other processes and, through them, their files.
 	// The programs are told that nothing is mounted. They open their device
 	// exclusively; the kernel refuses that while it is mounted.
-	links, files := map[string]string{}, map[string][]byte{"etc/mtab": nil, "proc/mounts": nil, "proc/self/mounts": nil, CopyPath[1:]: nil}
+	links, files := map[string]string{}, []string{"etc/mtab", "proc/mounts", "proc/self/mounts", CopyPath[1:]}
 	for _, name := range append([]string{"sys"}, shown...) {
 		switch to, err := os.Readlink("/" + name); {
 		case err == nil:
@@ -195,14 +195,17 @@ func build() error {
 			}
 		}
 	}
-	for _, name := range copied {
-		b, err := os.ReadFile("/" + name)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	configured := map[string]*os.File{}
+	for _, name := range configuration {
+		f, err := clone("/" + name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
 			return err
 		}
-		if err == nil {
-			files[name] = b
-		}
+		defer f.Close()
+		configured[name] = f
 	}
 	devices := map[string]*os.File{}
 	for _, name := range alwaysThere {
@@ -232,8 +235,13 @@ func build() error {
 			return err
 		}
 	}
-	for name, b := range files {
-		if err := os.WriteFile("/"+name, b, 0o644); err != nil {
+	for _, name := range files {
+		if err := linux.MakeFile("/" + name); err != nil {
+			return err
+		}
+	}
+	for name, f := range configured {
+		if err := errors.Join(readOnly(f), node(f, "/"+name)); err != nil {
 			return err
 		}
 	}
@@ -241,14 +249,18 @@ func build() error {
 		if err := os.Mkdir("/"+name, 0o755); err != nil {
 			return err
 		}
-		if err := linux.MountSetattr(f, linux.MountAttr{Set: linux.MountAttrRdonly}, false); err != nil {
-			return err
-		}
-		if err := mountOn(f, "/"+name); err != nil {
+		if err := errors.Join(readOnly(f), mountOn(f, "/"+name)); err != nil {
 			return err
 		}
 	}
-	return linux.MountSetattr(root, linux.MountAttr{Set: linux.MountAttrRdonly}, false)
+	return readOnly(root)
+}
+
+// readOnly needs a mount on which no file is open for writing (EBUSY). So files are
+// made by linux.MakeFile: one that was made by opening it is open for longer than
+// this process has it, in a child that another thread is just starting.
+func readOnly(mount *os.File) error {
+	return linux.MountSetattr(mount, linux.MountAttr{Set: linux.MountAttrRdonly}, false)
 }
 
 // furnish mounts what is one program's own: its device, and those that every
@@ -291,20 +303,18 @@ func furnish(program, scratch, device *os.File, path string) error {
 			return err
 		}
 	}
-	return linux.MountSetattr(dev, linux.MountAttr{Set: linux.MountAttrRdonly}, false)
+	return readOnly(dev)
 }
 
-// node shows a device under a name in /dev.
-func node(device *os.File, path string) error {
+// node shows a device, or another file, under a path.
+func node(file *os.File, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
-	if err != nil {
+	if err := linux.MakeFile(path); err != nil {
 		return err
 	}
-	f.Close()
-	return mountOn(device, path)
+	return mountOn(file, path)
 }
 
 func visible(program string) bool {

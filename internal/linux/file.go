@@ -220,6 +220,11 @@ func Ficlone(dst, src *os.File) error {
 	return call("ficlone", func() error { return unix.IoctlFileClone(fdOf(dst), fdOf(src)) })
 }
 
+// MakeFile makes an empty regular file, mode 0644, by mknod(2): it is never open.
+func MakeFile(path string) error {
+	return call("mknod", func() error { return unix.Mknod(path, unix.S_IFREG|0o644, 0) })
+}
+
 // Mknod makes a block device node, mode 0600.
 func Mknod(path string, major, minor uint32) error {
 	return call("mknod", func() error {
