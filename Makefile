@@ -121,12 +121,14 @@ $(BUF): tools/buf/go.mod
 
 generate: $(BUF)
 	$(BUF) generate
+	$(BUF) generate --template buf.gen.inventory.yaml
 
 # That the protocols are well, still what they were, and that the code is theirs.
 protocols: $(BUF)
 	$(BUF) lint
-	$(BUF) breaking --against pkg/crust/v1alpha1/baseline.binpb
+	$(BUF) breaking pkg/crust --against pkg/crust/v1alpha1/baseline.binpb
 	$(BUF) generate
+	$(BUF) generate --template buf.gen.inventory.yaml
 	git diff --exit-code --stat -- '*.pb.go'
 
 # After a release: what later changes of the protocols are compared with.

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -64,16 +65,34 @@ func root() *cobra.Command {
 			if g.output != "table" && g.output != "json" {
 				return fmt.Errorf("--output %q: table or json", g.output)
 			}
+			if g.endpoint == "" {
+				g.endpoint = findSocket(sockets(g.kubeletDir))
+			}
 			return nil
 		},
 	}
 	f := c.PersistentFlags()
-	f.StringVar(&g.endpoint, "endpoint", "unix:///run/csi-node/csi.sock", "CSI socket")
+	f.StringVar(&g.endpoint, "endpoint", "", "the driver's socket, unix:///path (default: the first that is there of "+strings.Join(sockets("/var/lib/kubelet"), ", ")+")")
 	f.StringVar(&g.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the driver's --kubelet-dir")
 	f.StringVarP(&g.output, "output", "o", "table", "table or json")
 	f.DurationVar(&g.timeout, "timeout", 2*time.Minute, "for each command")
-	c.AddCommand(doctorCommand(g), volumeCommand(g), sandboxCommand(g), historyCommand(g))
+	c.AddCommand(doctorCommand(g), poolCommand(g), volumeCommand(g), sandboxCommand(g), historyCommand(g))
 	return c
+}
+
+// sockets are where csi-node serves: by its default, and as the manifests have it.
+func sockets(kubeletDir string) []string {
+	return []string{"/run/csi-node/csi.sock", filepath.Join(kubeletDir, "plugins/csi.crust.dev/csi.sock")}
+}
+
+// findSocket gives the endpoint of the first that is there; of the first, if none is.
+func findSocket(paths []string) string {
+	for _, path := range paths {
+		if st, err := os.Stat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
+			return "unix://" + path
+		}
+	}
+	return "unix://" + paths[0]
 }
 
 // with runs f with a connection, and a line of progress on a terminal while it

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -180,7 +181,8 @@ func sandboxList(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			t := table{head: []string{"SANDBOX", "KIND", "PID", "DEVICE", "TYPE", "STATE", "INSIDE", "HOST TARGET"}}
+			pods := g.podsByTarget(ctx)
+			t := table{head: []string{"SANDBOX", "KIND", "PID", "DEVICE", "TYPE", "STATE", "INSIDE", "POD, OR HOST TARGET"}}
 			for _, s := range r.GetSandboxes() {
 				pid := "-"
 				if s.GetPid() != 0 {
@@ -191,7 +193,7 @@ func sandboxList(g *globals) *cobra.Command {
 					t.rows = append(t.rows, append(row, "-", "-", "ready", "-", "-"))
 				}
 				for _, v := range s.GetVolumes() {
-					t.rows = append(t.rows, append(append([]string{}, row...), v.GetHostVolumeId(), v.GetFileSystem(), v.GetState(), inside(v), v.GetHostTargetPath()))
+					t.rows = append(t.rows, append(append([]string{}, row...), v.GetHostVolumeId(), v.GetFileSystem(), v.GetState(), inside(v), cmp.Or(pods[v.GetHostTargetPath()], v.GetHostTargetPath())))
 				}
 			}
 			return g.print(cmd.OutOrStdout(), t, r.GetSandboxes())

@@ -1,10 +1,17 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/inventory"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
@@ -24,28 +31,94 @@ type published struct {
 
 func showCommand(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "show PATH", Short: "Show how a volume is mounted at a path: group, label, read-only-ness. Asks the kernel, not the driver",
+		Use: "show VOLUME|PATH", Short: "Show a volume and where it is used, by id, name or claim (NAMESPACE/NAME); or how it is mounted at a path: group, label, read-only-ness",
 		Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := lookAt(g.kubeletDir, args[0])
-			if err != nil {
-				return err
+			if filepath.IsAbs(args[0]) { // asks the kernel, not the driver
+				p, err := lookAt(g.kubeletDir, args[0])
+				if err != nil {
+					return err
+				}
+				t := table{head: []string{"WHAT", ""}}
+				p.addTo(&t)
+				return g.print(cmd.OutOrStdout(), t, p)
 			}
-			t := table{head: []string{"WHAT", ""}}
-			add := func(what string, value any) { t.rows = append(t.rows, []string{what, fmt.Sprint(value)}) }
-			add("source", p.Source)
-			add("type", p.Type)
-			add("superblock options", p.Options)
-			add("read-only", p.ReadOnly)
-			if !p.BlockNode {
-				add("group of the root", p.Shown)
-				add("recorded ownership", p.Recorded)
-			}
-			if p.Label != "" {
-				add("SELinux label", p.Label)
-			}
-			return g.print(cmd.OutOrStdout(), t, p)
+			return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error { return g.showVolume(ctx, cmd, c, args[0]) })
 		},
 	}
+}
+
+func (p published) addTo(t *table) {
+	t.add("source", p.Source)
+	t.add("type", p.Type)
+	t.add("superblock options", p.Options)
+	t.add("read-only", p.ReadOnly)
+	if !p.BlockNode {
+		t.add("group of the root", p.Shown)
+		t.add("recorded ownership", p.Recorded)
+	}
+	if p.Label != "" {
+		t.add("SELinux label", p.Label)
+	}
+}
+
+func (t *table) add(what string, value any) {
+	t.rows = append(t.rows, []string{what, fmt.Sprint(value)})
+}
+
+// showVolume shows the volumes that are called so; several claims of one name may
+// have had one after the other.
+func (g *globals) showVolume(ctx context.Context, cmd *cobra.Command, c *csiclient.Client, name string) error {
+	all, err := c.Volumes(ctx)
+	if err != nil {
+		return err
+	}
+	t := table{head: []string{"WHAT", ""}}
+	type whole struct {
+		Volume *inventory.Volume `json:"volume"`
+		Mounts []published       `json:"mounts"`
+	}
+	data := []whole{}
+	for _, v := range all {
+		if v.GetId() != name && v.GetName() != name && v.GetClaim() != name {
+			continue
+		}
+		w := whole{Volume: v, Mounts: []published{}}
+		t.add("volume", v.GetId())
+		t.add("name", orNone(v.GetName()))
+		t.add("made for claim", orNone(v.GetClaim()))
+		t.add("pool", orNone(v.GetPool()))
+		t.add("size", sizeOrNone(v.GetSize()))
+		t.add("on disk", sizeOrNone(v.GetAllocated()))
+		t.add("type", kind(v))
+		t.add("copy of", orNone(v.GetSource()))
+		if v.GetCreated() != nil {
+			t.add("created", v.GetCreated().AsTime().Local().Format(time.DateTime))
+		}
+		t.add("device", orNone(v.GetDevice()))
+		for i, who := range usedBy(v) {
+			t.add("used by", who)
+			if i >= len(v.GetUses()) {
+				break
+			}
+			u := v.GetUses()[i]
+			t.add("at", u.GetTarget())
+			if u.GetDeferred() {
+				continue // what is mounted there is a placeholder
+			}
+			p, err := lookAt(g.kubeletDir, u.GetTarget())
+			if err != nil {
+				t.add("mount", "cannot be looked at: "+err.Error())
+				continue
+			}
+			p.addTo(&t)
+			w.Mounts = append(w.Mounts, p)
+		}
+		data = append(data, w)
+	}
+	if len(data) == 0 {
+		return status.Errorf(codes.NotFound, "no volume of this node has the id, name or claim %q (crustctl volume list)", name)
+	}
+	return g.print(cmd.OutOrStdout(), t, data)
 }
 
 func lookAt(kubeletDir, path string) (published, error) {

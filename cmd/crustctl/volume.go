@@ -140,34 +140,6 @@ func cloneCommand(g *globals) *cobra.Command {
 	return c
 }
 
-func listCommand(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "list", Short: "List volumes and snapshots", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-			vols, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{})
-			if err != nil {
-				return err
-			}
-			snaps, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
-			if err != nil {
-				return err
-			}
-			t := table{head: []string{"ID", "KIND", "NAME", "SIZE", "USE", "SPACE", "PUBLISHED AT", "FROM"}}
-			for _, e := range vols.GetEntries() {
-				v := e.GetVolume()
-				from := v.GetContentSource().GetSnapshot().GetSnapshotId() + v.GetContentSource().GetVolume().GetVolumeId()
-				about := func(key string) string { return v.GetVolumeContext()["csi.crust.dev/"+key] }
-				t.rows = append(t.rows, []string{v.GetVolumeId(), "volume", about("name"), size(v.GetCapacityBytes()), about("use"), about("provisioning"),
-					strings.ReplaceAll(about("publishedAt"), "\n", ", "), from})
-			}
-			for _, e := range snaps.GetEntries() {
-				s := e.GetSnapshot()
-				t.rows = append(t.rows, []string{s.GetSnapshotId(), "snapshot", "", size(s.GetSizeBytes()), "", "", "", s.GetSourceVolumeId()})
-			}
-			return g.print(cmd.OutOrStdout(), t, map[string]any{"volumes": vols.GetEntries(), "snapshots": snaps.GetEntries()})
-		})
-	}}
-}
-
 func publishCommand(g *globals) *cobra.Command {
 	var u useFlags
 	var readOnly bool

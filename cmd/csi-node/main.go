@@ -17,6 +17,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/confine"
+	"github.com/crust-csi/crust-csi/internal/inventory"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/privilege"
@@ -245,6 +246,7 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 	csi.RegisterIdentityServer(s, d)
 	csi.RegisterControllerServer(s, d)
 	csi.RegisterNodeServer(s, d)
+	inventory.RegisterInventoryServer(s, driver.Inventory{Driver: d})
 	failed := make(chan error, 2)
 	go func() { failed <- s.Serve(l) }()
 	log.Info("serving", "endpoint", o.endpoint)

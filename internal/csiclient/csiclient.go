@@ -14,6 +14,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/crust-csi/crust-csi/internal/inventory"
 )
 
 // Client is a connection to a driver.
@@ -21,6 +23,7 @@ type Client struct {
 	csi.IdentityClient
 	csi.ControllerClient
 	csi.NodeClient
+	inventory.InventoryClient
 	conn       *grpc.ClientConn
 	KubeletDir string
 }
@@ -31,11 +34,26 @@ func Dial(endpoint, kubeletDir string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn), conn, kubeletDir}, nil
+	return &Client{csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn), inventory.NewInventoryClient(conn), conn, kubeletDir}, nil
 }
 
 // Close ends the connection.
 func (c *Client) Close() error { return c.conn.Close() }
+
+// Volumes gives all volumes that the driver of this node tells of.
+func (c *Client) Volumes(ctx context.Context) ([]*inventory.Volume, error) {
+	var all []*inventory.Volume
+	for after := ""; ; {
+		r, err := c.DescribeVolumes(ctx, &inventory.DescribeVolumesRequest{After: after})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, r.GetVolumes()...)
+		if after = r.GetAfter(); after == "" {
+			return all, nil
+		}
+	}
+}
 
 // Volume is how a volume is used.
 type Volume struct {

@@ -20,6 +20,7 @@ func (d *Driver) audit(ctx context.Context, e audit.Event, err error) {
 	case e.Outcome == "":
 		e.Outcome = audit.Done
 	}
+	d.users.note(e)
 	if werr := d.Audit.Write(ctx, e); werr != nil {
 		d.Log.ErrorContext(ctx, "the audit log lacks an event", "action", e.Action, "volume_id", e.Volume, "snapshot_id", e.Snapshot, "error", werr)
 	}
@@ -40,7 +41,7 @@ func (d *Driver) irreversible(ctx context.Context, e audit.Event, f func() error
 func createdEvent(v volume.Volume, parameters map[string]string) audit.Event {
 	return audit.Event{
 		Action: audit.Created, Volume: v.ID, Name: v.Name, Bytes: v.Size, FSType: v.FSType, Source: v.SourceSnapshot + v.SourceVolume,
-		Claim: join(parameters[orchestratorPrefix+"pvc/namespace"], parameters[orchestratorPrefix+"pvc/name"]),
+		Claim: claimOf(parameters),
 	}
 }
 

@@ -3,7 +3,6 @@ package driver
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -295,29 +294,12 @@ func (d *Driver) describe(v volume.Volume) *csi.Volume {
 	return out
 }
 
-// The keys of what a list tells of a volume beyond what CSI has a field for.
-const (
-	listName         = "csi.crust.dev/name"
-	listUse          = "csi.crust.dev/use" // a file system, or "block"
-	listProvisioning = "csi.crust.dev/provisioning"
-	listPublishedAt  = "csi.crust.dev/publishedAt" // target paths, a line each
-)
+// listName is the key under which a list tells a volume's name.
+const listName = "csi.crust.dev/name"
 
 func (d *Driver) describeWhole(v volume.Volume) *csi.Volume {
 	out := d.describe(v)
-	out.VolumeContext = map[string]string{listName: v.Name, listUse: v.FSType, listProvisioning: "thin"}
-	if v.Thick {
-		out.VolumeContext[listProvisioning] = "thick"
-	}
-	if v.Block {
-		out.VolumeContext[listUse] = "block"
-	}
-	if all := d.deferrals.of(v.ID); len(all) > 0 {
-		out.VolumeContext[listPublishedAt] = targetsOf(all) + " (deferred to the pod's runtime)"
-	}
-	if at := d.published.of(v.ID); len(at) > 0 {
-		out.VolumeContext[listPublishedAt] = strings.Join(at, "\n")
-	}
+	out.VolumeContext = map[string]string{listName: v.Name}
 	return out
 }
 

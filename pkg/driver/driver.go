@@ -81,6 +81,7 @@ type Driver struct {
 	damaged   damagedVolumes
 	readers   *readers
 	lost      lostWrites
+	users     users
 	topology  string
 
 	unknownPools names // that GetCapacity was asked for

@@ -157,11 +157,12 @@ var defaults = map[string]string{
 	"allowRuntimeAssistedMount": "false", "hostMayMount": "false",
 }
 
-// ownParameters are the parameters without those that an orchestrator adds.
+// ownParameters are the parameters without those that an orchestrator adds, but with
+// the claim's name.
 func ownParameters(m map[string]string) map[string]string {
 	own := map[string]string{}
 	for k, v := range m {
-		if !strings.HasPrefix(k, orchestratorPrefix) {
+		if !strings.HasPrefix(k, orchestratorPrefix) || k == claimNamespace || k == claimName {
 			own[k] = v
 		}
 	}

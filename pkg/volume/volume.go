@@ -114,6 +114,9 @@ type Pool interface {
 	Name() string
 	// Capacity of the pool, in bytes.
 	Capacity() (Capacity, error)
+	// Allocated is what a volume takes of the pool, in bytes. What it shares with
+	// snapshots counts in full.
+	Allocated(id string) (int64, error)
 	// Usable is nil when volumes can be made and attached.
 	Usable() error
 	// Create makes a volume; one with the same name is the caller's to find.

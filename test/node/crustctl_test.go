@@ -2,9 +2,12 @@ package node
 
 import (
 	"bytes"
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -51,7 +54,7 @@ func TestCrustctlThroughTheLifeOfAVolume(t *testing.T) {
 	does("published", "volume", "publish", id, a)
 	does("published", "volume", "publish", id, b, "--read-only")
 	out, _ := crustctl(t, n, "volume", "list")
-	for _, want := range []string{"mine", "xfs", "thin", a + ", " + b} {
+	for _, want := range []string{"mine", "xfs", a + ", " + b + " (read-only)"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("list does not show %q:\n%s", want, out)
 		}
@@ -135,4 +138,73 @@ func TestB06_TheDoctorSpeaksOfEveryPool(t *testing.T) {
 	}
 	mount()
 	n.Restart()
+}
+
+// B8: who uses what, by the names that people gave, also what an earlier process was told.
+func TestB08_WhoUsesWhat(t *testing.T) {
+	n := testnode.New(t, "")
+	made, err := n.Client.Create(ctxOf(t), "pvc-0f5a", size, csiclient.Volume{FSType: "ext4"}, map[string]string{
+		"csi.storage.k8s.io/pvc/namespace": "shop", "csi.storage.k8s.io/pvc/name": "orders", "csi.storage.k8s.io/pv/name": "pvc-0f5a"}, nil)
+	ok(t, err)
+	v := csiclient.Volume{ID: made.GetVolumeId(), FSType: "ext4"}
+	pod := func(name string) csiclient.Volume {
+		with := v
+		with.Context = map[string]string{"csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": name, "csi.storage.k8s.io/pod.uid": "u"}
+		return with
+	}
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	const uid = "11111111-2222-3333-4444-555555555555"
+	a, b, c := n.Target("a"), n.Target("b"), filepath.Join(n.KubeletDir(), "pods", uid, "volumes/kubernetes.io~csi/pvc-0f5a/mount")
+	ok(t, os.MkdirAll(filepath.Dir(c), 0o755))
+	ok(t, n.Client.Publish(ctxOf(t), pod("web-0"), a, false))
+	ok(t, n.Client.Publish(ctxOf(t), pod("report"), b, true))
+	ok(t, n.Client.Publish(ctxOf(t), v, c, false)) // of a cluster whose CSIDriver lacks podInfoOnMount
+	file, err := os.Stat(filepath.Join(n.PoolDir(), "volumes", strings.TrimPrefix(v.ID, "pool.")+".img"))
+	ok(t, err)
+	taken := fmt.Sprintf("%.1f MiB", float64(file.Sys().(*syscall.Stat_t).Blocks*512)/(1<<20))
+	says := func(args []string, words ...string) {
+		t.Helper()
+		out, well := crustctl(t, n, args...)
+		for _, w := range words {
+			if !well || !strings.Contains(out, w) {
+				t.Errorf("%v: %v, not a word of %q:\n%s", args, well, w, out)
+			}
+		}
+	}
+	list := []string{"volume", "list"}
+	says(list, v.ID, "shop/orders", "512.0 MiB", taken, "shop/web-0, shop/report (read-only)", "pod "+uid)
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, c))
+	out, _ := crustctl(t, n, list...)
+	for line := range strings.Lines(out) {
+		if len(line) > 140 {
+			t.Errorf("%d columns: %s", len(line), line)
+		}
+	}
+	for _, name := range []string{v.ID, "pvc-0f5a", "shop/orders"} {
+		says([]string{"volume", "show", name}, v.ID, "shop/web-0", a, "/dev/loop", "shop/report (read-only)", b)
+	}
+	says([]string{"pool", "list"}, "pool", "512.0 MiB", "good")
+	n.Restart()
+	says(list, "shop/web-0, shop/report (read-only)")
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, b))
+	out, _ = crustctl(t, n, list...)
+	if strings.Contains(out, "shop/report") {
+		t.Errorf("a pod that has it no more is named:\n%s", out)
+	}
+	if out, well := crustctl(t, n, "volume", "show", "shop/nothing"); well || !strings.Contains(out, "NotFound") {
+		t.Errorf("a claim that is not there: %v %s", well, out)
+	}
+	down(t, n, v.ID, a)
+}
+
+// B8: the socket of the manifests is found by itself.
+func TestB08_TheSocketIsFound(t *testing.T) {
+	n := testnode.New(t, "")
+	usual := filepath.Join(n.KubeletDir(), "plugins/csi.crust.dev/csi.sock")
+	ok(t, os.MkdirAll(filepath.Dir(usual), 0o755))
+	ok(t, os.Symlink(strings.TrimPrefix(n.Endpoint(), "unix://"), usual))
+	c := exec.Command(testnode.BuildCommand(t, "crustctl", ""), "--kubelet-dir", n.KubeletDir(), "pool", "list")
+	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), "good") {
+		t.Errorf("%v %s", err, out)
+	}
 }

@@ -24,6 +24,16 @@ const fullBelow = 1 << 20
 // maps of volumes' files.
 const forMaps = 128
 
+// Allocated is what the volume's file takes.
+func (p *Pool) Allocated(id string) (int64, error) {
+	key, _, err := p.find(id)
+	if err != nil {
+		return 0, err
+	}
+	_, img := p.volumePath(key)
+	return allocated(img)
+}
+
 // Capacity tells what the pool has, and what of it is promised. It looks at every
 // file of the pool.
 func (p *Pool) Capacity() (volume.Capacity, error) {

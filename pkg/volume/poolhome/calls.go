@@ -99,6 +99,11 @@ func (p *Pool) Get(id string) (volume.Volume, error) {
 	return with(p, func(in volume.Pool) (volume.Volume, error) { return in.Get(id) })
 }
 
+// Allocated is what a volume takes of the pool.
+func (p *Pool) Allocated(id string) (int64, error) {
+	return with(p, func(in volume.Pool) (int64, error) { return in.Allocated(id) })
+}
+
 // Capacity of the pool.
 func (p *Pool) Capacity() (volume.Capacity, error) { return with(p, volume.Pool.Capacity) }
 
