@@ -154,7 +154,7 @@ func TestEveryFileIsStrict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(o.kustomizations) != 3 || len(o.classes) != 5 || len(o.daemons) != 4 {
+	if len(o.kustomizations) != 4 || len(o.classes) != 6 || len(o.daemons) != 4 {
 		t.Errorf("%d kustomizations, %d classes, %d daemon sets", len(o.kustomizations), len(o.classes), len(o.daemons))
 	}
 }
@@ -412,6 +412,32 @@ func TestDeviceOverlay(t *testing.T) {
 	args := checkPod(t, overlay.daemon(t, "csi-node").Spec.Template.Spec)["csi-node"].Args
 	if !slices.Equal(args, append(base, "--allow-device=/dev/disk/by-id/example-*")) {
 		t.Errorf("args: %v", args)
+	}
+}
+
+// Found by an operator: there was no example of a second pool.
+func TestB10_SecondPoolOverlay(t *testing.T) {
+	o := renderAny(t, "overlays/second-pool-example")
+	pod := o.daemon(t, "csi-node").Spec.Template.Spec
+	c := checkPod(t, pod)["csi-node"]
+	dir := ""
+	for _, arg := range c.Args {
+		if at, ok := strings.CutPrefix(arg, "--pool=fast=loop:"); ok {
+			dir = at
+		}
+	}
+	sees := false
+	for _, m := range c.VolumeMounts {
+		// A disk that is mounted later has to be seen.
+		if m.MountPath != "/" && strings.HasPrefix(dir, m.MountPath+"/") && m.MountPropagation != nil && *m.MountPropagation == corev1.MountPropagationHostToContainer {
+			sees = true
+		}
+	}
+	if dir == "" || !sees {
+		t.Errorf("--pool=fast at %q is not seen: %v", dir, c.VolumeMounts)
+	}
+	if !slices.ContainsFunc(o.classes, func(s storagev1.StorageClass) bool { return s.Parameters["pool"] == "fast" }) {
+		t.Error("no class has the pool")
 	}
 }
 

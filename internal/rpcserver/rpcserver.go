@@ -80,6 +80,7 @@ type interceptor struct {
 	log     *slog.Logger
 	metrics Observer
 	calls   atomic.Uint64
+	repeats repeats
 }
 
 // New makes a server. Errors of its handlers get their code from Status.
@@ -133,6 +134,14 @@ func (i *interceptor) say(ctx context.Context, id uint64, method string, req, re
 	case quiet[method]:
 		level = slog.LevelDebug
 	}
+	unsaid := 0
+	if err != nil {
+		volumeID, name := ids(req)
+		var loud bool
+		if loud, unsaid = i.repeats.again(time.Now(), method, volumeID, name, err.Error()); !loud {
+			level = slog.LevelDebug
+		}
+	}
 	if !i.log.Enabled(ctx, level) {
 		return
 	}
@@ -142,12 +151,9 @@ func (i *interceptor) say(ctx context.Context, id uint64, method string, req, re
 			attrs = append(attrs, slog.String(key, value))
 		}
 	}
-	if r, ok := req.(interface{ GetName() string }); ok {
-		add("name", r.GetName())
-	}
-	if r, ok := req.(interface{ GetVolumeId() string }); ok {
-		add("volume_id", r.GetVolumeId())
-	}
+	volumeID, name := ids(req)
+	add("name", name)
+	add("volume_id", volumeID)
 	if r, ok := req.(interface{ GetSnapshotId() string }); ok {
 		add("snapshot_id", r.GetSnapshotId())
 	}
@@ -171,9 +177,25 @@ func (i *interceptor) say(ctx context.Context, id uint64, method string, req, re
 	if err != nil {
 		attrs = append(attrs, slog.String("code", status.Code(err).String()), slog.String("error", status.Convert(err).Message()))
 		add("detail", strings.Join(details, "; "))
+		if unsaid > 0 {
+			attrs = append(attrs, slog.Int("repeated", unsaid))
+		}
 	}
-	if err != nil || i.log.Enabled(ctx, LevelRequests) {
+	// Of a refusal the error says what was asked. What is wrong with the driver itself
+	// may be found by the whole request.
+	if status.Code(err) == codes.Internal || i.log.Enabled(ctx, LevelRequests) {
 		attrs = append(attrs, slog.String("request", protosanitizer.StripSecrets(req).String()))
 	}
 	i.log.LogAttrs(ctx, level, "call", attrs...)
+}
+
+// ids gives what a request calls its volume.
+func ids(req any) (volumeID, name string) {
+	if r, ok := req.(interface{ GetName() string }); ok {
+		name = r.GetName()
+	}
+	if r, ok := req.(interface{ GetVolumeId() string }); ok {
+		volumeID = r.GetVolumeId()
+	}
+	return volumeID, name
 }

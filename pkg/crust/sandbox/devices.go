@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -73,7 +74,7 @@ func (d Devices) driverOf(target string) (string, error) {
 // pattern for disks would let in by chance.
 func (d Devices) Find(path, target string) (mounter.Device, error) {
 	refuse := func(why string) (mounter.Device, error) {
-		return mounter.Device{}, fault.New(fault.Invalid, "device %q %s; --allow-device permits %s", path, why, strings.Join(d.Allow, ", "))
+		return mounter.Device{}, fault.New(fault.Invalid, "device %q %s; --allow-device permits %s", path, why, cmp.Or(strings.Join(d.Allow, ", "), "none"))
 	}
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsAny(path, "\x00\n") {
 		return refuse("is no clean absolute path")

@@ -4,6 +4,7 @@
 package static
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -246,7 +247,7 @@ func (s *Source) save(e entry) error {
 func (s *Source) resolve(id, attr string) (mounter.Device, error) {
 	path := filepath.Clean(attr)
 	if !s.allowed(path) {
-		return mounter.Device{}, fault.New(fault.Invalid, "volume %s: device %q is not among those that --allow-device permits on this node (%s)", id, attr, strings.Join(s.allow, ", "))
+		return mounter.Device{}, fault.New(fault.Invalid, "volume %s: device %q is not among those that --allow-device permits on this node (%s)", id, attr, cmp.Or(strings.Join(s.allow, ", "), "none are: start csi-node with --allow-device"))
 	}
 	real, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,0 +1,70 @@
+package rpcserver
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// B10: a class with a mistake is asked for again and again; the log has it once, and
+// without the request.
+func TestB10_ARefusalIsLoggedOnce(t *testing.T) {
+	var log bytes.Buffer
+	i := &interceptor{log: Logger(&log, "text", 2), metrics: nobody{}}
+	call := func(name string, err error) {
+		_, _ = i.unary(context.Background(), &csi.CreateVolumeRequest{Name: name, Parameters: map[string]string{"provisoning": "thin"}},
+			&grpc.UnaryServerInfo{FullMethod: "/csi.v1.Controller/CreateVolume"}, func(context.Context, any) (any, error) { return nil, err })
+	}
+	for range 50 {
+		call("pvc-1", fault.New(fault.Invalid, "parameter \"provisoning\" is unknown"))
+		call("pvc-2", fault.New(fault.Invalid, "parameter \"provisoning\" is unknown"))
+		call("pvc-1", fault.New(fault.NoSpace, "the pool is full"))
+	}
+	text := log.String()
+	if n := strings.Count(text, "\n"); n != 3 {
+		t.Errorf("%d lines:\n%s", n, text)
+	}
+	for _, words := range []string{"level=WARN", "name=pvc-1", "name=pvc-2", "code=InvalidArgument", "code=ResourceExhausted"} {
+		if !strings.Contains(text, words) {
+			t.Errorf("not a word of %s:\n%s", words, text)
+		}
+	}
+	if strings.Contains(text, "request=") {
+		t.Errorf("a refusal prints the request:\n%s", text)
+	}
+	log.Reset()
+	call("pvc-1", fault.New(fault.Internal, "the driver is wrong"))
+	if !strings.Contains(log.String(), "request=") {
+		t.Errorf("the driver's own fault is without the request:\n%s", &log)
+	}
+}
+
+func TestB10_WhatIsRepeatedIsSaidAgain(t *testing.T) {
+	var r repeats
+	now := time.Now()
+	expect := func(after time.Duration, loud bool, unsaid int) {
+		t.Helper()
+		if gotLoud, got := r.again(now.Add(after), "CreateVolume", "x"); gotLoud != loud || got != unsaid {
+			t.Errorf("after %s: %v, %d unsaid, want %v, %d", after, gotLoud, got, loud, unsaid)
+		}
+	}
+	expect(0, true, 0)
+	expect(time.Second, false, 0)
+	expect(repeatAfter-time.Second, false, 0)
+	expect(repeatAfter, true, 2)
+	expect(repeatAfter+time.Second, false, 0)
+	for n := range 10 * mostRepeats { // from callers that choose
+		r.again(now, "CreateVolume", fmt.Sprint(n))
+	}
+	if len(r.said) > mostRepeats {
+		t.Errorf("%d are remembered", len(r.said))
+	}
+}
