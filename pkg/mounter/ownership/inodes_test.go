@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -108,11 +109,18 @@ func TestExt4InodesTellWhatAWalkTells(t *testing.T) {
 					t.Fatalf("%s: %v %s", program, err, out)
 				}
 			}
-			mount("mount", "-o", "loop", img, dir)
-			t.Cleanup(func() { _ = exec.Command("umount", "-q", dir).Run() })
+			out, err := exec.Command("losetup", "-f", "--show", img).Output()
+			if err != nil {
+				t.Fatalf("losetup: %v", err)
+			}
+			device := strings.TrimSpace(string(out))
+			t.Cleanup(func() { _ = exec.Command("umount", "-q", dir).Run(); mount("losetup", "-d", device) })
+			mount("mount", device, dir)
 			want := makeTree(t, dir)
 			mount("umount", dir)
-			f, err := os.Open(img)
+			// The device, not its file: where somebody has a copy of this mount namespace,
+			// the file system is not written out yet.
+			f, err := os.Open(device)
 			if err != nil {
 				t.Fatal(err)
 			}
