@@ -17,6 +17,7 @@ type options struct {
 	endpoint, nodeID, driverName, stateDir, kubeletDir, metricsAddress, logFormat string
 
 	fsGroupPolicy string
+	expansion     string
 	idmapProbe    bool
 	defers        bool
 	hostNamespace string
@@ -55,6 +56,7 @@ func parseFlags(args []string) (*options, error) {
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/csi-node", "directory of what the driver has to remember")
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "directory below which every staging and target path lies")
 	f.StringVar(&o.fsGroupPolicy, "fsgroup-policy", "Mount", "who gives a volume to the pod's fsGroup: Mount (the driver, when it mounts) or File (the kubelet, which walks)")
+	f.StringVar(&o.expansion, "expansion", "controller", "who enlarges volumes: controller (ControllerExpandVolume, for an orchestrator that calls it on the volume's own node) or node (NodeExpandVolume alone: one external-resizer serves all nodes)")
 	f.BoolVar(&o.idmapProbe, "idmap-probe", true, "at the start, try an id-mapped mount of a new file system of each type, and log the answers (about 0.1 s)")
 	f.BoolVar(&o.defers, "runtime-assisted-mounts", true, "leave volumes whose StorageClass allows it (allowRuntimeAssistedMount) to pods' runtimes that can mount them")
 	f.StringVar(&o.hostNamespace, "host-mount-namespace", "", "mount namespace of the host, in which runtimes look for targets (default: /proc/1/ns/mnt if it can be entered, otherwise this process's own)")
@@ -81,6 +83,9 @@ func (o *options) check(rest []string) error {
 	}
 	if o.fsGroupPolicy != "Mount" && o.fsGroupPolicy != "File" {
 		return fmt.Errorf("--fsgroup-policy %q: Mount or File", o.fsGroupPolicy)
+	}
+	if o.expansion != "controller" && o.expansion != "node" {
+		return fmt.Errorf("--expansion %q: controller or node", o.expansion)
 	}
 	if err := privilege.Check(o.capabilities); err != nil {
 		return fmt.Errorf("--capabilities: %w", err)

@@ -262,7 +262,13 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 	if v.Share {
 		return nil, fault.New(fault.State, "volume %s is a network share; its server decides how large it is", r.VolumeID)
 	}
-	if err := src.Refresh(ctx, r.VolumeID); err != nil {
+	want := req.GetCapacityRange().GetRequiredBytes()
+	if supported {
+		err = d.enlargeHere(ctx, src, r.VolumeID, req.GetCapacityRange())
+	} else {
+		err = src.Refresh(ctx, r.VolumeID)
+	}
+	if err != nil {
 		return nil, err
 	}
 	a, ok, err := src.Attached(r.VolumeID)
@@ -273,8 +279,11 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 	if err != nil {
 		return nil, err
 	}
-	if want := req.GetCapacityRange().GetRequiredBytes(); size < want {
-		return nil, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge it first (ControllerExpandVolume)", r.VolumeID, size, want)
+	if _, made := d.Volumes.OwnerOf(r.VolumeID); size < want && made {
+		return nil, fault.New(fault.State, "volume %s: it has %d bytes, %d were asked for, and the pod's runtime cannot grow it; it grows when no pod has it", r.VolumeID, size, want)
+	}
+	if size < want {
+		return nil, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge it first", r.VolumeID, size, want)
 	}
 	if limit := req.GetCapacityRange().GetLimitBytes(); limit > 0 && size > limit {
 		return nil, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, more than the limit of %d: volumes do not shrink", r.VolumeID, size, limit)

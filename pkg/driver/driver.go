@@ -42,6 +42,10 @@ type Config struct {
 	// AppliesGroups: the driver gives volumes to the pod's fsGroup itself
 	// (VOLUME_MOUNT_GROUP). Otherwise the orchestrator does.
 	AppliesGroups bool
+	// NodesExpand: the controller does not offer EXPAND_VOLUME, so that an orchestrator
+	// leaves growth to NodeExpandVolume, which enlarges a pool's volume too. Its
+	// controller is one for all nodes, and a pool is on one.
+	NodesExpand bool
 	// Defers: volumes whose class allows it are left to pods' runtimes that can
 	// mount them (KEP-2857).
 	Defers bool

@@ -270,7 +270,7 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	}
 	if len(d.deferrals.of(id)) > 0 {
 		var resp *csi.NodeExpandVolumeResponse
-		err := d.ops.short("NodeExpandVolume", func() error {
+		err := d.ops.long(ctx, "NodeExpandVolume", func(ctx context.Context, _ *volume.Progress) error {
 			all := d.deferrals.of(id)
 			if len(all) == 0 {
 				return fault.New(fault.Busy, "volume %s was unpublished just now; try again", id)
@@ -321,7 +321,7 @@ func (d *Driver) expand(ctx context.Context, src volume.Source, id, path string,
 	if a.Share != nil {
 		return 0, nil // its server decides
 	}
-	if err := src.Refresh(ctx, id); err != nil {
+	if err := d.enlargeHere(ctx, src, id, r); err != nil {
 		return 0, err
 	}
 	size, err := mounter.DeviceSize(a.Device)
@@ -329,7 +329,7 @@ func (d *Driver) expand(ctx context.Context, src volume.Source, id, path string,
 		return 0, err
 	}
 	if size < r.GetRequiredBytes() {
-		return 0, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge it first (ControllerExpandVolume, or a static volume's device)", id, size, r.GetRequiredBytes())
+		return 0, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge it first", id, size, r.GetRequiredBytes())
 	}
 	if limit := r.GetLimitBytes(); limit > 0 && size > limit {
 		return 0, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, more than the limit of %d: volumes do not shrink", id, size, limit)

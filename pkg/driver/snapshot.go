@@ -37,27 +37,47 @@ func (d *Driver) ControllerExpandVolume(ctx context.Context, req *csi.Controller
 		if v, err = pool.Get(id); err != nil {
 			return err
 		}
-		r := req.GetCapacityRange()
-		if limit := r.GetLimitBytes(); limit > 0 && limit < v.Size {
-			return fault.New(fault.OutOfRange, "volume %s has %d bytes, more than the limit of %d: volumes do not shrink", id, v.Size, limit)
-		}
-		if r.GetRequiredBytes() >= 0 && r.GetRequiredBytes() <= v.Size {
-			// It is that large already; its device may not be.
-			v, err = pool.Expand(ctx, id, v.Size)
-			return err
-		}
-		size, err := chooseSize(r, v.Size, 0)
-		if err != nil {
-			return err
-		}
-		v, err = pool.Expand(ctx, id, size)
-		d.audit(ctx, audit.Event{Action: audit.Grown, Volume: id, Bytes: size}, err)
+		v, err = d.enlarge(ctx, pool, v, req.GetCapacityRange())
 		return err
 	}, id)
 	if err != nil {
 		return nil, err
 	}
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Size, NodeExpansionRequired: !v.Block}, nil
+}
+
+// enlarge makes a pool's volume as large as is asked for, and its device where it is
+// attached.
+func (d *Driver) enlarge(ctx context.Context, pool volume.Pool, v volume.Volume, r *csi.CapacityRange) (volume.Volume, error) {
+	if limit := r.GetLimitBytes(); limit > 0 && limit < v.Size {
+		return v, fault.New(fault.OutOfRange, "volume %s has %d bytes, more than the limit of %d: volumes do not shrink", v.ID, v.Size, limit)
+	}
+	if r.GetRequiredBytes() >= 0 && r.GetRequiredBytes() <= v.Size {
+		// It is that large already; its device may not be.
+		return pool.Expand(ctx, v.ID, v.Size)
+	}
+	size, err := chooseSize(r, v.Size, 0)
+	if err != nil {
+		return v, err
+	}
+	grown, err := pool.Expand(ctx, v.ID, size)
+	d.audit(ctx, audit.Event{Action: audit.Grown, Volume: v.ID, Bytes: size}, err)
+	return grown, err
+}
+
+// enlargeHere is enlarge for a volume that is used on this node. What no pool made is
+// as large as it is.
+func (d *Driver) enlargeHere(ctx context.Context, src volume.Source, id string, r *csi.CapacityRange) error {
+	pool, ok := d.Volumes.OwnerOf(id)
+	if !ok {
+		return src.Refresh(ctx, id)
+	}
+	v, err := pool.Get(id)
+	if err != nil {
+		return err
+	}
+	_, err = d.enlarge(ctx, pool, v, r)
+	return err
 }
 
 func (d *Driver) findSnapshot(id string) (volume.Snapshot, volume.Pool, error) {
