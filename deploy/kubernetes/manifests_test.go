@@ -38,6 +38,7 @@ type objects struct {
 	classes         []storagev1.StorageClass
 	snapshotClasses []snapshotClass
 	daemons         []appsv1.DaemonSet
+	deployments     []appsv1.Deployment
 	accounts        []corev1.ServiceAccount
 	clusterRoles    []rbacv1.ClusterRole
 	clusterBindings []rbacv1.ClusterRoleBinding
@@ -85,6 +86,8 @@ func (o *objects) add(t *testing.T, from string, b []byte) {
 		err = read(b, &o.snapshotClasses)
 	case "apps/v1 DaemonSet":
 		err = read(b, &o.daemons)
+	case "apps/v1 Deployment":
+		err = read(b, &o.deployments)
 	case "rbac.authorization.k8s.io/v1 ClusterRole":
 		err = read(b, &o.clusterRoles)
 	case "rbac.authorization.k8s.io/v1 ClusterRoleBinding":
@@ -112,8 +115,8 @@ func (o *objects) add(t *testing.T, from string, b []byte) {
 func render(t *testing.T, dir string) objects {
 	t.Helper()
 	o := renderAny(t, dir)
-	if len(o.namespaces) != 1 || len(o.drivers) != 1 || len(o.classes) != 4 || len(o.snapshotClasses) != 1 || len(o.daemons) != 2 || len(o.accounts) != 2 ||
-		len(o.clusterRoles) != 1 || len(o.clusterBindings) != 1 || len(o.roles) != 1 || len(o.bindings) != 1 {
+	if len(o.namespaces) != 1 || len(o.drivers) != 1 || len(o.classes) != 4 || len(o.snapshotClasses) != 1 || len(o.daemons) != 2 || len(o.deployments) != 1 || len(o.accounts) != 3 ||
+		len(o.clusterRoles) != 2 || len(o.clusterBindings) != 2 || len(o.roles) != 2 || len(o.bindings) != 2 {
 		t.Fatalf("%s: objects are missing, or there are too many: %+v", dir, o)
 	}
 	return o
@@ -286,25 +289,47 @@ func TestAccountsAgree(t *testing.T) {
 	for _, a := range o.accounts {
 		accounts[a.Namespace+"/"+a.Name] = true
 	}
-	account := corev1.ServiceAccount{}
-	account.Name, account.Namespace = "csi-sidecars", namespace
-	if o.namespaces[0].Name != namespace || !accounts[namespace+"/"+account.Name] || o.roles[0].Namespace != namespace || o.bindings[0].Namespace != namespace {
-		t.Error("not everything is in the namespace " + namespace)
+	if o.namespaces[0].Name != namespace {
+		t.Error("the namespace is not " + namespace)
 	}
-	for _, d := range o.daemons {
-		if d.Namespace != namespace || d.Spec.Template.Spec.ServiceAccountName != d.Name || !accounts[namespace+"/"+d.Name] {
-			t.Errorf("the pods of %s/%s run as %q; accounts: %v", d.Namespace, d.Name, d.Spec.Template.Spec.ServiceAccountName, accounts)
+	for name, pod := range o.pods() {
+		if pod.ServiceAccountName != name || !accounts[namespace+"/"+name] {
+			t.Errorf("the pods of %s run as %q; accounts: %v", name, pod.ServiceAccountName, accounts)
 		}
 	}
-	subject := []rbacv1.Subject{{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}}
-	ref := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: o.clusterRoles[0].Name}
-	if b := o.clusterBindings[0]; !slices.Equal(b.Subjects, subject) || b.RoleRef != ref {
-		t.Errorf("ClusterRoleBinding: %+v", b)
+	for i, name := range []string{"csi-sidecars", "csi-resizer"} {
+		subject := []rbacv1.Subject{{Kind: "ServiceAccount", Name: name, Namespace: namespace}}
+		ref := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "crust-" + name}
+		byName := func(a, b string) int { return strings.Compare(b, a) }
+		slices.SortFunc(o.clusterBindings, func(a, b rbacv1.ClusterRoleBinding) int { return byName(a.Name, b.Name) })
+		slices.SortFunc(o.bindings, func(a, b rbacv1.RoleBinding) int { return byName(a.Name, b.Name) })
+		if b := o.clusterBindings[i]; !slices.Equal(b.Subjects, subject) || b.RoleRef != ref || !o.hasRole(ref) {
+			t.Errorf("ClusterRoleBinding: %+v", b)
+		}
+		ref.Kind, ref.Name = "Role", name
+		if b := o.bindings[i]; !slices.Equal(b.Subjects, subject) || b.RoleRef != ref || b.Namespace != namespace || !o.hasRole(ref) {
+			t.Errorf("RoleBinding: %+v", b)
+		}
 	}
-	ref.Kind, ref.Name = "Role", o.roles[0].Name
-	if b := o.bindings[0]; !slices.Equal(b.Subjects, subject) || b.RoleRef != ref {
-		t.Errorf("RoleBinding: %+v", b)
+}
+
+func (o *objects) hasRole(ref rbacv1.RoleRef) bool {
+	if ref.Kind == "Role" {
+		return slices.ContainsFunc(o.roles, func(r rbacv1.Role) bool { return r.Name == ref.Name && r.Namespace == namespace })
 	}
+	return slices.ContainsFunc(o.clusterRoles, func(r rbacv1.ClusterRole) bool { return r.Name == ref.Name })
+}
+
+// pods are those of all DaemonSets and Deployments, by their names.
+func (o *objects) pods() map[string]corev1.PodSpec {
+	all := map[string]corev1.PodSpec{}
+	for _, d := range o.daemons {
+		all[d.Name] = d.Spec.Template.Spec
+	}
+	for _, d := range o.deployments {
+		all[d.Name] = d.Spec.Template.Spec
+	}
+	return all
 }
 
 // checkPod looks at what holds for the base and for any overlay.
@@ -347,13 +372,14 @@ func TestDaemonSet(t *testing.T) {
 	pod := o.daemon(t, "csi-node").Spec.Template.Spec
 	containers := checkPod(t, o.daemon(t, "csi-sidecars").Spec.Template.Spec)
 	maps.Copy(containers, checkPod(t, pod))
+	maps.Copy(containers, checkPod(t, o.pods()["csi-resizer"]))
 	for name, args := range map[string][]string{
-		"csi-node": {"--endpoint=unix:///var/lib/kubelet/plugins/" + driver + "/csi.sock", "--kubelet-registration-dir=/var/lib/kubelet/plugins_registry", "--node-id=$(NODE_NAME)", "--pool=default=loop:/var/lib/crust-csi/pool",
+		"csi-node": {"--endpoint=unix:///var/lib/kubelet/plugins/" + driver + "/csi.sock", "--kubelet-registration-dir=/var/lib/kubelet/plugins_registry", "--node-id=$(NODE_NAME)", "--expansion=node", "--pool=default=loop:/var/lib/crust-csi/pool",
 			"--state-dir=/var/lib/csi-node", "--kubelet-dir=/var/lib/kubelet", "--metrics-address=*:9808"},
 		"provisioner": {"--node-deployment", "--enable-capacity", "--capacity-ownerref-level=1",
 			"--immediate-topology=false", "--strict-topology", "--extra-create-metadata", "--timeout=120s"},
 		"snapshotter": {"--node-deployment", "--timeout=120s"},
-		"resizer":     {"--leader-election=false", "--handle-volume-inuse-error=false"},
+		"resizer":     {"--leader-election", "--handle-volume-inuse-error=false"},
 	} {
 		for _, a := range args {
 			if !slices.Contains(containers[name].Args, a) {

@@ -70,19 +70,21 @@ func profile(pod corev1.PodSpec, c corev1.Container) *corev1.SeccompProfile {
 // as a user who is not root.
 func TestA09_SidecarsHaveTheSocketAndNothingElse(t *testing.T) {
 	o := renderAny(t, "base")
-	pod := o.daemon(t, "csi-sidecars").Spec.Template.Spec
-	for _, v := range pod.Volumes {
-		if v.HostPath != nil && v.HostPath.Path != "/var/lib/kubelet/plugins/"+driver {
-			t.Errorf("the sidecars mount the node's %s", v.HostPath.Path)
+	for _, name := range []string{"csi-sidecars", "csi-resizer"} {
+		pod := o.pods()[name]
+		for _, v := range pod.Volumes {
+			if v.HostPath != nil && v.HostPath.Path != "/var/lib/kubelet/plugins/"+driver {
+				t.Errorf("%s mounts the node's %s", name, v.HostPath.Path)
+			}
 		}
-	}
-	sc := pod.SecurityContext
-	if sc == nil || !is(sc.RunAsNonRoot, true) || sc.RunAsUser == nil || *sc.RunAsUser == 0 || len(sc.SupplementalGroups) != 1 {
-		t.Fatalf("%+v", sc)
-	}
-	args := o.daemon(t, "csi-node").Spec.Template.Spec.Containers[0].Args
-	if want := "--endpoint-group=285700"; !slices.Contains(args, want) || sc.SupplementalGroups[0] != 285700 {
-		t.Errorf("csi-node has no %s, or the sidecars are in group %d", want, sc.SupplementalGroups[0])
+		sc := pod.SecurityContext
+		if sc == nil || !is(sc.RunAsNonRoot, true) || sc.RunAsUser == nil || *sc.RunAsUser == 0 || len(sc.SupplementalGroups) != 1 {
+			t.Fatalf("%s: %+v", name, sc)
+		}
+		args := o.daemon(t, "csi-node").Spec.Template.Spec.Containers[0].Args
+		if want := "--endpoint-group=285700"; !slices.Contains(args, want) || sc.SupplementalGroups[0] != 285700 {
+			t.Errorf("csi-node has no %s, or %s is in group %d", want, name, sc.SupplementalGroups[0])
+		}
 	}
 }
 
@@ -101,15 +103,14 @@ func TestA09_TokensAreWhereTheyAreNeeded(t *testing.T) {
 			bound[s.Name] = true
 		}
 	}
-	with := map[string]bool{"csi-sidecars": true, "crust-agent": true}
-	for _, d := range o.daemons {
-		pod := d.Spec.Template.Spec
+	with := map[string]bool{"csi-sidecars": true, "csi-resizer": true, "crust-agent": true}
+	for name, pod := range o.pods() {
 		if !is(pod.AutomountServiceAccountToken, false) {
-			t.Errorf("%s: every container gets a token", d.Name)
+			t.Errorf("%s: every container gets a token", name)
 		}
 		token := slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Projected != nil })
-		if token != with[d.Name] || bound[pod.ServiceAccountName] != with[d.Name] {
-			t.Errorf("%s: a token: %v; rights of %s: %v", d.Name, token, pod.ServiceAccountName, bound[pod.ServiceAccountName])
+		if token != with[name] || bound[pod.ServiceAccountName] != with[name] {
+			t.Errorf("%s: a token: %v; rights of %s: %v", name, token, pod.ServiceAccountName, bound[pod.ServiceAccountName])
 		}
 	}
 }
@@ -132,16 +133,21 @@ func TestA09_RootsKeepTheCapabilitiesThatTheyNeed(t *testing.T) {
 // look at.
 func TestA09_EveryWriteOfATokenIsLookedAt(t *testing.T) {
 	o := renderAny(t, "base")
-	looked := map[string][]admissionv1.OperationType{}
+	looked := map[string][]admissionv1.OperationType{} // by account, group and resource
 	for _, p := range o.policies {
 		if p.Spec.FailurePolicy == nil || *p.Spec.FailurePolicy != admissionv1.Fail {
 			t.Errorf("%s lets through what it cannot judge", p.Name)
 		}
-		want := `request.userInfo.username == "system:serviceaccount:` + namespace + `:csi-sidecars"`
-		if m := p.Spec.MatchConditions; len(m) != 1 || m[0].Expression != want {
-			t.Errorf("%s is for %+v, not for %s", p.Name, m, want)
+		account := ""
+		for _, a := range []string{"csi-sidecars", "csi-resizer"} {
+			if m := p.Spec.MatchConditions; len(m) == 1 && m[0].Expression == `request.userInfo.username == "system:serviceaccount:`+namespace+`:`+a+`"` {
+				account = a
+			}
 		}
-		if v := p.Spec.Validations; len(v) < 2 || v[0].Expression != `variables.node != ""` {
+		if account == "" {
+			t.Errorf("%s is for %+v", p.Name, p.Spec.MatchConditions)
+		}
+		if v := p.Spec.Validations; account == "csi-sidecars" && (len(v) < 2 || v[0].Expression != `variables.node != ""`) {
 			t.Errorf("%s takes tokens that name no node", p.Name)
 		}
 		bound := slices.ContainsFunc(o.policyBindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool {
@@ -152,32 +158,41 @@ func TestA09_EveryWriteOfATokenIsLookedAt(t *testing.T) {
 		}
 		for _, r := range p.Spec.MatchConstraints.ResourceRules {
 			for _, name := range r.Resources {
-				looked[r.APIGroups[0]+"/"+name] = append(looked[r.APIGroups[0]+"/"+name], r.Operations...)
+				key := account + " " + r.APIGroups[0] + "/" + name
+				looked[key] = append(looked[key], r.Operations...)
 			}
 		}
 	}
 	verbs := map[string]admissionv1.OperationType{"create": admissionv1.Create, "update": admissionv1.Update, "patch": admissionv1.Update, "delete": admissionv1.Delete}
-	var rules []rbacv1.PolicyRule
+	rules := map[string][]rbacv1.PolicyRule{} // by account: roles are called as theirs
 	for _, r := range o.clusterRoles {
-		rules = append(rules, r.Rules...)
+		account := strings.Replace(r.Name, "crust-csi-", "csi-", 1)
+		rules[account] = append(rules[account], r.Rules...)
 	}
 	for _, r := range o.roles {
-		rules = append(rules, r.Rules...)
+		for _, rule := range r.Rules {
+			if slices.Equal(rule.Resources, []string{"leases"}) && r.Name == "csi-resizer" {
+				continue // of its own namespace: who of the resizers leads
+			}
+			rules[r.Name] = append(rules[r.Name], rule)
+		}
 	}
-	for _, r := range rules {
-		for _, group := range r.APIGroups {
-			for _, name := range r.Resources {
-				if name == "secrets" || strings.Contains(name+group, "*") {
-					t.Errorf("%s/%s: %v", group, name, r.Verbs)
-				}
-				for _, verb := range r.Verbs {
-					op, writes := verbs[verb]
-					if !writes && !slices.Contains([]string{"get", "list", "watch"}, verb) {
-						t.Errorf("%s/%s: the verb %s", group, name, verb)
+	for account, rules := range rules {
+		for _, r := range rules {
+			for _, group := range r.APIGroups {
+				for _, name := range r.Resources {
+					if name == "secrets" || strings.Contains(name+group, "*") {
+						t.Errorf("%s/%s: %v", group, name, r.Verbs)
 					}
-					// Events change nothing; forged ones are residual, see SECURITY.md.
-					if writes && name != "events" && !slices.Contains(looked[group+"/"+name], op) {
-						t.Errorf("%s of %s/%s is looked at by no policy", verb, group, name)
+					for _, verb := range r.Verbs {
+						op, writes := verbs[verb]
+						if !writes && !slices.Contains([]string{"get", "list", "watch"}, verb) {
+							t.Errorf("%s/%s: the verb %s", group, name, verb)
+						}
+						// Events change nothing; forged ones are residual, see SECURITY.md.
+						if writes && name != "events" && !slices.Contains(looked[account+" "+group+"/"+name], op) {
+							t.Errorf("%s: %s of %s/%s is looked at by no policy", account, verb, group, name)
+						}
 					}
 				}
 			}

@@ -262,13 +262,9 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 	if v.Share {
 		return nil, fault.New(fault.State, "volume %s is a network share; its server decides how large it is", r.VolumeID)
 	}
-	want := req.GetCapacityRange().GetRequiredBytes()
-	if supported {
-		err = d.enlargeHere(ctx, src, r.VolumeID, req.GetCapacityRange())
-	} else {
-		err = src.Refresh(ctx, r.VolumeID)
-	}
-	if err != nil {
+	// Also for a runtime that cannot grow its file system: that is grown when the volume
+	// is next staged, which has to know the size.
+	if err := d.enlargeHere(ctx, src, r.VolumeID, req.GetCapacityRange()); err != nil {
 		return nil, err
 	}
 	a, ok, err := src.Attached(r.VolumeID)
@@ -279,10 +275,7 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 	if err != nil {
 		return nil, err
 	}
-	if _, made := d.Volumes.OwnerOf(r.VolumeID); size < want && made {
-		return nil, fault.New(fault.State, "volume %s: it has %d bytes, %d were asked for, and the pod's runtime cannot grow it; it grows when no pod has it", r.VolumeID, size, want)
-	}
-	if size < want {
+	if want := req.GetCapacityRange().GetRequiredBytes(); size < want {
 		return nil, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge it first", r.VolumeID, size, want)
 	}
 	if limit := req.GetCapacityRange().GetLimitBytes(); limit > 0 && size > limit {

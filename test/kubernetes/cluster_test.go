@@ -67,6 +67,7 @@ func install() error {
 		{"./cluster.sh", "exec", "kubectl", "apply", "-k", project + "/test/kubernetes/overlay"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/csi-node", "--timeout=90s"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/csi-sidecars", "--timeout=90s"},
+		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "deployment/csi-resizer", "--timeout=90s"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/crust", "--timeout=90s"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/crust-agent", "--timeout=90s"},
 	} {

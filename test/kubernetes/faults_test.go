@@ -40,8 +40,8 @@ func settled(s *space) {
 		out, err := s.try("wait", "--for=condition=Ready", "node/node", "--timeout=30s")
 		return fmt.Sprint(out, err), err == nil
 	})
-	for _, d := range []string{"csi-node", "csi-sidecars", "crust", "crust-agent"} {
-		s.kubectl("rollout", "status", "-n", system, "daemonset/"+d, "--timeout=90s")
+	for _, d := range []string{"daemonset/csi-node", "daemonset/csi-sidecars", "deployment/csi-resizer", "daemonset/crust", "daemonset/crust-agent"} {
+		s.kubectl("rollout", "status", "-n", system, d, "--timeout=90s")
 	}
 }
 

@@ -11,7 +11,7 @@ image() { # archive name entrypoint files...
 	"$out/bin/image" -out "$archive" -name "$name" "${entrypoint[@]}" "${@:4}"
 }
 for s in provisioner resizer snapshotter; do
-	name=$(sed -n "s|.*image: \(.*/csi-$s:.*\)|\1|p" deploy/kubernetes/base/sidecars.yaml)
+	name=$(sed -n "s|.*image: \(.*/csi-$s:.*\)|\1|p" deploy/kubernetes/base/*.yaml)
 	image "csi-$s" "$name" "/csi-$s" "$bin/csi-$s=/csi-$s"
 done
 links=()

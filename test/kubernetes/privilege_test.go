@@ -207,11 +207,7 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 	s.denied(s.asks(own, "PUT", claim, change(func(_, spec map[string]any) {
 		spec["resources"] = map[string]any{"requests": map[string]any{"storage": "1Gi"}}
 	})), policy, "its spec")
-	if err := s.asks(own, "PATCH", claim+"/status", `{"status":{"capacity":{"storage":"64Mi"}}}`); err != nil {
-		t.Errorf("what a resizer does is refused: %v", err)
-	}
-	s.denied(s.asks(own, "PATCH", claim+"/status", `{"status":{"phase":"Lost"}}`),
-		"ValidatingAdmissionPolicy 'crust-csi-claim-status'", "phase")
+	s.denied(s.asks(own, "PATCH", claim+"/status", `{"status":{"capacity":{"storage":"64Mi"}}}`), "403 Forbidden")
 	// What the token may not do at all.
 	for _, argv := range [][]string{{"get", "secrets", "-A"}, {"get", "pods", "-A"}, {"get", "events", "-A"}} {
 		if _, err := s.try(append([]string{"--token", own}, argv...)...); err == nil || !strings.Contains(err.Error(), "forbidden") {
@@ -219,6 +215,39 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 		}
 	}
 	s.kubectl("delete", "volumesnapshot", "snap", "-n", s.ns, "--timeout=60s")
+}
+
+// The resizer's token, which is on one node, writes sizes of this driver's volumes and
+// claims, and nothing else.
+func TestA09_TheResizersTokenWritesSizes(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOnce")
+	s.pod("p", []string{"data:/data"})
+	s.apply(`{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: others}, spec: {storageClassName: of-another-driver, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}`)
+	token := s.kubectl("create", "token", "csi-resizer", "-n", system)
+	pv := s.get("pvc/data", ".spec.volumeName")
+	claims := "/api/v1/namespaces/" + s.ns + "/persistentvolumeclaims/"
+	if err := s.does(token, "", "patch", "pv", pv, "-p", `{"spec":{"capacity":{"storage":"128Mi"}}}`); err != nil {
+		t.Errorf("what a resizer does is refused: %v", err)
+	}
+	if err := s.asks(token, "PATCH", claims+"data/status", `{"status":{"capacity":{"storage":"128Mi"}}}`); err != nil {
+		t.Errorf("what a resizer does is refused: %v", err)
+	}
+	s.denied(s.asks(token, "PATCH", claims+"data/status", `{"status":{"phase":"Lost"}}`), "ValidatingAdmissionPolicy 'crust-csi-claim-status'", "phase")
+	s.denied(s.asks(token, "PATCH", claims+"others/status", `{"status":{"capacity":{"storage":"1Gi"}}}`), "ValidatingAdmissionPolicy 'crust-csi-claim-status'", "another driver")
+	const policy = "ValidatingAdmissionPolicy 'crust-csi-sizes'"
+	for _, patch := range []string{
+		`{"metadata":{"finalizers":null}}`, `{"metadata":{"labels":{"a":"b"}}}`, `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`,
+		`{"spec":{"claimRef":{"name":"stolen"}}}`, `{"spec":{"mountOptions":["context=x"]}}`, `{"spec":{"storageClassName":"another"}}`,
+	} {
+		s.denied(s.does(token, "", "patch", "pv", pv, "-p", patch), policy, "only its capacity")
+	}
+	for _, argv := range [][]string{{"get", "secrets", "-A"}, {"get", "pods", "-A"}, {"delete", "--dry-run=server", "pv", pv}, {"delete", "--dry-run=server", "pvc", "data", "-n", s.ns}} {
+		if _, err := s.try(append([]string{"--token", token}, argv...)...); err == nil || !strings.Contains(err.Error(), "forbidden") {
+			t.Errorf("%v: %v", argv, err)
+		}
+	}
 }
 
 // ofProcess runs a shell command about a process of that program on the node, whose

@@ -111,8 +111,8 @@ func TestB05_ANodeEnlargesNothingThatIsNotThere(t *testing.T) {
 	down(t, n, other.ID, elsewhere)
 }
 
-// A deferred volume's device grows for the pod's runtime, if that grows its file
-// system; otherwise nothing changes.
+// A deferred volume's device grows for the pod's runtime. Where that cannot grow the
+// file system the call says so, and the next stage does.
 func TestC06_C07_ANodeEnlargesADeferredVolume(t *testing.T) {
 	n := testnode.New(t, "", "--expansion", "node")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
@@ -123,20 +123,25 @@ func TestC06_C07_ANodeEnlargesADeferredVolume(t *testing.T) {
 	if !deferred {
 		t.Fatal("not deferred")
 	}
-	expand := func(supported bool) (*csi.NodeExpandVolumeResponse, error) {
-		req := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target, StagingTargetPath: n.Client.StagingPath(v.ID), CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}}
+	expand := func(supported bool, bytes int64) (*csi.NodeExpandVolumeResponse, error) {
+		req := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target, StagingTargetPath: n.Client.StagingPath(v.ID), CapacityRange: &csi.CapacityRange{RequiredBytes: bytes}}
 		ok(t, crust.SetSupportsExpand(req, supported))
 		return n.Client.NodeExpandVolume(ctxOf(t), req)
 	}
-	_, err = expand(false)
-	refused(t, err, codes.FailedPrecondition, v.ID, "cannot grow it")
-	if got := imageSize(t, n, v.ID); got != size {
-		t.Errorf("the file has %d bytes", got)
-	}
-	e, err := expand(true)
+	e, err := expand(true, 2*size)
 	ok(t, err)
 	if source, err := crust.ExpandSource(e); err != nil || source != info.Source || e.GetCapacityBytes() != 2*size || deviceSize(t, info.Source) != "1073741824" {
 		t.Errorf("%v %q, %d bytes, the device %s", err, source, e.GetCapacityBytes(), deviceSize(t, info.Source))
+	}
+	_, err = expand(false, 3*size)
+	refused(t, err, codes.FailedPrecondition, v.ID, "cannot grow its file system", "end the pod")
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	v.Context = map[string]string{"hostMayMount": "true"} // for a pod that the node mounts for
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	if got := statfs(t, target); got < 2*size+size/2 {
+		t.Errorf("the next pod has %d bytes", got)
 	}
 	down(t, n, v.ID, target)
 }
