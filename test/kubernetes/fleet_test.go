@@ -1,0 +1,75 @@
+//go:build kubernetes
+
+package kubernetes_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Pods of classes that were made just now start like those of a class that the
+// scheduler knows: it is told at once what they have.
+func TestFleet_TheFirstPodsOfNewClasses(t *testing.T) {
+	s := use(t)
+	const many = 10
+	start := func(kind string, class func(int) string, more string) time.Duration {
+		t.Helper()
+		objects, names := []string{}, []string{}
+		for i := range many {
+			name := fmt.Sprintf("%s-%d", kind, i)
+			names = append(names, name)
+			if more != "" {
+				objects = append(objects, fmt.Sprintf(more, class(i)))
+			}
+			objects = append(objects, fmt.Sprintf(`{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: %s},
+spec: {storageClassName: %s, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}}`, name, class(i)), podText(name, []string{name + ":/data"}))
+		}
+		begin := time.Now()
+		s.apply(strings.Join(objects, "\n---\n"))
+		s.ready(names...)
+		took := time.Since(begin)
+		s.kubectl(append([]string{"delete", "pod", "-n", s.ns, "--grace-period=1", "--timeout=90s"}, names...)...)
+		return took
+	}
+	class := func(i int) string { return fmt.Sprintf("%s-%d", s.ns, i) }
+	t.Cleanup(func() {
+		for i := range many {
+			s.kubectl("delete", "storageclass", class(i), "--ignore-not-found")
+		}
+	})
+	known := start("known", func(int) string { return "crust-ext4" }, "")
+	first := start("first", class, `{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: %s}, provisioner: csi.crust.dev,
+volumeBindingMode: WaitForFirstConsumer, parameters: {pool: default, csi.storage.k8s.io/fstype: ext4}}`)
+	t.Logf("%d pods of a known class: %s; of as many new classes: %s", many, known.Round(10*time.Millisecond), first.Round(10*time.Millisecond))
+	if first > 2*known {
+		t.Errorf("the first pods of new classes take %s, pods of a known class %s", first, known)
+	}
+}
+
+// B8: on the node, without a socket to type, by the names that people gave.
+func TestB08_WhoUsesWhat(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	s.claim("data", "crust-xfs", "320Mi", "ReadWriteOnce")
+	s.pod("p", []string{"data:/data"})
+	ctl := func(args ...string) string {
+		return s.kubectl(append([]string{"exec", "-n", system, "daemonset/csi-node", "-c", "csi-node", "--", "crustctl"}, args...)...)
+	}
+	line := ""
+	for l := range strings.Lines(ctl("volume", "list")) {
+		if strings.Contains(l, s.ns+"/data") {
+			line = l
+		}
+	}
+	if !strings.Contains(line, "320.0 MiB") || !strings.Contains(line, "xfs") || !strings.Contains(line, s.ns+"/p") || len(line) > 140 {
+		t.Errorf("volume list: %q", line)
+	}
+	if got := ctl("volume", "show", s.ns+"/data"); !strings.Contains(got, s.get("pvc/data", ".spec.volumeName")) || !strings.Contains(got, s.ns+"/p") || !strings.Contains(got, s.target("p", "data")) {
+		t.Errorf("volume show:\n%s", got)
+	}
+	if got := ctl("pool", "list"); !strings.Contains(got, "default") || !strings.Contains(got, "good") {
+		t.Errorf("pool list:\n%s", got)
+	}
+}
