@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"regexp"
@@ -16,8 +17,8 @@ import (
 )
 
 func poolCommand(g *globals) *cobra.Command {
-	c := group("pool", "Look at the pools that volumes are made in")
-	c.AddCommand(&cobra.Command{Use: "list", Short: "List the pools: what they hold, and what of it is promised", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+	c := group("pool", "Show the pools")
+	c.AddCommand(&cobra.Command{Use: "list", Short: "List the pools with their used and promised space", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
 			r, err := c.DescribePools(ctx, &inventory.DescribePoolsRequest{})
 			if err != nil {
@@ -25,12 +26,12 @@ func poolCommand(g *globals) *cobra.Command {
 			}
 			t := table{head: []string{"POOL", "SIZE", "AVAILABLE", "USED", "PROMISED", "LEFT", "VOLUMES", "SNAPSHOTS", "STATE"}}
 			for _, p := range r.GetPools() {
-				state := p.GetTrouble()
-				if state == "" {
-					state = "good"
+				row := []string{p.GetName()}
+				for _, n := range []int64{p.GetSize(), p.GetAvailable(), p.GetUsed(), p.GetPromised(), p.GetLeft()} {
+					row = append(row, size(n))
 				}
-				t.rows = append(t.rows, []string{p.GetName(), size(p.GetSize()), size(p.GetAvailable()), size(p.GetUsed()), size(p.GetPromised()), size(p.GetLeft()),
-					fmt.Sprint(p.GetVolumes()), fmt.Sprint(p.GetSnapshots()), state})
+				row = append(row, fmt.Sprint(p.GetVolumes()), fmt.Sprint(p.GetSnapshots()), cmp.Or(p.GetTrouble(), "good"))
+				t.rows = append(t.rows, row)
 			}
 			return g.print(cmd.OutOrStdout(), t, r)
 		})
@@ -40,7 +41,8 @@ func poolCommand(g *globals) *cobra.Command {
 
 func listCommand(g *globals) *cobra.Command {
 	var pool string
-	c := &cobra.Command{Use: "list", Short: "List volumes and snapshots, and who uses them", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+	c := &cobra.Command{Use: "list", Short: "List volumes and snapshots, and who uses them", Args: cobra.NoArgs}
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
 			vols, err := c.Volumes(ctx)
 			if err != nil {
@@ -56,26 +58,22 @@ func listCommand(g *globals) *cobra.Command {
 			})
 			t := table{head: []string{"ID", "FOR", "SIZE", "ON DISK", "TYPE", "USED BY"}}
 			for _, v := range vols {
-				t.rows = append(t.rows, []string{v.GetId(), madeFor(v), sizeOrNone(v.GetSize()), sizeOrNone(v.GetAllocated()), kind(v), strings.Join(usedBy(v), ", ")})
+				t.rows = append(t.rows, []string{v.GetId(), madeFor(v), sizeOrNone(v.GetSize()), sizeOrNone(v.GetAllocated()), kind(v), usedBy(v)})
 			}
 			for _, e := range list {
 				s := e.GetSnapshot()
-				t.rows = append(t.rows, []string{s.GetSnapshotId(), "a snapshot of " + s.GetSourceVolumeId(), size(s.GetSizeBytes()), "-", "snapshot", "-"})
+				of := "a snapshot of " + s.GetSourceVolumeId()
+				t.rows = append(t.rows, []string{s.GetSnapshotId(), of, size(s.GetSizeBytes()), "-", "snapshot", "-"})
 			}
 			return g.print(cmd.OutOrStdout(), t, map[string]any{"volumes": vols, "snapshots": list})
 		})
-	}}
-	c.Flags().StringVar(&pool, "pool", "", "only those of this pool")
+	}
+	c.Flags().StringVar(&pool, "pool", "", "list this pool only")
 	return c
 }
 
 // madeFor is the claim that a volume was made for, or its name.
-func madeFor(v *inventory.Volume) string {
-	if v.GetClaim() != "" {
-		return v.GetClaim()
-	}
-	return orNone(v.GetName())
-}
+func madeFor(v *inventory.Volume) string { return cmp.Or(v.GetClaim(), v.GetName(), "-") }
 
 func kind(v *inventory.Volume) string {
 	what := v.GetFsType()
@@ -91,31 +89,36 @@ func kind(v *inventory.Volume) string {
 	return what
 }
 
-// usedBy names the pods that have a volume; a target where the pod is not known.
-func usedBy(v *inventory.Volume) []string {
+// usedBy names the pods that have a volume.
+func usedBy(v *inventory.Volume) string {
 	var all []string
 	for _, u := range v.GetUses() {
-		who := podOf(u)
-		switch {
-		case u.GetDeferred() && u.GetReadOnly():
-			who += " (in its sandbox, read-only)"
-		case u.GetDeferred():
-			who += " (in its sandbox)"
-		case u.GetReadOnly():
-			who += " (read-only)"
-		}
-		all = append(all, who)
+		all = append(all, user(u))
 	}
-	if len(all) == 0 && v.GetStaged() {
-		return []string{"nobody; staged"}
+	switch {
+	case len(all) > 0:
+		return strings.Join(all, ", ")
+	case v.GetStaged():
+		return "staged, not published"
 	}
-	if len(all) == 0 {
-		return []string{"-"}
-	}
-	return all
+	return "-"
 }
 
-// podUID finds the pod in a target path of the kubelet's.
+// user is the pod of a use, and how it has the volume.
+func user(u *inventory.Use) string {
+	how := ""
+	switch {
+	case u.GetDeferred() && u.GetReadOnly():
+		how = " (in its sandbox, read-only)"
+	case u.GetDeferred():
+		how = " (in its sandbox)"
+	case u.GetReadOnly():
+		how = " (read-only)"
+	}
+	return podOf(u) + how
+}
+
+// podUID matches the pod's uid in a kubelet target path.
 var podUID = regexp.MustCompile(`/pods/([0-9a-f-]{36})/`)
 
 func podOf(u *inventory.Use) string {
@@ -135,15 +138,8 @@ func sizeOrNone(n int64) string {
 	return size(n)
 }
 
-func orNone(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
-
-// podsByTarget asks the driver of this node, if there is one: a CRUST server knows
-// sandboxes, and no pods.
+// podsByTarget asks this node's driver for pods, because a CRUST server does not know
+// them. Without a driver it returns nothing.
 func (g *globals) podsByTarget(ctx context.Context) map[string]string {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

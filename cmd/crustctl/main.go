@@ -72,7 +72,8 @@ func root() *cobra.Command {
 		},
 	}
 	f := c.PersistentFlags()
-	f.StringVar(&g.endpoint, "endpoint", "", "the driver's socket, unix:///path (default: the first that is there of "+strings.Join(sockets("/var/lib/kubelet"), ", ")+")")
+	f.StringVar(&g.endpoint, "endpoint", "", "the driver's socket, unix:///path (default: the first of "+
+		strings.Join(sockets("/var/lib/kubelet"), ", ")+" that exists)")
 	f.StringVar(&g.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the driver's --kubelet-dir")
 	f.StringVarP(&g.output, "output", "o", "table", "table or json")
 	f.DurationVar(&g.timeout, "timeout", 2*time.Minute, "for each command")
@@ -80,12 +81,13 @@ func root() *cobra.Command {
 	return c
 }
 
-// sockets are where csi-node serves: by its default, and as the manifests have it.
+// sockets are the paths where csi-node serves: its default, and that of the manifests.
 func sockets(kubeletDir string) []string {
 	return []string{"/run/csi-node/csi.sock", filepath.Join(kubeletDir, "plugins/csi.crust.dev/csi.sock")}
 }
 
-// findSocket gives the endpoint of the first that is there; of the first, if none is.
+// findSocket returns the endpoint of the first path that is a socket, or of the first
+// path if none is.
 func findSocket(paths []string) string {
 	for _, path := range paths {
 		if st, err := os.Stat(path); err == nil && st.Mode()&os.ModeSocket != 0 {

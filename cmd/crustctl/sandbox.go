@@ -182,7 +182,7 @@ func sandboxList(g *globals) *cobra.Command {
 				return err
 			}
 			pods := g.podsByTarget(ctx)
-			t := table{head: []string{"SANDBOX", "KIND", "PID", "DEVICE", "TYPE", "STATE", "INSIDE", "POD, OR HOST TARGET"}}
+			t := table{head: []string{"SANDBOX", "KIND", "PID", "DEVICE", "TYPE", "STATE", "INSIDE", "POD OR TARGET"}}
 			for _, s := range r.GetSandboxes() {
 				pid := "-"
 				if s.GetPid() != 0 {
@@ -193,7 +193,8 @@ func sandboxList(g *globals) *cobra.Command {
 					t.rows = append(t.rows, append(row, "-", "-", "ready", "-", "-"))
 				}
 				for _, v := range s.GetVolumes() {
-					t.rows = append(t.rows, append(append([]string{}, row...), v.GetHostVolumeId(), v.GetFileSystem(), v.GetState(), inside(v), cmp.Or(pods[v.GetHostTargetPath()], v.GetHostTargetPath())))
+					user := cmp.Or(pods[v.GetHostTargetPath()], v.GetHostTargetPath())
+					t.rows = append(t.rows, append(append([]string{}, row...), v.GetHostVolumeId(), v.GetFileSystem(), v.GetState(), inside(v), user))
 				}
 			}
 			return g.print(cmd.OutOrStdout(), t, r.GetSandboxes())

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -31,8 +32,9 @@ type published struct {
 
 func showCommand(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "show VOLUME|PATH", Short: "Show a volume and where it is used, by id, name or claim (NAMESPACE/NAME); or how it is mounted at a path: group, label, read-only-ness",
-		Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+		Use:   "show VOLUME|PATH",
+		Short: "Show a volume and who uses it, by id, name or claim (NAMESPACE/NAME); or a mount, by absolute path",
+		Args:  cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
 			if filepath.IsAbs(args[0]) { // asks the kernel, not the driver
 				p, err := lookAt(g.kubeletDir, args[0])
 				if err != nil {
@@ -65,8 +67,8 @@ func (t *table) add(what string, value any) {
 	t.rows = append(t.rows, []string{what, fmt.Sprint(value)})
 }
 
-// showVolume shows the volumes that are called so; several claims of one name may
-// have had one after the other.
+// showVolume shows all volumes with this id, name or claim. Claims of one name, one
+// after another, may have left several.
 func (g *globals) showVolume(ctx context.Context, cmd *cobra.Command, c *csiclient.Client, name string) error {
 	all, err := c.Volumes(ctx)
 	if err != nil {
@@ -84,30 +86,29 @@ func (g *globals) showVolume(ctx context.Context, cmd *cobra.Command, c *csiclie
 		}
 		w := whole{Volume: v, Mounts: []published{}}
 		t.add("volume", v.GetId())
-		t.add("name", orNone(v.GetName()))
-		t.add("made for claim", orNone(v.GetClaim()))
-		t.add("pool", orNone(v.GetPool()))
+		t.add("name", cmp.Or(v.GetName(), "-"))
+		t.add("made for claim", cmp.Or(v.GetClaim(), "-"))
+		t.add("pool", cmp.Or(v.GetPool(), "-"))
 		t.add("size", sizeOrNone(v.GetSize()))
 		t.add("on disk", sizeOrNone(v.GetAllocated()))
 		t.add("type", kind(v))
-		t.add("copy of", orNone(v.GetSource()))
+		t.add("copy of", cmp.Or(v.GetSource(), "-"))
 		if v.GetCreated() != nil {
 			t.add("created", v.GetCreated().AsTime().Local().Format(time.DateTime))
 		}
-		t.add("device", orNone(v.GetDevice()))
-		for i, who := range usedBy(v) {
-			t.add("used by", who)
-			if i >= len(v.GetUses()) {
-				break
-			}
-			u := v.GetUses()[i]
+		t.add("device", cmp.Or(v.GetDevice(), "-"))
+		if len(v.GetUses()) == 0 {
+			t.add("used by", usedBy(v))
+		}
+		for _, u := range v.GetUses() {
+			t.add("used by", user(u))
 			t.add("at", u.GetTarget())
 			if u.GetDeferred() {
 				continue // what is mounted there is a placeholder
 			}
 			p, err := lookAt(g.kubeletDir, u.GetTarget())
 			if err != nil {
-				t.add("mount", "cannot be looked at: "+err.Error())
+				t.add("mount", "cannot be read: "+err.Error())
 				continue
 			}
 			p.addTo(&t)

@@ -106,7 +106,8 @@ func run(args []string) error {
 	d, err := driver.New(driver.Config{
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
 		Programs: programs, Log: log, Metrics: metrics, Audit: history,
-		AppliesGroups: o.fsGroupPolicy == "Mount", NodesExpand: o.expansion == "node", Defers: o.defers, HostNamespace: host, HostNetwork: openHostNetwork(o, log),
+		NodesExpand:   o.expansion == "node",
+		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host, HostNetwork: openHostNetwork(o, log),
 		Left: func(id string) volume.Releaser {
 			return looppool.Left(id, filepath.Join(o.stateDir, "dev"), func(d mounter.Device) bool {
 				for _, p := range volumes.Pools() {

@@ -56,7 +56,8 @@ func parseFlags(args []string) (*options, error) {
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/csi-node", "directory of what the driver has to remember")
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "directory below which every staging and target path lies")
 	f.StringVar(&o.fsGroupPolicy, "fsgroup-policy", "Mount", "who gives a volume to the pod's fsGroup: Mount (the driver, when it mounts) or File (the kubelet, which walks)")
-	f.StringVar(&o.expansion, "expansion", "controller", "who enlarges volumes: controller (ControllerExpandVolume, for an orchestrator that calls it on the volume's own node) or node (NodeExpandVolume alone: one external-resizer serves all nodes)")
+	f.StringVar(&o.expansion, "expansion", "controller", "who enlarges volumes: controller (the orchestrator calls ControllerExpandVolume on the volume's own node) "+
+		"or node (NodeExpandVolume enlarges the volume and its file system, so one external-resizer serves all nodes)")
 	f.BoolVar(&o.idmapProbe, "idmap-probe", true, "at the start, try an id-mapped mount of a new file system of each type, and log the answers (about 0.1 s)")
 	f.BoolVar(&o.defers, "runtime-assisted-mounts", true, "leave volumes whose StorageClass allows it (allowRuntimeAssistedMount) to pods' runtimes that can mount them")
 	f.StringVar(&o.hostNamespace, "host-mount-namespace", "", "mount namespace of the host, in which runtimes look for targets (default: /proc/1/ns/mnt if it can be entered, otherwise this process's own)")

@@ -256,9 +256,9 @@ func build() error {
 	return readOnly(root)
 }
 
-// readOnly needs a mount on which no file is open for writing (EBUSY). So files are
-// made by linux.MakeFile: one that was made by opening it is open for longer than
-// this process has it, in a child that another thread is just starting.
+// readOnly makes a mount read-only. The kernel refuses that (EBUSY) while a file on it
+// is open for writing. A child that another thread forks can keep a file open after
+// this process closed it, so linux.MakeFile makes files without opening them.
 func readOnly(mount *os.File) error {
 	return linux.MountSetattr(mount, linux.MountAttr{Set: linux.MountAttrRdonly}, false)
 }

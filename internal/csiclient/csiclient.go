@@ -34,7 +34,9 @@ func Dial(endpoint, kubeletDir string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn), inventory.NewInventoryClient(conn), conn, kubeletDir}, nil
+	return &Client{
+		csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn), inventory.NewInventoryClient(conn), conn, kubeletDir,
+	}, nil
 }
 
 // Close ends the connection.

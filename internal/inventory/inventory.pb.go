@@ -214,7 +214,7 @@ func (x *Pool) GetSnapshots() int32 {
 
 type DescribeVolumesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The id that the page before ended with.
+	// The last id of the previous page; empty for the first.
 	After         string `protobuf:"bytes,1,opt,name=after,proto3" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -260,7 +260,7 @@ func (x *DescribeVolumesRequest) GetAfter() string {
 type DescribeVolumesResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Volumes []*Volume              `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
-	// Empty: that is all.
+	// Pass it as `after` for the next page; empty on the last.
 	After         string `protobuf:"bytes,2,opt,name=after,proto3" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -320,12 +320,12 @@ type Volume struct {
 	Claim string `protobuf:"bytes,3,opt,name=claim,proto3" json:"claim,omitempty"`
 	Pool  string `protobuf:"bytes,4,opt,name=pool,proto3" json:"pool,omitempty"` // empty: somebody else made it
 	Size  int64  `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
-	// What it takes of the pool, in bytes. What it shares with snapshots counts in full.
+	// What it takes of the pool, in bytes. Data shared with snapshots counts in full. 0 if unknown.
 	Allocated     int64                  `protobuf:"varint,6,opt,name=allocated,proto3" json:"allocated,omitempty"`
 	FsType        string                 `protobuf:"bytes,7,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"` // empty: raw block
 	Thick         bool                   `protobuf:"varint,8,opt,name=thick,proto3" json:"thick,omitempty"`
 	Staged        bool                   `protobuf:"varint,9,opt,name=staged,proto3" json:"staged,omitempty"`
-	Device        string                 `protobuf:"bytes,10,opt,name=device,proto3" json:"device,omitempty"` // while it is attached
+	Device        string                 `protobuf:"bytes,10,opt,name=device,proto3" json:"device,omitempty"` // the block device, or the NFS share, while the volume is staged
 	Source        string                 `protobuf:"bytes,11,opt,name=source,proto3" json:"source,omitempty"` // id of the volume or snapshot that it is a copy of
 	Created       *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=created,proto3" json:"created,omitempty"`
 	Uses          []*Use                 `protobuf:"bytes,13,rep,name=uses,proto3" json:"uses,omitempty"`
@@ -458,7 +458,7 @@ func (x *Volume) GetUses() []*Use {
 type Use struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Target        string                 `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	Pod           string                 `protobuf:"bytes,2,opt,name=pod,proto3" json:"pod,omitempty"` // NAMESPACE/NAME, as far as the kubelet told
+	Pod           string                 `protobuf:"bytes,2,opt,name=pod,proto3" json:"pod,omitempty"` // NAMESPACE/NAME; empty if the kubelet did not pass it
 	PodUid        string                 `protobuf:"bytes,3,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
 	ReadOnly      bool                   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	Deferred      bool                   `protobuf:"varint,5,opt,name=deferred,proto3" json:"deferred,omitempty"` // the pod's runtime mounts it

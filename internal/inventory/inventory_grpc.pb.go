@@ -27,7 +27,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Inventory tells what this node has, and who uses it: what CSI has no words for.
+// Inventory describes this node's pools and volumes and who uses them, where CSI has no fields.
 // csi-node serves it on its CSI socket, for crustctl. It changes nothing.
 type InventoryClient interface {
 	DescribePools(ctx context.Context, in *DescribePoolsRequest, opts ...grpc.CallOption) (*DescribePoolsResponse, error)
@@ -68,7 +68,7 @@ func (c *inventoryClient) DescribeVolumes(ctx context.Context, in *DescribeVolum
 // All implementations must embed UnimplementedInventoryServer
 // for forward compatibility.
 //
-// Inventory tells what this node has, and who uses it: what CSI has no words for.
+// Inventory describes this node's pools and volumes and who uses them, where CSI has no fields.
 // csi-node serves it on its CSI socket, for crustctl. It changes nothing.
 type InventoryServer interface {
 	DescribePools(context.Context, *DescribePoolsRequest) (*DescribePoolsResponse, error)

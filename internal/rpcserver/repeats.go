@@ -6,33 +6,32 @@ import (
 	"time"
 )
 
-// repeats knows which errors the log has had lately. Orchestrators repeat a call that
-// was refused for as long as it is wanted, some times a minute, for each of its
-// volumes: the log has the first, and one now and then with their number.
+// repeats remembers recently logged errors. Orchestrators retry a refused call several
+// times a minute, for each volume. The log shows the first error, and then one line in
+// ten minutes with the number of calls that were left out. A call that succeeds ends it.
 type repeats struct {
-	mu   sync.Mutex
-	seed maphash.Seed
-	said map[uint64]*repeat
+	mu     sync.Mutex
+	seed   maphash.Seed
+	said   map[uint64]map[uint64]*repeat // by call, and by error
+	errors int
 }
 
 type repeat struct {
 	at    time.Time // of the last line
-	since int       // calls
+	since int       // calls since that line
 }
 
 const (
 	repeatAfter = 10 * time.Minute
-	mostRepeats = 1024 // then all are forgotten: callers choose them
+	mostRepeats = 1024 // callers choose names, so the map is cleared at this size
 )
 
-// again tells whether an error is to be logged now, and how many like it were not
-// since the last line.
-func (r *repeats) again(now time.Time, parts ...string) (loud bool, unsaid int) {
+// call identifies a call by its method and what it is about.
+func (r *repeats) call(parts ...string) uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.said) >= mostRepeats || r.said == nil {
-		r.said = map[uint64]*repeat{}
-		r.seed = maphash.MakeSeed()
+	if r.said == nil || r.errors >= mostRepeats {
+		r.said, r.errors, r.seed = map[uint64]map[uint64]*repeat{}, 0, maphash.MakeSeed()
 	}
 	var h maphash.Hash
 	h.SetSeed(r.seed)
@@ -40,10 +39,23 @@ func (r *repeats) again(now time.Time, parts ...string) (loud bool, unsaid int) 
 		_, _ = h.WriteString(p)
 		_ = h.WriteByte(0)
 	}
-	seen := r.said[h.Sum64()]
+	return h.Sum64()
+}
+
+// again reports whether to log this error of a call now, and how many equal errors it
+// left out since the last line.
+func (r *repeats) again(now time.Time, call uint64, err string) (loud bool, unsaid int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.said[call] == nil {
+		r.said[call] = map[uint64]*repeat{}
+	}
+	key := maphash.String(r.seed, err)
+	seen := r.said[call][key]
 	switch {
 	case seen == nil:
-		r.said[h.Sum64()] = &repeat{at: now}
+		r.said[call][key] = &repeat{at: now}
+		r.errors++
 		return true, 0
 	case now.Sub(seen.at) < repeatAfter:
 		seen.since++
@@ -52,4 +64,12 @@ func (r *repeats) again(now time.Time, parts ...string) (loud bool, unsaid int) 
 	unsaid = seen.since
 	seen.at, seen.since = now, 0
 	return true, unsaid
+}
+
+// over forgets the errors of a call that succeeded.
+func (r *repeats) over(call uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.errors -= len(r.said[call])
+	delete(r.said, call)
 }

@@ -42,8 +42,16 @@ func TestB10_ARefusalIsLoggedOnce(t *testing.T) {
 	}
 	log.Reset()
 	call("pvc-1", fault.New(fault.Internal, "the driver is wrong"))
-	if !strings.Contains(log.String(), "request=") {
-		t.Errorf("the driver's own fault is without the request:\n%s", &log)
+	call("pvc-1", fault.New(fault.Internal, "the driver is wrong"))
+	if strings.Count(log.String(), "request=") != 2 {
+		t.Errorf("the driver's own fault is without the request, or said once:\n%s", &log)
+	}
+	// What has succeeded meanwhile and fails again is news.
+	log.Reset()
+	call("pvc-1", nil)
+	call("pvc-1", fault.New(fault.NoSpace, "the pool is full"))
+	if !strings.Contains(log.String(), "code=ResourceExhausted") {
+		t.Errorf("it fails anew, and nothing is said:\n%s", &log)
 	}
 }
 
@@ -52,7 +60,7 @@ func TestB10_WhatIsRepeatedIsSaidAgain(t *testing.T) {
 	now := time.Now()
 	expect := func(after time.Duration, loud bool, unsaid int) {
 		t.Helper()
-		if gotLoud, got := r.again(now.Add(after), "CreateVolume", "x"); gotLoud != loud || got != unsaid {
+		if gotLoud, got := r.again(now.Add(after), r.call("CreateVolume", "x"), "no"); gotLoud != loud || got != unsaid {
 			t.Errorf("after %s: %v, %d unsaid, want %v, %d", after, gotLoud, got, loud, unsaid)
 		}
 	}
@@ -62,9 +70,10 @@ func TestB10_WhatIsRepeatedIsSaidAgain(t *testing.T) {
 	expect(repeatAfter, true, 2)
 	expect(repeatAfter+time.Second, false, 0)
 	for n := range 10 * mostRepeats { // from callers that choose
-		r.again(now, "CreateVolume", fmt.Sprint(n))
+		r.again(now, r.call("CreateVolume", fmt.Sprint(n)), "no")
+		r.again(now, r.call("CreateVolume", "x"), fmt.Sprint(n))
 	}
-	if len(r.said) > mostRepeats {
+	if len(r.said) > mostRepeats || len(r.said[r.call("CreateVolume", "x")]) > mostRepeats {
 		t.Errorf("%d are remembered", len(r.said))
 	}
 }

@@ -134,11 +134,15 @@ func (i *interceptor) say(ctx context.Context, id uint64, method string, req, re
 	case quiet[method]:
 		level = slog.LevelDebug
 	}
-	unsaid := 0
-	if err != nil {
-		volumeID, name := ids(req)
+	about := about(req)
+	call, unsaid := i.repeats.call(append([]string{method}, about...)...), 0
+	switch {
+	case err == nil:
+		i.repeats.over(call)
+	case status.Code(err) == codes.Internal: // each may be another
+	default:
 		var loud bool
-		if loud, unsaid = i.repeats.again(time.Now(), method, volumeID, name, err.Error()); !loud {
+		if loud, unsaid = i.repeats.again(time.Now(), call, err.Error()); !loud {
 			level = slog.LevelDebug
 		}
 	}
@@ -151,20 +155,8 @@ func (i *interceptor) say(ctx context.Context, id uint64, method string, req, re
 			attrs = append(attrs, slog.String(key, value))
 		}
 	}
-	volumeID, name := ids(req)
-	add("name", name)
-	add("volume_id", volumeID)
-	if r, ok := req.(interface{ GetSnapshotId() string }); ok {
-		add("snapshot_id", r.GetSnapshotId())
-	}
-	if r, ok := req.(interface{ GetSandboxId() string }); ok {
-		add("sandbox_id", r.GetSandboxId())
-	}
-	if r, ok := req.(interface{ GetHostVolumeId() string }); ok {
-		add("host_volume_id", r.GetHostVolumeId())
-	}
-	if r, ok := req.(interface{ GetTargetPath() string }); ok {
-		add("target_path", r.GetTargetPath())
+	for n, key := range aboutKeys {
+		add(key, about[n])
 	}
 	if err == nil {
 		switch r := resp.(type) {
@@ -181,21 +173,37 @@ func (i *interceptor) say(ctx context.Context, id uint64, method string, req, re
 			attrs = append(attrs, slog.Int("repeated", unsaid))
 		}
 	}
-	// Of a refusal the error says what was asked. What is wrong with the driver itself
-	// may be found by the whole request.
+	// A refusal's error already says what was asked. To find a bug, an internal error
+	// needs the whole request.
 	if status.Code(err) == codes.Internal || i.log.Enabled(ctx, LevelRequests) {
 		attrs = append(attrs, slog.String("request", protosanitizer.StripSecrets(req).String()))
 	}
 	i.log.LogAttrs(ctx, level, "call", attrs...)
 }
 
-// ids gives what a request calls its volume.
-func ids(req any) (volumeID, name string) {
+// aboutKeys name what about returns, in the log.
+var aboutKeys = [...]string{"name", "volume_id", "snapshot_id", "sandbox_id", "host_volume_id", "target_path"}
+
+// about returns what a request is about; empty where it does not say.
+func about(req any) []string {
+	all := make([]string, len(aboutKeys))
 	if r, ok := req.(interface{ GetName() string }); ok {
-		name = r.GetName()
+		all[0] = r.GetName()
 	}
 	if r, ok := req.(interface{ GetVolumeId() string }); ok {
-		volumeID = r.GetVolumeId()
+		all[1] = r.GetVolumeId()
 	}
-	return volumeID, name
+	if r, ok := req.(interface{ GetSnapshotId() string }); ok {
+		all[2] = r.GetSnapshotId()
+	}
+	if r, ok := req.(interface{ GetSandboxId() string }); ok {
+		all[3] = r.GetSandboxId()
+	}
+	if r, ok := req.(interface{ GetHostVolumeId() string }); ok {
+		all[4] = r.GetHostVolumeId()
+	}
+	if r, ok := req.(interface{ GetTargetPath() string }); ok {
+		all[5] = r.GetTargetPath()
+	}
+	return all
 }

@@ -301,7 +301,8 @@ func (d *Driver) describe(v volume.Volume) *csi.Volume {
 	return out
 }
 
-// listName is the key under which a list tells a volume's name.
+// listName is the volume context key of a volume's name in ListVolumes and
+// ControllerGetVolume.
 const listName = "csi.crust.dev/name"
 
 func (d *Driver) describeWhole(v volume.Volume) *csi.Volume {

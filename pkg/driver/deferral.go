@@ -262,21 +262,26 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 	if v.Share {
 		return nil, fault.New(fault.State, "volume %s is a network share; its server decides how large it is", r.VolumeID)
 	}
-	// Also for a runtime that cannot grow its file system: that is grown when the volume
-	// is next staged, which has to know the size.
-	if err := d.enlargeHere(ctx, src, r.VolumeID, req.GetCapacityRange()); err != nil {
-		return nil, err
-	}
 	a, ok, err := src.Attached(r.VolumeID)
 	if err != nil || !ok {
 		return nil, errors.Join(fault.New(fault.State, "volume %s: its device is gone", r.VolumeID), err)
+	}
+	// The device grows even if the runtime cannot grow the file system: the next
+	// NodeStageVolume grows that to the new size.
+	if r.readOnly() {
+		err = src.Refresh(ctx, r.VolumeID)
+	} else {
+		err = d.enlargeHere(ctx, src, r.VolumeID, req.GetCapacityRange())
+	}
+	if err != nil {
+		return nil, err
 	}
 	size, err := mounter.DeviceSize(a.Device)
 	if err != nil {
 		return nil, err
 	}
 	if want := req.GetCapacityRange().GetRequiredBytes(); size < want {
-		return nil, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge it first", r.VolumeID, size, want)
+		return nil, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge the device, then try again", r.VolumeID, size, want)
 	}
 	if limit := req.GetCapacityRange().GetLimitBytes(); limit > 0 && size > limit {
 		return nil, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, more than the limit of %d: volumes do not shrink", r.VolumeID, size, limit)

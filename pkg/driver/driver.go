@@ -43,8 +43,8 @@ type Config struct {
 	// (VOLUME_MOUNT_GROUP). Otherwise the orchestrator does.
 	AppliesGroups bool
 	// NodesExpand: the controller does not offer EXPAND_VOLUME, so that an orchestrator
-	// leaves growth to NodeExpandVolume, which enlarges a pool's volume too. Its
-	// controller is one for all nodes, and a pool is on one.
+	// leaves growth to NodeExpandVolume, which then enlarges the pool's volume too. One
+	// external-resizer serves all nodes, but only a volume's own node can enlarge it.
 	NodesExpand bool
 	// Defers: volumes whose class allows it are left to pods' runtimes that can
 	// mount them (KEP-2857).

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"sort"
@@ -51,6 +52,7 @@ func (i Inventory) DescribeVolumes(_ context.Context, req *inventory.DescribeVol
 	for id, r := range staged {
 		v := volume.Volume{ID: id, FSType: r.FSType, Block: r.Block, Share: r.Share != ""}
 		if _, known, err := d.Volumes.Find(id); err == nil {
+			known.FSType = cmp.Or(known.FSType, known.Facts.Formatted, r.FSType)
 			v = known
 		}
 		list = append(list, v)
@@ -75,12 +77,9 @@ func (d *Driver) inventoryOf(v volume.Volume) *inventory.Volume {
 	if !v.Created.IsZero() {
 		out.Created = timestamppb.New(v.Created)
 	}
-	if out.FsType == "" {
-		out.FsType = v.Facts.Formatted // of a static volume
-	}
 	if pool, ok := d.Volumes.OwnerOf(v.ID); ok {
 		out.Pool = pool.Name()
-		out.Allocated, _ = pool.Allocated(v.ID) // of a pool that is away nobody knows
+		out.Allocated, _ = pool.Allocated(v.ID) // 0 if the pool cannot be read
 	}
 	if r, ok := d.staged.get(v.ID); ok {
 		out.Staged, out.Device = true, r.Device.Path+r.Share
@@ -109,58 +108,58 @@ func (d *Driver) use(id, target string) *inventory.Use {
 	return &inventory.Use{Target: target, Pod: e.Pod, PodUid: e.PodUID}
 }
 
-// users knows which pod has a volume at a target, as far as the kubelet told. Nothing
-// is written for it: what earlier processes were told stands in the audit log, which
-// is read when somebody asks first.
+// users remembers which pod has a volume at a target, if the kubelet said so
+// (podInfoOnMount). It is not stored: the first question reads what earlier processes
+// were told from the audit log.
 type users struct {
-	reading sync.Once
-	mu      sync.Mutex
-	m       map[string]audit.Event // by volume and target
+	mu   sync.Mutex
+	m    map[string]audit.Event // by volume and target
+	read bool                   // the audit log was read
 }
 
 func (u *users) note(e audit.Event) {
-	key := e.Volume + "\x00" + e.Target
-	u.mu.Lock()
-	defer u.mu.Unlock()
 	switch {
 	case e.Outcome != audit.Done:
 	case e.Action == audit.Taken:
-		delete(u.m, key)
+		u.forget(e.Volume, e.Target)
 	case (e.Action == audit.Given || e.Action == audit.Deferred) && e.Pod != "":
+		u.mu.Lock()
+		defer u.mu.Unlock()
 		if u.m == nil {
 			u.m = map[string]audit.Event{}
 		}
-		u.m[key] = audit.Event{Pod: e.Pod, PodUID: e.PodUID}
+		u.m[e.Volume+"\x00"+e.Target] = audit.Event{Pod: e.Pod, PodUID: e.PodUID}
 	}
+}
+
+func (u *users) forget(id, target string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.m, id+"\x00"+target)
 }
 
 // of gives the pod of a target that is published now.
 func (u *users) of(id, target string, history func() ([]audit.Event, error)) audit.Event {
-	if e, ok := u.known(id, target); ok {
+	u.mu.Lock()
+	e, ok := u.m[id+"\x00"+target]
+	if ok || u.read {
+		u.mu.Unlock()
 		return e
 	}
-	u.reading.Do(func() {
-		var before users
-		events, _ := history() // without it the pod is not known; its target is
-		for _, e := range events {
-			before.note(e)
-		}
-		u.mu.Lock()
-		defer u.mu.Unlock()
-		maps.Copy(before.m, u.m) // what this process was told is newer
-		if before.m != nil {
-			u.m = before.m
-		}
-	})
-	e, _ := u.known(id, target)
-	return e
-}
-
-func (u *users) known(id, target string) (audit.Event, bool) {
+	u.mu.Unlock() // a publish does not wait for the reading
+	events, err := history()
+	if err != nil {
+		return e // crustctl shows the target instead of the pod
+	}
+	before := users{m: map[string]audit.Event{}}
+	for _, e := range events {
+		before.note(e)
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	e, ok := u.m[id+"\x00"+target]
-	return e, ok
+	maps.Copy(before.m, u.m) // what this process was told is newer
+	u.m, u.read = before.m, true
+	return u.m[id+"\x00"+target]
 }
 
 // claimOf is NAMESPACE/NAME of the claim that a volume was made for.

@@ -275,8 +275,15 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 			if len(all) == 0 {
 				return fault.New(fault.Busy, "volume %s was unpublished just now; try again", id)
 			}
+			r, ok := d.deferrals.at(id, path)
+			if staged, _ := d.staged.get(id); !ok && path != staged.StagingPath {
+				return fault.New(fault.NotFound, "volume %s is not published at %s", id, path)
+			}
+			if !ok {
+				r = all[0]
+			}
 			var err error
-			resp, err = d.deferredExpand(ctx, all[0], req)
+			resp, err = d.deferredExpand(ctx, r, req)
 			return err
 		}, id)
 		if err != nil {
@@ -329,7 +336,7 @@ func (d *Driver) expand(ctx context.Context, src volume.Source, id, path string,
 		return 0, err
 	}
 	if size < r.GetRequiredBytes() {
-		return 0, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge it first", id, size, r.GetRequiredBytes())
+		return 0, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge the device, then try again", id, size, r.GetRequiredBytes())
 	}
 	if limit := r.GetLimitBytes(); limit > 0 && size > limit {
 		return 0, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, more than the limit of %d: volumes do not shrink", id, size, limit)

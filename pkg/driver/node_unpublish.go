@@ -45,6 +45,7 @@ func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 	}
 	t, err := d.Root.Target(target)
 	if fault.Is(err, fault.NotFound) {
+		d.users.forget(id, target)
 		return d.published.remove(id, target)
 	}
 	if err != nil {

@@ -157,8 +157,8 @@ var defaults = map[string]string{
 	"allowRuntimeAssistedMount": "false", "hostMayMount": "false",
 }
 
-// ownParameters are the parameters without those that an orchestrator adds, but with
-// the claim's name.
+// ownParameters drops parameters that the orchestrator adds, except the claim's
+// namespace and name.
 func ownParameters(m map[string]string) map[string]string {
 	own := map[string]string{}
 	for k, v := range m {

@@ -46,8 +46,8 @@ func (d *Driver) ControllerExpandVolume(ctx context.Context, req *csi.Controller
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Size, NodeExpansionRequired: !v.Block}, nil
 }
 
-// enlarge makes a pool's volume as large as is asked for, and its device where it is
-// attached.
+// enlarge grows a pool's volume to the requested size, and its device if it is
+// attached. OUT_OF_RANGE if the limit is below the present size.
 func (d *Driver) enlarge(ctx context.Context, pool volume.Pool, v volume.Volume, r *csi.CapacityRange) (volume.Volume, error) {
 	if limit := r.GetLimitBytes(); limit > 0 && limit < v.Size {
 		return v, fault.New(fault.OutOfRange, "volume %s has %d bytes, more than the limit of %d: volumes do not shrink", v.ID, v.Size, limit)
@@ -65,11 +65,14 @@ func (d *Driver) enlarge(ctx context.Context, pool volume.Pool, v volume.Volume,
 	return grown, err
 }
 
-// enlargeHere is enlarge for a volume that is used on this node. What no pool made is
-// as large as it is.
+// enlargeHere enlarges a volume that is used on this node, if nodes do that here. A
+// volume that no pool made keeps its device's size; only that size is read again.
+//
+// A pool that lacks the room is OUT_OF_RANGE. A kubelet lets the pod start then with what
+// it has, and the claim may ask for less; after RESOURCE_EXHAUSTED it would not mount.
 func (d *Driver) enlargeHere(ctx context.Context, src volume.Source, id string, r *csi.CapacityRange) error {
 	pool, ok := d.Volumes.OwnerOf(id)
-	if !ok {
+	if !ok || !d.NodesExpand {
 		return src.Refresh(ctx, id)
 	}
 	v, err := pool.Get(id)
@@ -77,6 +80,9 @@ func (d *Driver) enlargeHere(ctx context.Context, src volume.Source, id string, 
 		return err
 	}
 	_, err = d.enlarge(ctx, pool, v, r)
+	if fault.Is(err, fault.NoSpace) {
+		return fault.New(fault.OutOfRange, "%w", err)
+	}
 	return err
 }
 

@@ -114,8 +114,8 @@ type Pool interface {
 	Name() string
 	// Capacity of the pool, in bytes.
 	Capacity() (Capacity, error)
-	// Allocated is what a volume takes of the pool, in bytes. What it shares with
-	// snapshots counts in full.
+	// Allocated is how many bytes of the pool a volume's data takes. Data shared with
+	// snapshots counts in full. A fault NotFound if the pool has no such volume.
 	Allocated(id string) (int64, error)
 	// Usable is nil when volumes can be made and attached.
 	Usable() error

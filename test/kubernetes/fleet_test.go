@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Pods of classes that were made just now start like those of a class that the
-// scheduler knows: it is told at once what they have.
+// Pods of new classes start as fast as pods of a known class, because the scheduler
+// learns the capacity at once.
 func TestFleet_TheFirstPodsOfNewClasses(t *testing.T) {
 	s := use(t)
 	const many = 10
@@ -71,5 +71,45 @@ func TestB08_WhoUsesWhat(t *testing.T) {
 	}
 	if got := ctl("pool", "list"); !strings.Contains(got, "default") || !strings.Contains(got, "good") {
 		t.Errorf("pool list:\n%s", got)
+	}
+}
+
+// B5: growth beyond what the pool has is refused, in words that reach the claim; who
+// asked for too much asks for less, and has it.
+func TestB05_AClaimThatAskedForTooMuch(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	s.claim("data", "crust-xfs", "320Mi", "ReadWriteOnce")
+	s.pod("p", []string{"data:/data"})
+	ask := func(size string) {
+		s.kubectl("patch", "pvc", "data", "-n", s.ns, "-p", `{"spec":{"resources":{"requests":{"storage":"`+size+`"}}}}`)
+	}
+	ask("900Ti")
+	s.until(90*time.Second, "the claim says why it does not grow", func() (string, bool) {
+		got := s.get("pvc/data", ".status.conditions[?(@.type=='NodeResizeError')].message")
+		return got, strings.Contains(got, "OutOfRange") && strings.Contains(got, "left to promise")
+	})
+	if got := s.run("p", "df -k /data | tail -1 | awk '{print ($2 < 400*1024)}'"); got != "1" {
+		t.Errorf("it has grown: %s", s.run("p", "df -k /data"))
+	}
+	s.delete("p") // the next pod has what is there
+	s.pod("p", []string{"data:/data"})
+	ask("640Mi")
+	s.until(4*time.Minute, "it grows to what it asks for now", func() (string, bool) {
+		got := s.run("p", "df -k /data | tail -1 | awk '{print ($2 > 500*1024)}'")
+		return s.get("pvc/data", ".status"), got == "1"
+	})
+}
+
+// A raw block claim grows like any other: its pod's kubelet asks the driver there.
+func TestFleet_ARawBlockClaimGrows(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOnce", "volumeMode: Block")
+	s.pod("p", []string{"data:/dev/x"})
+	s.kubectl("patch", "pvc", "data", "-n", s.ns, "-p", `{"spec":{"resources":{"requests":{"storage":"128Mi"}}}}`)
+	s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.capacity.storage}=128Mi", "pvc/data", "--timeout=90s")
+	if got := s.run("p", "blockdev --getsize64 /dev/x"); got != fmt.Sprint(128<<20) {
+		t.Errorf("the pod's device has %s bytes", got)
 	}
 }

@@ -311,31 +311,6 @@ func TestExpansionWhileWriting(t *testing.T) {
 	}
 }
 
-// B5: growth beyond what the pool has is refused, in words that reach the claim; who
-// asked for too much asks for less, and has it.
-func TestB05_AClaimThatAskedForTooMuch(t *testing.T) {
-	t.Parallel()
-	s := use(t)
-	s.claim("data", "crust-xfs", "320Mi", "ReadWriteOnce")
-	s.pod("p", []string{"data:/data"})
-	ask := func(size string) {
-		s.kubectl("patch", "pvc", "data", "-n", s.ns, "-p", `{"spec":{"resources":{"requests":{"storage":"`+size+`"}}}}`)
-	}
-	ask("900Ti")
-	s.until(90*time.Second, "the claim says why it does not grow", func() (string, bool) {
-		got := s.get("pvc/data", ".status.conditions[?(@.type=='NodeResizeError')].message")
-		return got, strings.Contains(got, "ResourceExhausted") && strings.Contains(got, "left to promise")
-	})
-	if got := s.run("p", "df -k /data | tail -1 | awk '{print ($2 < 400*1024)}'"); got != "1" {
-		t.Errorf("it has grown: %s", s.run("p", "df -k /data"))
-	}
-	ask("640Mi")
-	s.until(4*time.Minute, "it grows to what it asks for now", func() (string, bool) {
-		got := s.run("p", "df -k /data | tail -1 | awk '{print ($2 > 500*1024)}'")
-		return s.get("pvc/data", ".status"), got == "1"
-	})
-}
-
 func (s *space) snapshot(name, claim string) {
 	s.t.Helper()
 	s.apply(fmt.Sprintf(`{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshot, metadata: {name: %s},

@@ -159,7 +159,7 @@ func TestB08_WhoUsesWhat(t *testing.T) {
 	ok(t, n.Client.Publish(ctxOf(t), pod("web-0"), a, false))
 	ok(t, n.Client.Publish(ctxOf(t), pod("report"), b, true))
 	ok(t, n.Client.Publish(ctxOf(t), v, c, false)) // of a cluster whose CSIDriver lacks podInfoOnMount
-	file, err := os.Stat(filepath.Join(n.PoolDir(), "volumes", strings.TrimPrefix(v.ID, "pool.")+".img"))
+	file, err := os.Stat(image(n, v.ID))
 	ok(t, err)
 	taken := fmt.Sprintf("%.1f MiB", float64(file.Sys().(*syscall.Stat_t).Blocks*512)/(1<<20))
 	says := func(args []string, words ...string) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
@@ -35,8 +36,8 @@ func statfs(t *testing.T, path string) int64 {
 	return int64(st.Blocks) * st.Bsize
 }
 
-// With --expansion=node the orchestrator's controller, which is one for all nodes,
-// asks nobody: the node of the pod enlarges the volume and its file system.
+// With --expansion=node the controller offers no growth: the pod's node enlarges the
+// volume and its file system.
 func TestFleet_ANodeEnlargesItsVolumes(t *testing.T) {
 	n := testnode.New(t, "", "--expansion", "node")
 	r, err := n.Client.ControllerGetCapabilities(ctxOf(t), &csi.ControllerGetCapabilitiesRequest{})
@@ -90,15 +91,15 @@ func TestFleet_ANodeEnlargesItsVolumes(t *testing.T) {
 	})
 }
 
-// What a node enlarges has to be had: B5's limit holds there too, and nothing is left
-// of a refusal.
+// A node refuses growth that the pool has no room for (B5), and the refusal changes
+// nothing.
 func TestB05_ANodeEnlargesNothingThatIsNotThere(t *testing.T) {
 	n := testnode.New(t, "", "--expansion", "node")
 	n.PoolOptions = ""
 	n.Restart()
 	v, target := up(t, n, "v", csiclient.Volume{FSType: "xfs"})
 	_, err := expandTo(t, n, v.ID, target, 1<<50)
-	refused(t, err, codes.ResourceExhausted, v.ID, "left to promise")
+	refused(t, err, codes.OutOfRange, v.ID, "left to promise")
 	if got := imageSize(t, n, v.ID); got != size {
 		t.Errorf("the file has %d bytes", got)
 	}
@@ -127,6 +128,9 @@ func TestC06_C07_ANodeEnlargesADeferredVolume(t *testing.T) {
 		req := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target, StagingTargetPath: n.Client.StagingPath(v.ID), CapacityRange: &csi.CapacityRange{RequiredBytes: bytes}}
 		ok(t, crust.SetSupportsExpand(req, supported))
 		return n.Client.NodeExpandVolume(ctxOf(t), req)
+	}
+	if _, err := expandTo(t, n, v.ID, n.Target("elsewhere"), 2*size); status.Code(err) != codes.NotFound || imageSize(t, n, v.ID) != size {
+		t.Errorf("at a path where it is not: %v, %d bytes", err, imageSize(t, n, v.ID))
 	}
 	e, err := expand(true, 2*size)
 	ok(t, err)

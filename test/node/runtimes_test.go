@@ -58,10 +58,12 @@ func container(t *testing.T, runtime []string, name, volume string, host, uid, g
 	for _, d := range []string{"proc", "dev", "data", "sys"} {
 		ok(t, os.MkdirAll(filepath.Join(rootfs, d), 0o755))
 	}
-	for dir := bundle; len(dir) >= len(os.TempDir()); dir = filepath.Dir(dir) {
-		ok(t, os.Chmod(dir, 0o755)) // the container's root is not this machine's
-	}
 	run(t, "cp", program(t, "inside", ".", "./inside"), rootfs+"/inside")
+	// The container's root is not this machine's, and the umask may be 077.
+	run(t, "chmod", "-R", "755", bundle)
+	for dir := filepath.Dir(bundle); len(dir) >= len(os.TempDir()); dir = filepath.Dir(dir) {
+		ok(t, os.Chmod(dir, 0o755))
+	}
 	mapping := []any{map[string]any{"containerID": 0, "hostID": host, "size": 65536}}
 	mount := func(dest, kind, src string, options ...string) map[string]any {
 		return map[string]any{"destination": dest, "type": kind, "source": src, "options": options}
