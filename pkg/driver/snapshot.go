@@ -68,8 +68,9 @@ func (d *Driver) enlarge(ctx context.Context, pool volume.Pool, v volume.Volume,
 // enlargeHere enlarges a volume that is used on this node, if nodes do that here. A
 // volume that no pool made keeps its device's size; only that size is read again.
 //
-// A pool that lacks the room is OUT_OF_RANGE. A kubelet lets the pod start then with what
-// it has, and the claim may ask for less; after RESOURCE_EXHAUSTED it would not mount.
+// A pool that lacks the room is FAILED_PRECONDITION: the one answer after which a kubelet
+// that is about to mount the volume goes on (Kubernetes 1.36, node_expander.go). Who asked
+// for too much keeps no pod from starting.
 func (d *Driver) enlargeHere(ctx context.Context, src volume.Source, id string, r *csi.CapacityRange) error {
 	pool, ok := d.Volumes.OwnerOf(id)
 	if !ok || !d.NodesExpand {
@@ -81,7 +82,7 @@ func (d *Driver) enlargeHere(ctx context.Context, src volume.Source, id string, 
 	}
 	_, err = d.enlarge(ctx, pool, v, r)
 	if fault.Is(err, fault.NoSpace) {
-		return fault.New(fault.OutOfRange, "%w", err)
+		return fault.New(fault.State, "%w; the volume keeps its size until it is mounted anew", err)
 	}
 	return err
 }

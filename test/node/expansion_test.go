@@ -99,7 +99,7 @@ func TestB05_ANodeEnlargesNothingThatIsNotThere(t *testing.T) {
 	n.Restart()
 	v, target := up(t, n, "v", csiclient.Volume{FSType: "xfs"})
 	_, err := expandTo(t, n, v.ID, target, 1<<50)
-	refused(t, err, codes.OutOfRange, v.ID, "left to promise")
+	refused(t, err, codes.FailedPrecondition, v.ID, "left to promise", "mounted anew")
 	if got := imageSize(t, n, v.ID); got != size {
 		t.Errorf("the file has %d bytes", got)
 	}
