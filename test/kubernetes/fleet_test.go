@@ -43,7 +43,7 @@ spec: {storageClassName: %s, accessModes: [ReadWriteOnce], resources: {requests:
 	first := start("first", class, `{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: %s}, provisioner: csi.crust.dev,
 volumeBindingMode: WaitForFirstConsumer, parameters: {pool: default, csi.storage.k8s.io/fstype: ext4}}`)
 	t.Logf("%d pods of a known class: %s; of as many new classes: %s", many, known.Round(10*time.Millisecond), first.Round(10*time.Millisecond))
-	if first > 2*known {
+	if first > 3*known { // seen: 0.9 to 1.2; 4.1 with one update a second
 		t.Errorf("the first pods of new classes take %s, pods of a known class %s", first, known)
 	}
 }
