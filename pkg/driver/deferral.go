@@ -246,6 +246,22 @@ func deferredStats(r deferral, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGet
 	return resp, crust.SetStatsSource(resp, r.Source)
 }
 
+// deferredAt gives the deferral at a path: a target, or where the volume is staged. A
+// deferred volume that is not there is a fault NotFound.
+func (d *Driver) deferredAt(id, path string) (r deferral, deferred bool, err error) {
+	all := d.deferrals.of(id)
+	if len(all) == 0 {
+		return r, false, nil
+	}
+	if r, ok := d.deferrals.at(id, path); ok {
+		return r, true, nil
+	}
+	if staged, _ := d.staged.get(id); path != staged.StagingPath {
+		return r, false, fault.New(fault.NotFound, "volume %s is deferred to the runtime of the pod at %s, not at %s", id, targetsOf(all), path)
+	}
+	return all[0], true, nil
+}
+
 // deferredExpand grows the device of a deferred volume (C06, C07).
 func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	if err := r.unusable(); err != nil {
@@ -280,11 +296,8 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 	if err != nil {
 		return nil, err
 	}
-	if want := req.GetCapacityRange().GetRequiredBytes(); size < want {
-		return nil, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge the device, then try again", r.VolumeID, size, want)
-	}
-	if limit := req.GetCapacityRange().GetLimitBytes(); limit > 0 && size > limit {
-		return nil, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, more than the limit of %d: volumes do not shrink", r.VolumeID, size, limit)
+	if err := inRange(r.VolumeID, size, req.GetCapacityRange()); err != nil {
+		return nil, err
 	}
 	resp := &csi.NodeExpandVolumeResponse{CapacityBytes: size}
 	if supported && !r.readOnly() {

@@ -61,11 +61,10 @@ func (d *Driver) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 func (d *Driver) stats(src volume.Source, v volume.Volume, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	staged, isStaged := d.staged.get(id)
-	if all := d.deferrals.of(id); len(all) > 0 {
-		if _, ok := d.deferrals.at(id, path); !ok && path != staged.StagingPath {
-			return nil, fault.New(fault.NotFound, "volume %s is deferred to the runtime of the pod at %s, not at %s", id, targetsOf(all), path)
-		}
-		return deferredStats(all[0], req)
+	if r, deferred, err := d.deferredAt(id, path); err != nil {
+		return nil, err
+	} else if deferred {
+		return deferredStats(r, req)
 	}
 	if isStaged && staged.StagingPath == path {
 		return d.stagedStats(src, staged)
@@ -271,18 +270,13 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	if len(d.deferrals.of(id)) > 0 {
 		var resp *csi.NodeExpandVolumeResponse
 		err := d.ops.long(ctx, "NodeExpandVolume", func(ctx context.Context, _ *volume.Progress) error {
-			all := d.deferrals.of(id)
-			if len(all) == 0 {
-				return fault.New(fault.Busy, "volume %s was unpublished just now; try again", id)
+			r, deferred, err := d.deferredAt(id, path)
+			if err == nil && !deferred {
+				err = fault.New(fault.Busy, "volume %s was unpublished just now; try again", id)
 			}
-			r, ok := d.deferrals.at(id, path)
-			if staged, _ := d.staged.get(id); !ok && path != staged.StagingPath {
-				return fault.New(fault.NotFound, "volume %s is not published at %s", id, path)
+			if err != nil {
+				return err
 			}
-			if !ok {
-				r = all[0]
-			}
-			var err error
 			resp, err = d.deferredExpand(ctx, r, req)
 			return err
 		}, id)
@@ -335,16 +329,24 @@ func (d *Driver) expand(ctx context.Context, src volume.Source, id, path string,
 	if err != nil {
 		return 0, err
 	}
-	if size < r.GetRequiredBytes() {
-		return 0, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge the device, then try again", id, size, r.GetRequiredBytes())
-	}
-	if limit := r.GetLimitBytes(); limit > 0 && size > limit {
-		return 0, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, more than the limit of %d: volumes do not shrink", id, size, limit)
+	if err := inRange(id, size, r); err != nil {
+		return 0, err
 	}
 	if staged.Block {
 		return size, nil
 	}
 	return size, d.growNow(ctx, src, id, a.Device, staged)
+}
+
+// inRange refuses a device whose size, in bytes, is not what was asked for.
+func inRange(id string, size int64, r *csi.CapacityRange) error {
+	if want := r.GetRequiredBytes(); size < want {
+		return fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge the device, then try again", id, size, want)
+	}
+	if limit := r.GetLimitBytes(); limit > 0 && size > limit {
+		return fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, more than the limit of %d: volumes do not shrink", id, size, limit)
+	}
+	return nil
 }
 
 func (d *Driver) growNow(ctx context.Context, src volume.Source, id string, dev mounter.Device, staged stagedRecord) error {

@@ -61,8 +61,12 @@ func TestC21_C22_Story1(t *testing.T) {
 		t.Errorf("the node sees %q", got)
 	}
 	t.Logf("the node's mount table:\n%s\nthe pod's:\n%s", mountOf(t, target), s.run("p", "grep ' /data ' /proc/self/mountinfo"))
-	if got := s.kubectl("exec", "-n", system, "daemonset/crust", "-c", "crustd", "--", "/opt/crust/bin/crustctl", "sandbox", "list"); !strings.Contains(got, s.ns+"/p") && !strings.Contains(got, target) || !strings.Contains(got, "published") {
+	if got := s.kubectl("exec", "-n", system, "daemonset/crust", "-c", "crustd", "--", "/opt/crust/bin/crustctl", "sandbox", "list"); !strings.Contains(got, target) || !strings.Contains(got, "published") {
 		t.Errorf("crustctl sandbox list:\n%s", got)
+	}
+	// B8: where csi-node can be asked too, it has the pod's name.
+	if got := onNode(t, "/opt/crust/bin/crustctl sandbox list"); !strings.Contains(got, s.ns+"/p") {
+		t.Errorf("crustctl sandbox list, on the node:\n%s", got)
 	}
 	// The kubelet learns from the runtime how full it is.
 	s.until(60*time.Second, "stats of the volume", func() (string, bool) {

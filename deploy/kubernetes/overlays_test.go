@@ -1,0 +1,87 @@
+package kubernetes_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	csidriver "github.com/crust-csi/crust-csi/pkg/driver"
+)
+
+func TestDeviceOverlay(t *testing.T) {
+	o, overlay := render(t, "base"), render(t, "overlays/device-example")
+	base := checkPod(t, o.daemon(t, "csi-node").Spec.Template.Spec)["csi-node"].Args
+	args := checkPod(t, overlay.daemon(t, "csi-node").Spec.Template.Spec)["csi-node"].Args
+	if !slices.Equal(args, append(base, "--allow-device=/dev/disk/by-id/example-*")) {
+		t.Errorf("args: %v", args)
+	}
+}
+
+// Found by an operator: there was no example of a second pool.
+func TestB10_SecondPoolOverlay(t *testing.T) {
+	o := renderAny(t, "overlays/second-pool-example")
+	pod := o.daemon(t, "csi-node").Spec.Template.Spec
+	c := checkPod(t, pod)["csi-node"]
+	dir := ""
+	for _, arg := range c.Args {
+		if at, ok := strings.CutPrefix(arg, "--pool=fast=loop:"); ok {
+			dir = at
+		}
+	}
+	sees := false
+	for _, m := range c.VolumeMounts {
+		// A disk that is mounted later has to be seen.
+		if m.MountPath != "/" && strings.HasPrefix(dir, m.MountPath+"/") && m.MountPropagation != nil && *m.MountPropagation == corev1.MountPropagationHostToContainer {
+			sees = true
+		}
+	}
+	if dir == "" || !sees {
+		t.Errorf("--pool=fast at %q is not seen: %v", dir, c.VolumeMounts)
+	}
+	if !slices.ContainsFunc(o.classes, func(s storagev1.StorageClass) bool { return s.Parameters["pool"] == "fast" }) {
+		t.Error("no class has the pool")
+	}
+}
+
+// With CRUST the agent is what the kubelet knows, and all parts mean the same
+// sockets.
+func TestCRUST(t *testing.T) {
+	o := renderAny(t, "crust")
+	all := map[string]corev1.Container{}
+	for _, d := range o.daemons {
+		for name, c := range checkPod(t, d.Spec.Template.Spec) {
+			all[name] = c
+		}
+		if d.Namespace != namespace {
+			t.Errorf("%s is in %s", d.Name, d.Namespace)
+		}
+	}
+	for _, a := range all["csi-node"].Args {
+		if strings.HasPrefix(a, "--kubelet-registration-dir") {
+			t.Error("the driver and the agent both register")
+		}
+	}
+	if len(o.runtimeClasses) != 1 || len(o.classes) != 5 {
+		t.Fatalf("%d RuntimeClasses, %d StorageClasses", len(o.runtimeClasses), len(o.classes))
+	}
+	socket := o.runtimeClasses[0].Annotations["crust.csi.dev/fs-mgmt-socket"]
+	if !slices.Contains(all["crustd"].Args, "--endpoint="+socket) {
+		t.Errorf("crustd %v does not serve %s", all["crustd"].Args, socket)
+	}
+	own := slices.IndexFunc(all["csi-node"].Args, func(a string) bool { return strings.HasPrefix(a, "--endpoint=") })
+	if own < 0 || !slices.Contains(all["crust-agent"].Args, "--driver="+strings.TrimPrefix(all["csi-node"].Args[own], "--endpoint=")) {
+		t.Errorf("crust-agent %v does not find the driver %v", all["crust-agent"].Args, all["csi-node"].Args)
+	}
+	allowed := slices.ContainsFunc(o.classes, func(c storagev1.StorageClass) bool { return c.Parameters["allowRuntimeAssistedMount"] == "true" })
+	for _, c := range o.classes {
+		if _, err := csidriver.ParseParameters(c.Parameters); err != nil {
+			t.Errorf("%s: %v", c.Name, err)
+		}
+	}
+	if !allowed {
+		t.Error("no class allows it")
+	}
+}
