@@ -2,7 +2,7 @@
 # make test   all tests that need nothing but root on this machine
 SHELL := /bin/bash
 GO ?= go
-VERSION ?= 0.1.0-dev
+VERSION ?= $(shell cat internal/version/VERSION)-dev
 LDFLAGS := -X github.com/crust-csi/crust-csi/internal/version.number=$(VERSION)
 LINT := .cache/bin/golangci-lint
 FUZZTIME ?= 10s
@@ -24,10 +24,13 @@ setup:
 demo: setup build
 	scripts/demo.sh
 
-test: setup guest
+test: setup guest monitoring
 	$(GO) build ./...
 	$(GO) vet -tags vm,kubernetes ./...
+	$(GO) vet -tags man ./cmd/...
 	$(GO) test -p 1 -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...
+	$(GO) vet -C deploy/helm ./...
+	$(GO) test -C deploy/helm -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...
 
 # csi-test's whole suite, once for each access type.
 sanity: setup
@@ -43,16 +46,17 @@ $(LINT): tools/go.mod
 lint: $(LINT)
 	test -z "$$(gofmt -l cmd internal pkg sanity deploy test)"
 	$(LINT) run --build-tags vm,kubernetes ./...
+	cd deploy/helm && $(CURDIR)/$(LINT) run ./...
 
 # Breaks the code on purpose, one line at a time, and looks whether the tests
 # notice: all of test/mutants/list, or those of what changed since BASE and some others.
 .PHONY: mutants mutants-changed
 BASE ?= $(shell git rev-parse -q --verify HEAD~1 || echo HEAD)
 OTHERS ?= 20
-mutants: setup guest
+mutants: setup guest monitoring
 	$(GO) run ./test/mutants $(MUTANTFLAGS)
 
-mutants-changed: setup guest
+mutants-changed: setup guest monitoring
 	$(GO) run ./test/mutants -changed $(BASE) -others $(OTHERS) $(MUTANTFLAGS)
 
 # The tests that depend on the kernel, as root in microVMs with Linux 6.1 and
@@ -66,7 +70,7 @@ test-vm-short: setup
 	test/vm/prepare.sh
 	SHORT=1 test/vm/tests.sh 6.1,6.12
 
-# A real Kubernetes of one node on this machine, its images, and tests with pods.
+# A real Kubernetes of three nodes on this machine, its images, and tests with pods.
 .PHONY: kubernetes cluster test-kubernetes
 kubernetes: setup
 	test/kubernetes/setup.sh
@@ -76,6 +80,13 @@ kubernetes: setup
 
 test-kubernetes: kubernetes
 	$(GO) test -tags kubernetes -count=1 -parallel 12 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes
+
+# Kubernetes' own storage suite on that cluster, for each of FS. Not part of .ci/run.
+.PHONY: test-storage
+FS ?= ext4 xfs btrfs
+test-storage: kubernetes
+	test/kubernetes/build.sh storage
+	test/kubernetes/storage.sh $(FS)
 
 # A kubelet and containerd on a node with SELinux: that cluster in a guest of
 # test-vm. Some ten minutes, for it is software emulation; not part of .ci/run.
@@ -106,6 +117,16 @@ demo-selinux: setup build
 guest: setup
 	scripts/guest.sh
 
+# What the tests of deploy/monitoring run: Prometheus, promtool and a parser of queries.
+.PHONY: monitoring
+monitoring: setup
+	scripts/monitoring.sh
+
+# The dashboard in the documents, drawn of what the tests' Prometheus has seen.
+.PHONY: picture
+picture: monitoring
+	CRUST_PICTURE=docs/pictures/dashboard.svg $(GO) test -count=1 ./test/monitoring
+
 # A volume that a microVM mounts, and this machine never does.
 .PHONY: demo-crust
 demo-crust: setup build guest
@@ -131,13 +152,54 @@ protocols: $(BUF)
 	$(BUF) generate --template buf.gen.inventory.yaml
 	git diff --exit-code --stat -- '*.pb.go'
 
+# The manual pages of crustctl and csi-node, in bin/man: man -l bin/man/crustctl.8.
+.PHONY: man
+man:
+	mkdir -p bin/man
+	$(GO) run -tags man -ldflags '$(LDFLAGS)' ./cmd/crustctl bin/man
+	$(GO) run -tags man -ldflags '$(LDFLAGS)' ./cmd/csi-node bin/man
+
 # After a release: what later changes of the protocols are compared with.
 .PHONY: baseline
 baseline: $(BUF)
 	$(BUF) build --exclude-source-info --path pkg/crust/csialpha --path pkg/crust/v1alpha1 -o pkg/crust/v1alpha1/baseline.binpb
 
+# Helm, and the chart as a package. The same chart gives the same bytes.
+.PHONY: helm chart
+HELM := .cache/bin/helm
+helm: $(HELM)
+$(HELM): deploy/helm/go.mod
+	mkdir -p .cache/bin
+	$(GO) build -C deploy/helm -trimpath -o $(CURDIR)/$@ helm.sh/helm/v4/cmd/helm
+
+chart: $(HELM)
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-1767225600} $(HELM) package deploy/helm/crust-csi -d .cache/chart
+# The files of a release, for amd64 and arm64, in dist/vVERSION; docs/release.md.
+# release-check makes them twice, in two places, and compares the bytes.
+.PHONY: release release-check test-release
+release:
+	scripts/release.sh
+
+release-check:
+	scripts/release-check.sh
+
+# What makes the images and the release, on small things.
+test-release:
+	cd deploy/image && test -z "$$(gofmt -l .)" && $(GO) vet ./... && $(GO) test -count=1 $(TESTFLAGS) ./...
+	cd deploy/release && test -z "$$(gofmt -l .)" && $(GO) vet ./... && $(GO) test -count=1 $(TESTFLAGS) ./...
+
+# The tests that need neither root nor a kernel of arm64, as arm64 programs.
+.PHONY: test-arm64
+test-arm64:
+	scripts/test-arm64.sh $(TESTFLAGS)
+
+# Those that need a kernel of arm64, in an emulated machine that has one: some minutes.
+.PHONY: test-arm64-vm
+test-arm64-vm:
+	test/vm/arm64.sh
+
 clean:
-	rm -rf bin .cache
+	rm -rf bin .cache dist
 
 # What attacks the driver, for hours.
 .PHONY: soak

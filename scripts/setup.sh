@@ -26,6 +26,7 @@ need sfdisk fdisk
 need checkpolicy checkpolicy
 need cpio cpio
 need strace strace
+need groff groff-base # reads the manual pages, in test/man
 need crun crun
 need pkg-config pkg-config
 [ -e /usr/include/seccomp.h ] || packages+=(libseccomp-dev) # test/adversary builds a runc with it

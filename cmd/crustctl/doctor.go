@@ -46,7 +46,7 @@ func doctorCommand(g *globals) *cobra.Command {
 		}
 		return nil
 	}}
-	c.Flags().StringVar(&g.crust, "crust", "unix:///run/crust/crust.sock", "CRUST socket, where there is one")
+	c.Flags().StringVar(&g.crust, "crust", defaultCrust, "CRUST socket, where there is one")
 	return c
 }
 

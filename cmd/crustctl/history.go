@@ -1,20 +1,29 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/crust-csi/crust-csi/internal/audit"
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/inventory"
 )
 
 func historyCommand(g *globals) *cobra.Command {
-	var stateDir, volume string
-	var since time.Duration
+	var f historyFilter
+	var stateDir string
 	c := &cobra.Command{
 		Use: "history", Short: "Show what the driver of this node did to volumes: the audit log, over restarts",
-		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		Example: "  crustctl history --claim shop/orders\n  crustctl history --volume ID --since 1h -o json",
+		Args:    cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+			if stateDir == "" {
+				d, _ := lookAtDaemon(g.endpoint) // csi-node may be down
+				stateDir = cmp.Or(d.flag("state-dir"), defaultStateDir)
+			}
 			events, torn, err := audit.Read(stateDir)
 			if err != nil {
 				return fmt.Errorf("--state-dir: %w", err)
@@ -25,22 +34,80 @@ func historyCommand(g *globals) *cobra.Command {
 			if torn > 0 {
 				fmt.Fprintf(cmd.ErrOrStderr(), "crustctl: %d torn lines are left out; a crash of the machine tears the last line\n", torn)
 			}
-			shown := []audit.Event{}
+			shown := f.apply(events, time.Now(), func() []*inventory.Volume { return g.knownVolumes(cmd.Context()) })
+			if len(shown) == 0 {
+				fmt.Fprintf(cmd.ErrOrStderr(), "crustctl: none of the %d events that are kept, since %s, is asked for\n", len(events), events[0].Time.Local().Format(time.DateTime))
+			}
 			t := table{head: []string{"TIME", "ACTION", "OUTCOME", "VOLUME", "WHAT", "ASKED BY"}}
-			for _, e := range events {
-				if volume != "" && e.Volume != volume && e.Name != volume && e.Source != volume || since > 0 && time.Since(e.Time) > since {
-					continue
-				}
-				shown = append(shown, e)
-				t.rows = append(t.rows, []string{e.Time.Local().Format(time.DateTime), string(e.Action), outcome(e), e.Volume, what(e), askedBy(e)})
+			for _, e := range shown {
+				t.rows = append(t.rows, []string{e.Time.Local().Format(time.DateTime), string(e.Action), outcome(e), cmp.Or(e.Volume, "-"), what(e), askedBy(e)})
 			}
 			return g.print(cmd.OutOrStdout(), t, shown)
 		},
 	}
-	c.Flags().StringVar(&stateDir, "state-dir", "/var/lib/csi-node", "the driver's --state-dir")
-	c.Flags().StringVar(&volume, "volume", "", "of this volume only, by id or name; also what was copied from it")
-	c.Flags().DurationVar(&since, "since", 0, "not older than this, for example 1h (default: all that is kept)")
+	c.Flags().StringVar(&stateDir, "state-dir", "", "the driver's --state-dir (default: as it was started with, or "+defaultStateDir+")")
+	c.Flags().StringVar(&f.volume, "volume", "", "of this volume only, by id or name; also what was copied from it")
+	c.Flags().StringVar(&f.claim, "claim", "", "of the volumes made for this claim only, NAMESPACE/NAME; also what was copied from them")
+	c.Flags().DurationVar(&f.since, "since", 0, "not older than this, for example 1h (default: all that is kept)")
 	return c
+}
+
+// historyFilter says which events are shown.
+type historyFilter struct {
+	volume, claim string
+	since         time.Duration
+}
+
+// apply gives the events that are asked for. Names and claims are in the line of a
+// volume's making only. Where that is not kept any more, the driver knows them, if the
+// volume is still there.
+func (f historyFilter) apply(events []audit.Event, now time.Time, known func() []*inventory.Volume) []audit.Event {
+	all := f.volume == "" && f.claim == ""
+	of := map[string]bool{} // ids of volumes, and of their snapshots
+	if !all {
+		if f.claim == "" {
+			of[f.volume] = true
+		}
+		asked := func(id, name, claim string) bool {
+			return (f.volume == "" || f.volume == name || f.volume == id) && (f.claim == "" || f.claim == claim)
+		}
+		for _, v := range known() {
+			if asked(v.GetId(), v.GetName(), v.GetClaim()) {
+				of[v.GetId()] = true
+			}
+		}
+		for _, e := range events {
+			if e.Action == audit.Created && asked(e.Volume, e.Name, e.Claim) {
+				of[e.Volume] = true
+			}
+			if e.Snapshot != "" && of[e.Volume] {
+				of[e.Snapshot] = true
+			}
+		}
+	}
+	shown := []audit.Event{}
+	for _, e := range events {
+		if f.since > 0 && now.Sub(e.Time) > f.since {
+			continue
+		}
+		if all || of[e.Volume] || e.Source != "" && of[e.Source] || e.Snapshot != "" && of[e.Snapshot] {
+			shown = append(shown, e)
+		}
+	}
+	return shown
+}
+
+// knownVolumes gives what the driver tells of, nothing if it does not answer.
+func (g *globals) knownVolumes(ctx context.Context) []*inventory.Volume {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	c, err := csiclient.Dial(g.endpoint, g.kubeletDir)
+	if err != nil {
+		return nil
+	}
+	defer c.Close()
+	volumes, _ := c.Volumes(ctx) // the log alone will do
+	return volumes
 }
 
 func outcome(e audit.Event) string {

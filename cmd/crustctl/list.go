@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,29 +14,6 @@ import (
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/inventory"
 )
-
-func poolCommand(g *globals) *cobra.Command {
-	c := group("pool", "Show the pools")
-	c.AddCommand(&cobra.Command{Use: "list", Short: "List the pools with their used and promised space", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-			r, err := c.DescribePools(ctx, &inventory.DescribePoolsRequest{})
-			if err != nil {
-				return err
-			}
-			t := table{head: []string{"POOL", "SIZE", "AVAILABLE", "USED", "PROMISED", "LEFT", "VOLUMES", "SNAPSHOTS", "STATE"}}
-			for _, p := range r.GetPools() {
-				row := []string{p.GetName()}
-				for _, n := range []int64{p.GetSize(), p.GetAvailable(), p.GetUsed(), p.GetPromised(), p.GetLeft()} {
-					row = append(row, size(n))
-				}
-				row = append(row, fmt.Sprint(p.GetVolumes()), fmt.Sprint(p.GetSnapshots()), cmp.Or(p.GetTrouble(), "good"))
-				t.rows = append(t.rows, row)
-			}
-			return g.print(cmd.OutOrStdout(), t, r)
-		})
-	}})
-	return c
-}
 
 func listCommand(g *globals) *cobra.Command {
 	var pool string

@@ -24,6 +24,9 @@ import (
 	"github.com/crust-csi/crust-csi/internal/version"
 )
 
+// defaultCrust is crustd's default endpoint.
+const defaultCrust = "unix:///run/crust/crust.sock"
+
 type globals struct {
 	endpoint, kubeletDir, output, crust string
 	timeout                             time.Duration
@@ -31,11 +34,12 @@ type globals struct {
 
 func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer cancel()
-	if err := root().ExecuteContext(ctx); err != nil {
+	c, err := root().ExecuteContextC(ctx)
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "crustctl:", plain.Lines(explain(err), 1<<16))
-		os.Exit(1)
 	}
+	cancel()
+	os.Exit(exitCode(c, err))
 }
 
 // explain gives an error's words. The code of a gRPC error is said once, also
@@ -77,7 +81,10 @@ func root() *cobra.Command {
 	f.StringVar(&g.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the driver's --kubelet-dir")
 	f.StringVarP(&g.output, "output", "o", "table", "table or json")
 	f.DurationVar(&g.timeout, "timeout", 2*time.Minute, "for each command")
-	c.AddCommand(doctorCommand(g), poolCommand(g), volumeCommand(g), sandboxCommand(g), historyCommand(g))
+	c.AddCommand(doctorCommand(g), poolCommand(g), volumeCommand(g), sandboxCommand(g), nodeCommand(g), historyCommand(g), bundleCommand(g), topCommand(g))
+	if err := g.complete(c); err != nil {
+		panic(err) // a flag was given two completions
+	}
 	return c
 }
 

@@ -1,12 +1,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"net"
-	"strings"
 
-	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/privilege"
 )
 
@@ -14,23 +10,11 @@ import (
 // fails without each. It looks at the process that serves the socket: this one may
 // have others.
 func driverCapabilities(endpoint string) ([]finding, error) {
-	c, err := net.Dial("unix", strings.TrimPrefix(endpoint, "unix://"))
+	d, err := lookAtDaemon(endpoint)
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
-	raw, err := c.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	peer, err := linux.PeerOf(raw)
-	if err != nil {
-		return nil, err
-	}
-	if peer.PID == 0 {
-		return nil, errors.New("the driver's process is not in this pid namespace")
-	}
-	missing, err := privilege.Storage.Missing(fmt.Sprintf("/proc/%d/status", peer.PID))
+	missing, err := privilege.Storage.Missing(fmt.Sprintf("/proc/%d/status", d.pid))
 	if err != nil {
 		return nil, err
 	}

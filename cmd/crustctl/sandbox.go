@@ -23,7 +23,7 @@ import (
 
 func sandboxCommand(g *globals) *cobra.Command {
 	c := group("sandbox", "Start, look at and end sandboxes of a CRUST server (crustd)")
-	c.PersistentFlags().StringVar(&g.crust, "crust", "unix:///run/crust/crust.sock", "CRUST socket")
+	c.PersistentFlags().StringVar(&g.crust, "crust", defaultCrust, "CRUST socket")
 	c.AddCommand(sandboxRun(g), sandboxList(g), sandboxExec(g), sandboxRemove(g), sandboxPublish(g), sandboxUnpublish(g), sandboxStats(g), sandboxExpand(g))
 	return c
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -122,6 +123,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
+	metrics.Volumes(func() telemetry.Volumes { return needingAttention(d) })
 	if err := d.Ready(); err != nil {
 		log.Warn("not ready yet", "error", err)
 	}
@@ -234,6 +236,21 @@ func openVolumes(o *options, log *slog.Logger, metrics *telemetry.Metrics) (*vol
 	}
 	closeAll()
 	return nil, nil, err
+}
+
+// needingAttention is what the metrics show of single volumes.
+func needingAttention(d *driver.Driver) telemetry.Volumes {
+	v := telemetry.Volumes{Walks: map[string]time.Time{}}
+	for _, u := range d.Unhealthy() {
+		v.Unhealthy = append(v.Unhealthy, telemetry.Unhealthy(u))
+	}
+	for _, g := range d.GrowthWaiting() {
+		v.Growth = append(v.Growth, telemetry.Growth(g))
+	}
+	for _, w := range d.Walks() {
+		v.Walks[w.VolumeID] = w.Since
+	}
+	return v
 }
 
 func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.Driver) error {

@@ -34,6 +34,14 @@ var driverNamePattern = regexp.MustCompile(`^[a-zA-Z0-9]([-a-zA-Z0-9_.]*[a-zA-Z0
 
 func parseFlags(args []string) (*options, error) {
 	o := &options{}
+	f := o.flags()
+	if err := f.Parse(args); err != nil {
+		return nil, err
+	}
+	return o, o.check(f.Args())
+}
+
+func (o *options) flags() *flag.FlagSet {
 	f := flag.NewFlagSet("csi-node", flag.ContinueOnError)
 	f.StringVar(&o.endpoint, "endpoint", "unix:///run/csi-node/csi.sock", "socket to serve CSI on")
 	f.IntVar(&o.endpointGroup, "endpoint-group", -1, "number of a group that may connect to --endpoint besides root, for sidecars that are not root (default: none)")
@@ -66,10 +74,7 @@ func parseFlags(args []string) (*options, error) {
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
 	f.BoolVar(&o.showVersion, "version", false, "print the version and exit")
-	if err := f.Parse(args); err != nil {
-		return nil, err
-	}
-	return o, o.check(f.Args())
+	return f
 }
 
 func (o *options) check(rest []string) error {

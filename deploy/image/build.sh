@@ -1,33 +1,47 @@
 #!/usr/bin/env bash
 # Builds the OCI images of the project, as archives in .cache/image, without a
-# container daemon: localhost/crust-csi/{csi-node,crustd,crust-agent}:TAG. Load one with
+# container daemon: localhost/crust-csi/{csi-node,csi-steward,crustd,crust-agent}:TAG. Load one with
 # `ctr -n k8s.io images import`, `skopeo copy oci-archive:...` or `crane push`.
-# TAG (dev) and VERSION (0.1.0-dev) are variables. The same binaries and Debian
-# packages give the same bytes.
+# Variables: TAG (dev), VERSION, ARCHES ("amd64 arm64"; this machine's), OUT (the directory), LEVEL
+# (of compression). The same sources and Debian packages give the same bytes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-out=$PWD/.cache/image
+out=${OUT:-$PWD/.cache/image}
 tag=${TAG:-dev}
+arches=${ARCHES:-$(go env GOARCH)}
 export PATH=$PATH:/usr/sbin:/sbin DEBIAN_FRONTEND=noninteractive SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-1767225600}
 mkdir -p "$out/bin"
 
-# A new list of packages makes a new base.
-packages=$(paste -sd, deploy/image/packages)
-base=$out/base-$(echo "$packages" | sha256sum | head -c 12).root
-if [ ! -e "$base" ]; then
-	command -v mmdebstrap >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends mmdebstrap >/dev/null; }
-	echo "image: making the base of Debian packages (a minute, once)"
-	rm -f "$out"/base-*.root
-	mmdebstrap --quiet --variant=essential --aptopt='APT::Install-Recommends "false"' --dpkgopt='path-exclude=/usr/share/doc/*' \
-		--dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' --include="$packages" bookworm "$base.tar"
-	mv "$base.tar" "$base"
-fi
+# A new list of packages, or another way to make it, makes a new base.
+state=$(cat deploy/image/packages deploy/image/base.sh | sha256sum | head -c 12)
+for base in "$out"/base-*.root; do
+	[[ $base = *-$state-* ]] || rm -f "$base"
+done
+for arch in $arches; do
+	base=$out/base-$state-$arch.root
+	if [ ! -e "$base" ]; then
+		command -v mmdebstrap >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends mmdebstrap >/dev/null; }
+		echo "image: making the base of Debian packages for $arch (half a minute, once)"
+		deploy/image/base.sh "$arch" "$base.tar"
+		deploy/image/check.sh "$arch" "$base.tar"
+		mv "$base.tar" "$base"
+	fi
+done
 
-export CGO_ENABLED=0
-go build -trimpath -buildvcs=false -ldflags "-s -w -X github.com/crust-csi/crust-csi/internal/version.number=${VERSION:-0.1.0-dev}" -o "$out/bin/" ./cmd/csi-node ./cmd/crustctl ./cmd/crustd ./cmd/crust-oci ./cmd/crust-agent
 go build -C deploy/image -o "$out/bin/image" .
-image() { echo "image: $2"; "$out/bin/image" -out "$out/$1.tar" -name "$2" "${@:3}"; }
+commands=(csi-node csi-steward crustctl crustd crust-oci crust-agent)
+for arch in $arches; do
+	mkdir -p "$out/bin/$arch"
+	deploy/image/compile.sh "$arch" "$out/bin/$arch/" "${commands[@]/#/./cmd/}"
+done
+image() { echo "image: $2"; "$out/bin/image" -level "${LEVEL:-1}" -arch "${arches// /,}" -out "$out/$1.tar" -name "$2" "${@:3}"; }
+to() { for c in "$@"; do entries+=("{arch}/$c=/usr/local/bin/$c"); done; }
 cd "$out/bin"
-image csi-node "localhost/crust-csi/csi-node:$tag" -base "$base" -entrypoint /usr/local/bin/csi-node csi-node=/usr/local/bin/csi-node crustctl=/usr/local/bin/crustctl
-image crustd "localhost/crust-csi/crustd:$tag" -entrypoint /usr/local/bin/crustd crustd=/usr/local/bin/crustd crust-oci=/usr/local/bin/crust-oci crustctl=/usr/local/bin/crustctl
-image crust-agent "localhost/crust-csi/crust-agent:$tag" -entrypoint /usr/local/bin/crust-agent crust-agent=/usr/local/bin/crust-agent
+entries=() && to csi-node crustctl
+image csi-node "localhost/crust-csi/csi-node:$tag" -base "$out/base-$state-{arch}.root" -entrypoint /usr/local/bin/csi-node "${entries[@]}"
+entries=() && to csi-steward
+image csi-steward "localhost/crust-csi/csi-steward:$tag" -entrypoint /usr/local/bin/csi-steward "${entries[@]}"
+entries=() && to crustd crust-oci crustctl
+image crustd "localhost/crust-csi/crustd:$tag" -entrypoint /usr/local/bin/crustd "${entries[@]}"
+entries=() && to crust-agent
+image crust-agent "localhost/crust-csi/crust-agent:$tag" -entrypoint /usr/local/bin/crust-agent "${entries[@]}"

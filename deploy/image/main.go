@@ -1,7 +1,10 @@
 // Command image writes an OCI image as an archive, without a daemon or a
 // registry. The same input gives the same bytes.
 //
-//	image -name NAME -out FILE.tar [-base ROOT.tar] [-entrypoint PATH]... SOURCE=PATH[=MODE]... LINK->TARGET...
+//	image -name NAME -out FILE.tar [-arch ARCH[,ARCH]...] [-base ROOT.tar] [-entrypoint PATH]... SOURCE=PATH[=MODE]... LINK->TARGET...
+//
+// {arch} in ROOT.tar and in a SOURCE is the architecture. With more than one, the
+// archive has an index of an image for each.
 package main
 
 import (
@@ -12,10 +15,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -24,7 +25,6 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -34,6 +34,7 @@ type options struct {
 	name, out, base string
 	entrypoint      []string
 	entries         []string
+	arches          []string
 	created         time.Time
 	level           int
 }
@@ -55,8 +56,9 @@ func run() error {
 		o.entrypoint = append(o.entrypoint, s)
 		return nil
 	})
+	arches := flag.String("arch", runtime.GOARCH, "architectures, with commas between them")
 	flag.Parse()
-	o.entries = flag.Args()
+	o.entries, o.arches = flag.Args(), strings.Split(*arches, ",")
 	if o.name == "" || o.out == "" {
 		return errors.New("give -name and -out")
 	}
@@ -65,14 +67,22 @@ func run() error {
 		return fmt.Errorf("SOURCE_DATE_EPOCH: %w; set it to the time that all files are to have", err)
 	}
 	o.created = time.Unix(epoch, 0).UTC()
-	img, err := o.build()
-	if err != nil {
-		return err
-	}
-	return o.write(img)
+	return o.write()
 }
 
-func (o *options) build() (v1.Image, error) {
+// of gives the options of one architecture.
+func (o options) of(arch string) options {
+	o.base = strings.ReplaceAll(o.base, "{arch}", arch)
+	o.entries = slices.Clone(o.entries)
+	for i, e := range o.entries {
+		o.entries[i] = strings.ReplaceAll(e, "{arch}", arch)
+	}
+	o.arches = []string{arch}
+	return o
+}
+
+// build makes the image of the one architecture that o has.
+func (o options) build() (v1.Image, error) {
 	var layers []v1.Layer
 	add := func(open tarball.Opener) error {
 		l, err := tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(o.level), tarball.WithCompressedCaching)
@@ -100,7 +110,7 @@ func (o *options) build() (v1.Image, error) {
 		return nil, err
 	}
 	c = c.DeepCopy()
-	c.OS, c.Architecture, c.Created = "linux", runtime.GOARCH, v1.Time{Time: o.created}
+	c.OS, c.Architecture, c.Created = "linux", o.arches[0], v1.Time{Time: o.created}
 	c.Config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	c.Config.Entrypoint = o.entrypoint
 	for i := range c.History {
@@ -110,7 +120,7 @@ func (o *options) build() (v1.Image, error) {
 }
 
 // layer is an archive of the entries and of the directories that lead to them.
-func (o *options) layer() ([]byte, error) {
+func (o options) layer() ([]byte, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	made := map[string]bool{}
@@ -169,55 +179,4 @@ func (o *options) layer() ([]byte, error) {
 	}
 	err := w.Close()
 	return b.Bytes(), err
-}
-
-// write makes an archive of an OCI image layout.
-func (o *options) write(img v1.Image) (err error) {
-	dir, err := os.MkdirTemp(filepath.Dir(o.out), ".image-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	p, err := layout.Write(dir, empty.Index)
-	if err != nil {
-		return err
-	}
-	names := layout.WithAnnotations(map[string]string{"io.containerd.image.name": o.name, "org.opencontainers.image.ref.name": o.name})
-	if err := p.AppendImage(img, names); err != nil {
-		return err
-	}
-	next := o.out + ".new"
-	f, err := os.Create(next)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	w := tar.NewWriter(f)
-	err = filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error {
-		if err != nil || file == dir {
-			return err
-		}
-		name, err := filepath.Rel(dir, file)
-		if err != nil {
-			return err
-		}
-		h := tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755, ModTime: o.created}
-		if d.IsDir() {
-			return w.WriteHeader(&h)
-		}
-		content, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		h.Typeflag, h.Name, h.Mode, h.Size = tar.TypeReg, name, 0o644, int64(len(content))
-		if err := w.WriteHeader(&h); err != nil {
-			return err
-		}
-		_, err = w.Write(content)
-		return err
-	})
-	if err := errors.Join(err, w.Close(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(next, o.out)
 }

@@ -103,7 +103,7 @@ func TestA09_TokensAreWhereTheyAreNeeded(t *testing.T) {
 			bound[s.Name] = true
 		}
 	}
-	with := map[string]bool{"csi-sidecars": true, "csi-resizer": true, "crust-agent": true}
+	with := map[string]bool{"csi-sidecars": true, "csi-resizer": true, "csi-steward": true, "crust-agent": true}
 	for name, pod := range o.pods() {
 		if !is(pod.AutomountServiceAccountToken, false) {
 			t.Errorf("%s: every container gets a token", name)
@@ -139,7 +139,7 @@ func TestA09_EveryWriteOfATokenIsLookedAt(t *testing.T) {
 			t.Errorf("%s lets through what it cannot judge", p.Name)
 		}
 		account := ""
-		for _, a := range []string{"csi-sidecars", "csi-resizer"} {
+		for _, a := range []string{"csi-sidecars", "csi-resizer", "csi-steward"} {
 			if m := p.Spec.MatchConditions; len(m) == 1 && m[0].Expression == `request.userInfo.username == "system:serviceaccount:`+namespace+`:`+a+`"` {
 				account = a
 			}

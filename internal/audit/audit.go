@@ -221,17 +221,15 @@ func (l *Log) Close() error {
 // Read gives the events that dir's log still has, oldest first, and how many
 // lines were no events: a crash of the machine may tear the last line of a part.
 func Read(dir string) (events []Event, torn int, err error) {
-	for i := kept; i >= 0; i-- {
-		f, err := os.Open(partPath(dir, i))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, 0, err
-		}
+	parts, err := openParts(dir)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer closeAll(parts)
+	for _, f := range parts {
 		// Twice what a part has: what grows meanwhile is not followed for ever.
 		b, err := io.ReadAll(io.LimitReader(f, 2*maxFile))
-		if err := errors.Join(err, f.Close()); err != nil {
+		if err != nil {
 			return nil, 0, err
 		}
 		for line := range bytes.Lines(b) {
@@ -248,6 +246,60 @@ func Read(dir string) (events []Event, torn int, err error) {
 		}
 	}
 	return events, torn, nil
+}
+
+// openParts opens all parts, the oldest first. A rotation meanwhile may have it miss some:
+// so it looks again whether each path has the file that was opened, and else begins anew.
+func openParts(dir string) ([]*os.File, error) {
+	for {
+		var opened [kept + 1]*os.File
+		var parts []*os.File
+		for i := kept; i >= 0; i-- {
+			f, err := os.Open(partPath(dir, i))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				closeAll(parts)
+				return nil, err
+			}
+			opened[i], parts = f, append(parts, f)
+		}
+		still, err := stillThere(dir, opened[:])
+		if still {
+			return parts, nil
+		}
+		closeAll(parts)
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+func stillThere(dir string, opened []*os.File) (bool, error) {
+	for i, f := range opened {
+		now, err := os.Stat(partPath(dir, i))
+		if errors.Is(err, fs.ErrNotExist) {
+			if f != nil {
+				return false, nil
+			}
+			continue
+		}
+		if err != nil || f == nil {
+			return false, err
+		}
+		then, err := f.Stat()
+		if err != nil || !os.SameFile(now, then) {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func closeAll(parts []*os.File) {
+	for _, f := range parts {
+		f.Close()
+	}
 }
 
 type callerKey struct{}

@@ -91,6 +91,44 @@ func TestAudit_RotationKeepsTheNewestAndTheirOrder(t *testing.T) {
 	}
 }
 
+// Who reads while the log is rotated misses no event between the first and the last
+// that it gives, and none twice.
+func TestAudit_ReadingWhileItIsRotated(t *testing.T) {
+	dir := t.TempDir()
+	l, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	l.most = 20000
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		for i := range 30000 {
+			if err := l.Write(context.Background(), Event{Action: Created, Outcome: Done, Bytes: int64(i)}); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	for over := false; !over; {
+		select {
+		case <-written:
+			over = true
+		default:
+		}
+		events, _, err := Read(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := 1; i < len(events); i++ {
+			if a, b := events[i-1].Bytes, events[i].Bytes; b != a+1 {
+				t.Fatalf("event %d follows event %d", b, a)
+			}
+		}
+	}
+}
+
 func TestAudit_TheCallerIsNamed(t *testing.T) {
 	dir := t.TempDir()
 	l, err := Open(dir)

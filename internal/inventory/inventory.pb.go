@@ -531,6 +531,380 @@ func (x *Use) GetDeferred() bool {
 	return false
 }
 
+type CheckPoolsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"` // empty: all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckPoolsRequest) Reset() {
+	*x = CheckPoolsRequest{}
+	mi := &file_inventory_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckPoolsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckPoolsRequest) ProtoMessage() {}
+
+func (x *CheckPoolsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_inventory_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckPoolsRequest.ProtoReflect.Descriptor instead.
+func (*CheckPoolsRequest) Descriptor() ([]byte, []int) {
+	return file_inventory_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *CheckPoolsRequest) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+type CheckPoolsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pools         []*CheckedPool         `protobuf:"bytes,1,rep,name=pools,proto3" json:"pools,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckPoolsResponse) Reset() {
+	*x = CheckPoolsResponse{}
+	mi := &file_inventory_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckPoolsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckPoolsResponse) ProtoMessage() {}
+
+func (x *CheckPoolsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_inventory_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckPoolsResponse.ProtoReflect.Descriptor instead.
+func (*CheckPoolsResponse) Descriptor() ([]byte, []int) {
+	return file_inventory_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *CheckPoolsResponse) GetPools() []*CheckedPool {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+type CheckedPool struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Why it could not be looked at, empty if it could.
+	Trouble       string     `protobuf:"bytes,2,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	Findings      []*Finding `protobuf:"bytes,3,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckedPool) Reset() {
+	*x = CheckedPool{}
+	mi := &file_inventory_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckedPool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckedPool) ProtoMessage() {}
+
+func (x *CheckedPool) ProtoReflect() protoreflect.Message {
+	mi := &file_inventory_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckedPool.ProtoReflect.Descriptor instead.
+func (*CheckedPool) Descriptor() ([]byte, []int) {
+	return file_inventory_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CheckedPool) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CheckedPool) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
+func (x *CheckedPool) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+type Finding struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // one word
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`     // of the volume or snapshot; empty where nobody can tell
+	Path          string                 `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"` // of the file or device
+	Means         string                 `protobuf:"bytes,4,opt,name=means,proto3" json:"means,omitempty"`
+	Do            string                 `protobuf:"bytes,5,opt,name=do,proto3" json:"do,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Finding) Reset() {
+	*x = Finding{}
+	mi := &file_inventory_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Finding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Finding) ProtoMessage() {}
+
+func (x *Finding) ProtoReflect() protoreflect.Message {
+	mi := &file_inventory_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Finding.ProtoReflect.Descriptor instead.
+func (*Finding) Descriptor() ([]byte, []int) {
+	return file_inventory_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Finding) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Finding) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Finding) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Finding) GetMeans() string {
+	if x != nil {
+		return x.Means
+	}
+	return ""
+}
+
+func (x *Finding) GetDo() string {
+	if x != nil {
+		return x.Do
+	}
+	return ""
+}
+
+type DescribeOperationsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeOperationsRequest) Reset() {
+	*x = DescribeOperationsRequest{}
+	mi := &file_inventory_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeOperationsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeOperationsRequest) ProtoMessage() {}
+
+func (x *DescribeOperationsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_inventory_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeOperationsRequest.ProtoReflect.Descriptor instead.
+func (*DescribeOperationsRequest) Descriptor() ([]byte, []int) {
+	return file_inventory_proto_rawDescGZIP(), []int{11}
+}
+
+type DescribeOperationsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operations    []*Operation           `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeOperationsResponse) Reset() {
+	*x = DescribeOperationsResponse{}
+	mi := &file_inventory_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeOperationsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeOperationsResponse) ProtoMessage() {}
+
+func (x *DescribeOperationsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_inventory_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeOperationsResponse.ProtoReflect.Descriptor instead.
+func (*DescribeOperationsResponse) Descriptor() ([]byte, []int) {
+	return file_inventory_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *DescribeOperationsResponse) GetOperations() []*Operation {
+	if x != nil {
+		return x.Operations
+	}
+	return nil
+}
+
+type Operation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Call  string                 `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	// The ids of what it holds, and names of what it makes.
+	On            []string               `protobuf:"bytes,2,rep,name=on,proto3" json:"on,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	Progress      string                 `protobuf:"bytes,4,opt,name=progress,proto3" json:"progress,omitempty"` // empty where it tells none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Operation) Reset() {
+	*x = Operation{}
+	mi := &file_inventory_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Operation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Operation) ProtoMessage() {}
+
+func (x *Operation) ProtoReflect() protoreflect.Message {
+	mi := &file_inventory_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Operation.ProtoReflect.Descriptor instead.
+func (*Operation) Descriptor() ([]byte, []int) {
+	return file_inventory_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Operation) GetCall() string {
+	if x != nil {
+		return x.Call
+	}
+	return ""
+}
+
+func (x *Operation) GetOn() []string {
+	if x != nil {
+		return x.On
+	}
+	return nil
+}
+
+func (x *Operation) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Operation) GetProgress() string {
+	if x != nil {
+		return x.Progress
+	}
+	return ""
+}
+
 var File_inventory_proto protoreflect.FileDescriptor
 
 const file_inventory_proto_rawDesc = "" +
@@ -574,10 +948,37 @@ const file_inventory_proto_rawDesc = "" +
 	"\x03pod\x18\x02 \x01(\tR\x03pod\x12\x17\n" +
 	"\apod_uid\x18\x03 \x01(\tR\x06podUid\x12\x1b\n" +
 	"\tread_only\x18\x04 \x01(\bR\breadOnly\x12\x1a\n" +
-	"\bdeferred\x18\x05 \x01(\bR\bdeferred2\xdd\x01\n" +
+	"\bdeferred\x18\x05 \x01(\bR\bdeferred\"'\n" +
+	"\x11CheckPoolsRequest\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\"K\n" +
+	"\x12CheckPoolsResponse\x125\n" +
+	"\x05pools\x18\x01 \x03(\v2\x1f.crust.inventory.v1.CheckedPoolR\x05pools\"t\n" +
+	"\vCheckedPool\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\atrouble\x18\x02 \x01(\tR\atrouble\x127\n" +
+	"\bfindings\x18\x03 \x03(\v2\x1b.crust.inventory.v1.FindingR\bfindings\"g\n" +
+	"\aFinding\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\x12\x14\n" +
+	"\x05means\x18\x04 \x01(\tR\x05means\x12\x0e\n" +
+	"\x02do\x18\x05 \x01(\tR\x02do\"\x1b\n" +
+	"\x19DescribeOperationsRequest\"[\n" +
+	"\x1aDescribeOperationsResponse\x12=\n" +
+	"\n" +
+	"operations\x18\x01 \x03(\v2\x1d.crust.inventory.v1.OperationR\n" +
+	"operations\"}\n" +
+	"\tOperation\x12\x12\n" +
+	"\x04call\x18\x01 \x01(\tR\x04call\x12\x0e\n" +
+	"\x02on\x18\x02 \x03(\tR\x02on\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
+	"\bprogress\x18\x04 \x01(\tR\bprogress2\xaf\x03\n" +
 	"\tInventory\x12d\n" +
 	"\rDescribePools\x12(.crust.inventory.v1.DescribePoolsRequest\x1a).crust.inventory.v1.DescribePoolsResponse\x12j\n" +
-	"\x0fDescribeVolumes\x12*.crust.inventory.v1.DescribeVolumesRequest\x1a+.crust.inventory.v1.DescribeVolumesResponseB=Z;github.com/crust-csi/crust-csi/internal/inventory;inventoryb\x06proto3"
+	"\x0fDescribeVolumes\x12*.crust.inventory.v1.DescribeVolumesRequest\x1a+.crust.inventory.v1.DescribeVolumesResponse\x12[\n" +
+	"\n" +
+	"CheckPools\x12%.crust.inventory.v1.CheckPoolsRequest\x1a&.crust.inventory.v1.CheckPoolsResponse\x12s\n" +
+	"\x12DescribeOperations\x12-.crust.inventory.v1.DescribeOperationsRequest\x1a..crust.inventory.v1.DescribeOperationsResponseB=Z;github.com/crust-csi/crust-csi/internal/inventory;inventoryb\x06proto3"
 
 var (
 	file_inventory_proto_rawDescOnce sync.Once
@@ -591,31 +992,46 @@ func file_inventory_proto_rawDescGZIP() []byte {
 	return file_inventory_proto_rawDescData
 }
 
-var file_inventory_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_inventory_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_inventory_proto_goTypes = []any{
-	(*DescribePoolsRequest)(nil),    // 0: crust.inventory.v1.DescribePoolsRequest
-	(*DescribePoolsResponse)(nil),   // 1: crust.inventory.v1.DescribePoolsResponse
-	(*Pool)(nil),                    // 2: crust.inventory.v1.Pool
-	(*DescribeVolumesRequest)(nil),  // 3: crust.inventory.v1.DescribeVolumesRequest
-	(*DescribeVolumesResponse)(nil), // 4: crust.inventory.v1.DescribeVolumesResponse
-	(*Volume)(nil),                  // 5: crust.inventory.v1.Volume
-	(*Use)(nil),                     // 6: crust.inventory.v1.Use
-	(*timestamppb.Timestamp)(nil),   // 7: google.protobuf.Timestamp
+	(*DescribePoolsRequest)(nil),       // 0: crust.inventory.v1.DescribePoolsRequest
+	(*DescribePoolsResponse)(nil),      // 1: crust.inventory.v1.DescribePoolsResponse
+	(*Pool)(nil),                       // 2: crust.inventory.v1.Pool
+	(*DescribeVolumesRequest)(nil),     // 3: crust.inventory.v1.DescribeVolumesRequest
+	(*DescribeVolumesResponse)(nil),    // 4: crust.inventory.v1.DescribeVolumesResponse
+	(*Volume)(nil),                     // 5: crust.inventory.v1.Volume
+	(*Use)(nil),                        // 6: crust.inventory.v1.Use
+	(*CheckPoolsRequest)(nil),          // 7: crust.inventory.v1.CheckPoolsRequest
+	(*CheckPoolsResponse)(nil),         // 8: crust.inventory.v1.CheckPoolsResponse
+	(*CheckedPool)(nil),                // 9: crust.inventory.v1.CheckedPool
+	(*Finding)(nil),                    // 10: crust.inventory.v1.Finding
+	(*DescribeOperationsRequest)(nil),  // 11: crust.inventory.v1.DescribeOperationsRequest
+	(*DescribeOperationsResponse)(nil), // 12: crust.inventory.v1.DescribeOperationsResponse
+	(*Operation)(nil),                  // 13: crust.inventory.v1.Operation
+	(*timestamppb.Timestamp)(nil),      // 14: google.protobuf.Timestamp
 }
 var file_inventory_proto_depIdxs = []int32{
-	2, // 0: crust.inventory.v1.DescribePoolsResponse.pools:type_name -> crust.inventory.v1.Pool
-	5, // 1: crust.inventory.v1.DescribeVolumesResponse.volumes:type_name -> crust.inventory.v1.Volume
-	7, // 2: crust.inventory.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	6, // 3: crust.inventory.v1.Volume.uses:type_name -> crust.inventory.v1.Use
-	0, // 4: crust.inventory.v1.Inventory.DescribePools:input_type -> crust.inventory.v1.DescribePoolsRequest
-	3, // 5: crust.inventory.v1.Inventory.DescribeVolumes:input_type -> crust.inventory.v1.DescribeVolumesRequest
-	1, // 6: crust.inventory.v1.Inventory.DescribePools:output_type -> crust.inventory.v1.DescribePoolsResponse
-	4, // 7: crust.inventory.v1.Inventory.DescribeVolumes:output_type -> crust.inventory.v1.DescribeVolumesResponse
-	6, // [6:8] is the sub-list for method output_type
-	4, // [4:6] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	2,  // 0: crust.inventory.v1.DescribePoolsResponse.pools:type_name -> crust.inventory.v1.Pool
+	5,  // 1: crust.inventory.v1.DescribeVolumesResponse.volumes:type_name -> crust.inventory.v1.Volume
+	14, // 2: crust.inventory.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	6,  // 3: crust.inventory.v1.Volume.uses:type_name -> crust.inventory.v1.Use
+	9,  // 4: crust.inventory.v1.CheckPoolsResponse.pools:type_name -> crust.inventory.v1.CheckedPool
+	10, // 5: crust.inventory.v1.CheckedPool.findings:type_name -> crust.inventory.v1.Finding
+	13, // 6: crust.inventory.v1.DescribeOperationsResponse.operations:type_name -> crust.inventory.v1.Operation
+	14, // 7: crust.inventory.v1.Operation.since:type_name -> google.protobuf.Timestamp
+	0,  // 8: crust.inventory.v1.Inventory.DescribePools:input_type -> crust.inventory.v1.DescribePoolsRequest
+	3,  // 9: crust.inventory.v1.Inventory.DescribeVolumes:input_type -> crust.inventory.v1.DescribeVolumesRequest
+	7,  // 10: crust.inventory.v1.Inventory.CheckPools:input_type -> crust.inventory.v1.CheckPoolsRequest
+	11, // 11: crust.inventory.v1.Inventory.DescribeOperations:input_type -> crust.inventory.v1.DescribeOperationsRequest
+	1,  // 12: crust.inventory.v1.Inventory.DescribePools:output_type -> crust.inventory.v1.DescribePoolsResponse
+	4,  // 13: crust.inventory.v1.Inventory.DescribeVolumes:output_type -> crust.inventory.v1.DescribeVolumesResponse
+	8,  // 14: crust.inventory.v1.Inventory.CheckPools:output_type -> crust.inventory.v1.CheckPoolsResponse
+	12, // 15: crust.inventory.v1.Inventory.DescribeOperations:output_type -> crust.inventory.v1.DescribeOperationsResponse
+	12, // [12:16] is the sub-list for method output_type
+	8,  // [8:12] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_inventory_proto_init() }
@@ -629,7 +1045,7 @@ func file_inventory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_inventory_proto_rawDesc), len(file_inventory_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,8 +19,10 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Inventory_DescribePools_FullMethodName   = "/crust.inventory.v1.Inventory/DescribePools"
-	Inventory_DescribeVolumes_FullMethodName = "/crust.inventory.v1.Inventory/DescribeVolumes"
+	Inventory_DescribePools_FullMethodName      = "/crust.inventory.v1.Inventory/DescribePools"
+	Inventory_DescribeVolumes_FullMethodName    = "/crust.inventory.v1.Inventory/DescribeVolumes"
+	Inventory_CheckPools_FullMethodName         = "/crust.inventory.v1.Inventory/CheckPools"
+	Inventory_DescribeOperations_FullMethodName = "/crust.inventory.v1.Inventory/DescribeOperations"
 )
 
 // InventoryClient is the client API for Inventory service.
@@ -34,6 +36,11 @@ type InventoryClient interface {
 	// DescribeVolumes gives the volumes of all pools, and those that somebody else made
 	// and that are staged here, by id.
 	DescribeVolumes(ctx context.Context, in *DescribeVolumesRequest, opts ...grpc.CallOption) (*DescribeVolumesResponse, error)
+	// CheckPools tells what in the pools does not fit together: their files, records and
+	// devices.
+	CheckPools(ctx context.Context, in *CheckPoolsRequest, opts ...grpc.CallOption) (*CheckPoolsResponse, error)
+	// DescribeOperations gives the calls that run now.
+	DescribeOperations(ctx context.Context, in *DescribeOperationsRequest, opts ...grpc.CallOption) (*DescribeOperationsResponse, error)
 }
 
 type inventoryClient struct {
@@ -64,6 +71,26 @@ func (c *inventoryClient) DescribeVolumes(ctx context.Context, in *DescribeVolum
 	return out, nil
 }
 
+func (c *inventoryClient) CheckPools(ctx context.Context, in *CheckPoolsRequest, opts ...grpc.CallOption) (*CheckPoolsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CheckPoolsResponse)
+	err := c.cc.Invoke(ctx, Inventory_CheckPools_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *inventoryClient) DescribeOperations(ctx context.Context, in *DescribeOperationsRequest, opts ...grpc.CallOption) (*DescribeOperationsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeOperationsResponse)
+	err := c.cc.Invoke(ctx, Inventory_DescribeOperations_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // InventoryServer is the server API for Inventory service.
 // All implementations must embed UnimplementedInventoryServer
 // for forward compatibility.
@@ -75,6 +102,11 @@ type InventoryServer interface {
 	// DescribeVolumes gives the volumes of all pools, and those that somebody else made
 	// and that are staged here, by id.
 	DescribeVolumes(context.Context, *DescribeVolumesRequest) (*DescribeVolumesResponse, error)
+	// CheckPools tells what in the pools does not fit together: their files, records and
+	// devices.
+	CheckPools(context.Context, *CheckPoolsRequest) (*CheckPoolsResponse, error)
+	// DescribeOperations gives the calls that run now.
+	DescribeOperations(context.Context, *DescribeOperationsRequest) (*DescribeOperationsResponse, error)
 	mustEmbedUnimplementedInventoryServer()
 }
 
@@ -90,6 +122,12 @@ func (UnimplementedInventoryServer) DescribePools(context.Context, *DescribePool
 }
 func (UnimplementedInventoryServer) DescribeVolumes(context.Context, *DescribeVolumesRequest) (*DescribeVolumesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DescribeVolumes not implemented")
+}
+func (UnimplementedInventoryServer) CheckPools(context.Context, *CheckPoolsRequest) (*CheckPoolsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CheckPools not implemented")
+}
+func (UnimplementedInventoryServer) DescribeOperations(context.Context, *DescribeOperationsRequest) (*DescribeOperationsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DescribeOperations not implemented")
 }
 func (UnimplementedInventoryServer) mustEmbedUnimplementedInventoryServer() {}
 func (UnimplementedInventoryServer) testEmbeddedByValue()                   {}
@@ -148,6 +186,42 @@ func _Inventory_DescribeVolumes_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Inventory_CheckPools_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckPoolsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(InventoryServer).CheckPools(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Inventory_CheckPools_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(InventoryServer).CheckPools(ctx, req.(*CheckPoolsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Inventory_DescribeOperations_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeOperationsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(InventoryServer).DescribeOperations(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Inventory_DescribeOperations_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(InventoryServer).DescribeOperations(ctx, req.(*DescribeOperationsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Inventory_ServiceDesc is the grpc.ServiceDesc for Inventory service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -162,6 +236,14 @@ var Inventory_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DescribeVolumes",
 			Handler:    _Inventory_DescribeVolumes_Handler,
+		},
+		{
+			MethodName: "CheckPools",
+			Handler:    _Inventory_CheckPools_Handler,
+		},
+		{
+			MethodName: "DescribeOperations",
+			Handler:    _Inventory_DescribeOperations_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

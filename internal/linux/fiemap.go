@@ -65,11 +65,12 @@ func Extents(file *os.File, length int64, sync bool, f func(Extent)) error {
 }
 
 // Unallocated gives the parts of the first length bytes of f that take no
-// space. EOPNOTSUPP as for Extents.
-func Unallocated(f *os.File, length int64) ([]Range, error) {
+// space. What was written and has no place on the disk yet counts as a hole unless sync
+// is set, which writes it first. EOPNOTSUPP as for Extents.
+func Unallocated(f *os.File, length int64, sync bool) ([]Range, error) {
 	var holes []Range
 	at := int64(0)
-	err := Extents(f, length, true, func(e Extent) {
+	err := Extents(f, length, sync, func(e Extent) {
 		if e.Start > at {
 			holes = append(holes, Range{at, min(e.Start, length) - at})
 		}

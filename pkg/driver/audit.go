@@ -7,6 +7,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-csi/crust-csi/internal/audit"
+	"github.com/crust-csi/crust-csi/internal/inventory"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
@@ -41,7 +42,7 @@ func (d *Driver) irreversible(ctx context.Context, e audit.Event, f func() error
 func createdEvent(v volume.Volume, parameters map[string]string) audit.Event {
 	return audit.Event{
 		Action: audit.Created, Volume: v.ID, Name: v.Name, Bytes: v.Size, FSType: v.FSType, Source: v.SourceSnapshot + v.SourceVolume,
-		Claim: claimOf(parameters),
+		Claim: inventory.ClaimOf(parameters),
 	}
 }
 

@@ -150,6 +150,10 @@ func (d *Driver) wanted(req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool,
 	}
 	spec = volume.Spec{Name: req.GetName(), Thick: params.Thick, Block: u.block, FSType: fstype, Parameters: ownParameters(req.GetParameters())}
 	smallest, err := d.source(req.GetVolumeContentSource(), &spec, &params.Pool)
+	if fault.Is(err, fault.NotFound) && len(req.GetAccessibilityRequirements().GetRequisite()) > 0 {
+		// RESOURCE_EXHAUSTED: the one code that has external-provisioner leave the claim to another node.
+		err = fault.New(fault.NoSpace, "a copy is made on the node that has its origin, and %s has not: %w", d.NodeID, err)
+	}
 	if err != nil {
 		return spec, nil, err
 	}
@@ -339,7 +343,11 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 		if _, err := pool.Get(id); fault.Is(err, fault.NotFound) {
 			return pool.Delete(ctx, id) // nothing, or the rest of what a crash left
 		}
-		return d.irreversible(ctx, audit.Event{Action: audit.Deleted, Volume: id}, func() error { return pool.Delete(ctx, id) })
+		err := d.irreversible(ctx, audit.Event{Action: audit.Deleted, Volume: id}, func() error { return pool.Delete(ctx, id) })
+		if err == nil {
+			d.refused.note(id, nil)
+		}
+		return err
 	}, id)
 	if err != nil {
 		return nil, err

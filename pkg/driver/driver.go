@@ -88,6 +88,10 @@ type Driver struct {
 	users     users
 	topology  string
 
+	conditions conditions
+	refused    refusedGrowth
+	walks      runningWalks
+
 	unknownPools names // that GetCapacity was asked for
 }
 

@@ -72,7 +72,7 @@ func (i Inventory) DescribeVolumes(_ context.Context, req *inventory.DescribeVol
 
 func (d *Driver) inventoryOf(v volume.Volume) *inventory.Volume {
 	out := &inventory.Volume{
-		Id: v.ID, Name: v.Name, Claim: claimOf(v.Parameters), Size: v.Size, FsType: v.FSType, Thick: v.Thick, Source: v.SourceSnapshot + v.SourceVolume,
+		Id: v.ID, Name: v.Name, Claim: inventory.ClaimOf(v.Parameters), Size: v.Size, FsType: v.FSType, Thick: v.Thick, Source: v.SourceSnapshot + v.SourceVolume,
 	}
 	if !v.Created.IsZero() {
 		out.Created = timestamppb.New(v.Created)
@@ -162,14 +162,8 @@ func (u *users) of(id, target string, history func() ([]audit.Event, error)) aud
 	return u.m[id+"\x00"+target]
 }
 
-// claimOf is NAMESPACE/NAME of the claim that a volume was made for.
-func claimOf(parameters map[string]string) string {
-	return join(parameters[claimNamespace], parameters[claimName])
-}
-
-// The keys by which the provisioner tells for whom a volume is (its flag
-// --extra-create-metadata).
+// The keys by which the provisioner tells for whom a volume is.
 const (
-	claimNamespace = orchestratorPrefix + "pvc/namespace"
-	claimName      = orchestratorPrefix + "pvc/name"
+	claimNamespace = inventory.ClaimNamespaceKey
+	claimName      = inventory.ClaimNameKey
 )

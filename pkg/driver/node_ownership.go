@@ -156,6 +156,7 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 		return errNeedsTime
 	}
 	begin := time.Now()
+	defer d.walks.begin(p.id, begin)()
 	var counts ownership.Progress
 	usage, err := mounter.UsageOf(root)
 	if err != nil {

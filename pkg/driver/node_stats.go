@@ -146,6 +146,12 @@ func describeUsage(u mounter.Usage) *csi.NodeGetVolumeStatsResponse {
 
 // NodeGetVolumeHealth tells what is wrong with a volume, as seen from here.
 func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	return d.healthOf(ctx, req, true)
+}
+
+// healthOf looks at a volume. On a crowded pool only a flush finds writes that are lost;
+// who looks often does without, and is told of those that somebody found.
+func (d *Driver) healthOf(ctx context.Context, req *csi.NodeGetVolumeHealthRequest, flush bool) (*csi.NodeGetVolumeHealthResponse, error) {
 	id := req.GetVolumeId()
 	if id == "" {
 		return nil, invalid("volume_id is missing")
@@ -156,7 +162,7 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	}
 	var health *csi.NodeGetVolumeHealthResponse
 	err = d.readers.look(ctx, id, func() error {
-		health = d.health(ctx, src, id, req.GetVolumePublishPath())
+		health = d.health(ctx, src, id, req.GetVolumePublishPath(), flush)
 		return nil
 	})
 	if errors.Is(err, errNoAnswer) {
@@ -170,7 +176,7 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	return health, nil
 }
 
-func (d *Driver) health(ctx context.Context, src volume.Source, id, path string) *csi.NodeGetVolumeHealthResponse {
+func (d *Driver) health(ctx context.Context, src volume.Source, id, path string, flush bool) *csi.NodeGetVolumeHealthResponse {
 	var ailments []mounter.Ailment
 	if r, ok := d.staged.get(id); ok && r.Block {
 		if err := src.Mend(ctx, id); err != nil {
@@ -179,10 +185,10 @@ func (d *Driver) health(ctx context.Context, src volume.Source, id, path string)
 	}
 	ailments = append(ailments, src.Health(id)...)
 	if all := d.deferrals.of(id); len(all) > 0 {
-		ailments = append(ailments, mounter.Ailment{Reason: "DeferredToRuntime", Message: "the runtime of the pod at " + targetsOf(all) + " has mounted the volume or will; ask it for the health of its file system"})
+		ailments = append(ailments, mounter.Ailment{Reason: "DeferredToRuntime", Informational: true, Message: "the runtime of the pod at " + targetsOf(all) + " has mounted the volume or will; ask it for the health of its file system"})
 	}
 	if _, ok := d.staged.get(id); ok {
-		ailments = append(ailments, d.stagedAilments(src, id, path, crowded(ailments))...)
+		ailments = append(ailments, d.stagedAilments(src, id, path, flush && crowded(ailments))...)
 		ailments = append(ailments, d.lost.of(id)...)
 	}
 	health := &csi.VolumeHealth{VolumeId: id}
@@ -230,7 +236,7 @@ func (d *Driver) stagedAilments(src volume.Source, id, path string, crowded bool
 			continue
 		}
 		if d.published.shown(id, p).ReadOnly == notRecursive {
-			found = append(found, mounter.Ailment{Reason: "ReadOnlyNotRecursive", Message: p + " is read-only, but mounts below it would not be: this kernel has no mount_setattr (Linux 5.12)"})
+			found = append(found, mounter.Ailment{Reason: "ReadOnlyNotRecursive", Informational: true, Message: p + " is read-only, but mounts below it would not be: this kernel has no mount_setattr (Linux 5.12)"})
 		}
 		if !s.IsBlock() {
 			found = append(found, s.Ailments(a.Device)...)

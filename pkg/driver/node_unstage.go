@@ -62,6 +62,7 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 	}
 	d.damaged.forget(id)
 	d.lost.forget(id)
+	d.refused.note(id, nil) // who mounts it again asks for the growth again
 	if err := d.staged.remove(id); err != nil || !staged {
 		return err
 	}

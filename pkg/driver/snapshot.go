@@ -53,6 +53,7 @@ func (d *Driver) enlarge(ctx context.Context, pool volume.Pool, v volume.Volume,
 		return v, fault.New(fault.OutOfRange, "volume %s has %d bytes, more than the limit of %d: volumes do not shrink", v.ID, v.Size, limit)
 	}
 	if r.GetRequiredBytes() >= 0 && r.GetRequiredBytes() <= v.Size {
+		d.refused.note(v.ID, nil) // who asked for more asks for less now
 		// It is that large already; its device may not be.
 		return pool.Expand(ctx, v.ID, v.Size)
 	}
@@ -61,6 +62,7 @@ func (d *Driver) enlarge(ctx context.Context, pool volume.Pool, v volume.Volume,
 		return v, err
 	}
 	grown, err := pool.Expand(ctx, v.ID, size)
+	d.refused.note(v.ID, err)
 	d.audit(ctx, audit.Event{Action: audit.Grown, Volume: v.ID, Bytes: size}, err)
 	return grown, err
 }

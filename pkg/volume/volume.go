@@ -133,6 +133,9 @@ type Pool interface {
 	// Recover undoes what an earlier process left unfinished: it thaws the
 	// volumes that a copy was being taken of, and removes the unfinished copy.
 	Recover(thaw Thaw) error
+	// Check tells what in the pool does not fit together, and changes nothing. What an
+	// operation has under way is among it.
+	Check() ([]Finding, error)
 	Close() error
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds a Kubernetes from Go modules by name, into .cache/kubernetes/bin: the
 # control plane, kubelet and kubectl (one binary, named by argv[0]), etcd,
-# containerd, runc and the CSI sidecars. Go's caches make a second run cheap.
+# containerd, runc and the CSI sidecars. Arguments are the parts to build; storage is
+# Kubernetes' own suite for drivers. Go's caches make a second run cheap.
 set -euo pipefail
 cd "$(dirname "$0")"
 bin=$(cd ../.. && pwd)/.cache/kubernetes/bin
@@ -30,4 +31,10 @@ containerd() {
 }
 etcd() { cd modules/etcd && CGO_ENABLED=0 go build -ldflags "$L" -o "$bin/etcd" go.etcd.io/etcd/server/v3; }
 runc() { cd ../runtimes && go build -tags seccomp -ldflags "$L" -o "$bin/runc" github.com/opencontainers/runc; }
-for part in runc containerd etcd kube; do step $part eval "($part)"; done
+# Kubernetes' storage suite, and what runs it; only if it is asked for.
+storage() {
+	cd modules/kube
+	CGO_ENABLED=0 go test -c -ldflags "$L" -o "$bin/storage.test" ./storage
+	CGO_ENABLED=0 go build -ldflags "$L" -o "$bin/" ./agnhost github.com/onsi/ginkgo/v2/ginkgo
+}
+for part in ${*:-runc containerd etcd kube}; do step $part eval "($part)"; done

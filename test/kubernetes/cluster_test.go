@@ -18,6 +18,8 @@ import (
 )
 
 const (
+	// The tests' cluster has three nodes; how many it has beside these is cluster.sh's.
+	nodes  = "3"
 	driver = "csi.crust.dev"
 	system = "crust-csi" // the namespace of deploy/kubernetes
 	// failures is where a failed test leaves what there was to see.
@@ -45,14 +47,21 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// leftovers are what the tests' volumes have left on the node.
+// leftovers are what the tests' volumes have left on the nodes.
 func leftovers() (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	return try(ctx, "", "bash", "-c", `
-		losetup -n -O NAME,BACK-FILE | grep -F crust-csi || true
-		awk '$5 !~ "^/old/" && /kubernetes.io~csi|crust-deferred/' /proc/1/mountinfo # the machine's own are in /old
-		find /var/lib/crust-csi/pool/volumes /var/lib/crust-csi/pool/snapshots /var/lib/crust/ns /var/lib/crust/sandboxes /var/lib/crust-agent/deferrals -type f 2>/dev/null || true`)
+	all := ""
+	for _, node := range []string{"node", "node-2", "node-3"} {
+		left, err := on(ctx, node, "", "bash", "-c", `
+			losetup -n -O NAME,BACK-FILE | grep -F crust-csi || true
+			awk '$5 !~ "^/old/" && /kubernetes.io~csi|crust-deferred/' /proc/1/mountinfo # the machine's own are in /old
+			find /var/lib/crust-csi/pool/volumes /var/lib/crust-csi/pool/snapshots /var/lib/crust/ns /var/lib/crust/sandboxes /var/lib/crust-agent/deferrals -type f 2>/dev/null || true`)
+		if left != "" || err != nil {
+			all += fmt.Sprintf("\n%s: %s %v", node, left, err)
+		}
+	}
+	return all, nil
 }
 
 func install() error {
@@ -60,14 +69,20 @@ func install() error {
 	if err != nil {
 		return err
 	}
+	if err := os.Setenv("CRUST_KUBERNETES_NODES", nodes); err != nil {
+		return err
+	}
 	for _, argv := range [][]string{
 		{"./cluster.sh", "up"},
+		// Only pods that a test sends there (away) run on the others.
+		{"./cluster.sh", "exec", "kubectl", "taint", "--overwrite", "node", "node-2", "node-3", fleet + "=:NoSchedule"},
 		{"./cluster.sh", "exec", "kubectl", "apply", "-k", project + "/.cache/kubernetes/bin/crd"},
 		{"./cluster.sh", "exec", "kubectl", "wait", "--for=condition=Established", "crd/volumesnapshotclasses.snapshot.storage.k8s.io", "--timeout=30s"},
 		{"./cluster.sh", "exec", "kubectl", "apply", "-k", project + "/test/kubernetes/overlay"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/csi-node", "--timeout=90s"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/csi-sidecars", "--timeout=90s"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "deployment/csi-resizer", "--timeout=90s"},
+		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "deployment/csi-steward", "--timeout=90s"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/crust", "--timeout=90s"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/crust-agent", "--timeout=90s"},
 	} {
@@ -81,9 +96,14 @@ func install() error {
 	return nil
 }
 
-// try runs a command on the node.
+// try runs a command on the first node.
 func try(ctx context.Context, stdin string, argv ...string) (string, error) {
-	c := exec.CommandContext(ctx, "./cluster.sh", append([]string{"exec"}, argv...)...)
+	return on(ctx, "node", stdin, argv...)
+}
+
+// on runs a command on a node.
+func on(ctx context.Context, node, stdin string, argv ...string) (string, error) {
+	c := exec.CommandContext(ctx, "./cluster.sh", append([]string{"on", node}, argv...)...)
 	c.Stdin = strings.NewReader(stdin)
 	var out, words bytes.Buffer
 	c.Stdout, c.Stderr = &out, &words
@@ -145,6 +165,7 @@ func (s *space) clear() {
 	s.t.Helper()
 	s.kubectl("delete", "pods", "--all", "-n", s.ns, "--grace-period=1", "--timeout=90s")
 	s.kubectl("delete", "pvc", "--all", "-n", s.ns, "--timeout=90s")
+	s.kubectl("delete", "volumesnapshots", "--all", "-n", s.ns, "--timeout=90s")
 	s.kubectl("delete", "namespace", s.ns, "--wait=false")
 	s.until(60*time.Second, "no persistent volume of the test is left", func() (string, bool) {
 		left := s.kubectl("get", "pv", "-o", `jsonpath={range .items[?(@.spec.claimRef.namespace=="`+s.ns+`")]}{.metadata.name} {.status.phase} {.status.message}{"\n"}{end}`)
@@ -313,10 +334,15 @@ func (s *space) until(most time.Duration, what string, look func() (seen string,
 // said waits for an event on an object whose reason and message match.
 func (s *space) said(object, pattern string) string {
 	s.t.Helper()
+	return s.saidWithin(60*time.Second, object, pattern)
+}
+
+func (s *space) saidWithin(most time.Duration, object, pattern string) string {
+	s.t.Helper()
 	kind, name, _ := strings.Cut(object, "/")
 	re := regexp.MustCompile(pattern)
 	var found string
-	s.until(60*time.Second, fmt.Sprintf("an event on %s that matches %q", object, pattern), func() (string, bool) {
+	s.until(most, fmt.Sprintf("an event on %s that matches %q", object, pattern), func() (string, bool) {
 		var list struct {
 			Items []struct {
 				Reason, Message string

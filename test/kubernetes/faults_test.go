@@ -40,7 +40,7 @@ func settled(s *space) {
 		out, err := s.try("wait", "--for=condition=Ready", "node/node", "--timeout=30s")
 		return fmt.Sprint(out, err), err == nil
 	})
-	for _, d := range []string{"daemonset/csi-node", "daemonset/csi-sidecars", "deployment/csi-resizer", "daemonset/crust", "daemonset/crust-agent"} {
+	for _, d := range []string{"daemonset/csi-node", "daemonset/csi-sidecars", "deployment/csi-resizer", "deployment/csi-steward", "daemonset/crust", "daemonset/crust-agent"} {
 		s.kubectl("rollout", "status", "-n", system, d, "--timeout=90s")
 	}
 }
@@ -194,7 +194,7 @@ func TestC24_CRUSTIsRemovedUnderAPod(t *testing.T) {
 	}
 	s.kubectl("delete", "pod", "p", "-n", s.ns, "--grace-period=1", "--wait=false")
 	s.until(60*time.Second, "the driver says who has the volume", func() (string, bool) {
-		got := s.kubectl("logs", "-n", system, "daemonset/csi-node", "-c", "csi-node", "--tail=50")
+		got := s.kubectl("logs", "-n", system, s.daemon("csi-node", "node"), "-c", "csi-node", "--tail=50")
 		return got, strings.Contains(got, "method=NodeUnpublishVolume") && strings.Contains(got, "is still mounted by the sandbox of the pod at")
 	})
 	s.onlyPlaceholder("p", "data")

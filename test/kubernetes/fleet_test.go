@@ -55,7 +55,7 @@ func TestB08_WhoUsesWhat(t *testing.T) {
 	s.claim("data", "crust-xfs", "320Mi", "ReadWriteOnce")
 	s.pod("p", []string{"data:/data"})
 	ctl := func(args ...string) string {
-		return s.kubectl(append([]string{"exec", "-n", system, "daemonset/csi-node", "-c", "csi-node", "--", "crustctl"}, args...)...)
+		return s.kubectl(append([]string{"exec", "-n", system, s.daemon("csi-node", "node"), "-c", "csi-node", "--", "crustctl"}, args...)...)
 	}
 	line := ""
 	for l := range strings.Lines(ctl("volume", "list")) {

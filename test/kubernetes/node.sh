@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# PID 1 of the node that cluster.sh makes: mounts, network, and the processes
-# that a node and a control plane consist of, each started again when it ends,
+# PID 1 of a node that cluster.sh makes: mounts, network, and the processes
+# that a node and, on the first, a control plane consist of, each started again when it ends,
 # as a service manager would.
 set -euo pipefail
-S=$1 bin=$2 images=$3 cgroup=$4
+name=$1 number=$2 S=$3 pki=$4 bin=$5 images=$6 cgroup=$7
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export PATH=$bin:$PATH
 
@@ -37,21 +37,24 @@ mkdir -p /run/{lock,test}
 log=$S/log
 
 # --- network --------------------------------------------------------------------
-hostname node
+# cluster.sh lays the cable from the first node to each other.
+hostname "$name"
 ip link set lo up
-ip address add 192.0.2.1/32 dev lo # the node's
-ip address add 10.96.0.1/32 dev lo # of the service "kubernetes"
-ip route add default dev lo
+if [ "$number" = 1 ]; then
+	ip address add 192.0.2.1/32 dev lo # the node's
+	ip address add 10.96.0.1/32 dev lo # of the service "kubernetes"
+	ip route add default dev lo
+fi
 echo 1 >/proc/sys/net/ipv4/ip_forward
 mkdir -p /etc/cni/net.d
-cat >/etc/cni/net.d/10-test.conflist <<'C'
+cat >/etc/cni/net.d/10-test.conflist <<C
 {"cniVersion": "1.0.0", "name": "test", "plugins": [{
-  "type": "ptp", "ipam": {"type": "host-local", "dataDir": "/run/cni", "ranges": [[{"subnet": "10.244.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
+  "type": "ptp", "ipam": {"type": "host-local", "dataDir": "/run/cni", "ranges": [[{"subnet": "10.244.$number.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
 C
 
 # --- control plane ----------------------------------------------------------------
 mkdir -p /etc/kubernetes
-cp "$S"/pki/* /etc/kubernetes/
+cp "/old$pki"/* /etc/kubernetes/
 keep() { # name command...
 	local name=$1
 	shift
@@ -66,18 +69,20 @@ keep() { # name command...
 	) &
 }
 K=/etc/kubernetes
-keep etcd etcd --name test --data-dir /var/lib/etcd/data --unsafe-no-fsync
-keep kube-apiserver kube-apiserver --etcd-servers http://127.0.0.1:2379 --bind-address 0.0.0.0 --secure-port 443 --advertise-address 192.0.2.1 \
-	--tls-cert-file $K/api.crt --tls-private-key-file $K/api.key --client-ca-file $K/ca.crt --token-auth-file $K/tokens \
-	--authorization-mode Node,RBAC --allow-privileged --service-cluster-ip-range 10.96.0.0/24 --kubelet-preferred-address-types InternalIP \
-	--service-account-issuer https://kubernetes.default.svc --service-account-key-file $K/sa.pub --service-account-signing-key-file $K/sa.key
-keep kube-controller-manager kube-controller-manager --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1 \
-	--root-ca-file $K/ca.crt --service-account-private-key-file $K/sa.key --node-monitor-grace-period 40s
-keep kube-scheduler kube-scheduler --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1
-# An add-on, which needs the CRDs of snapshots and is started again until they are there.
-keep snapshot-controller snapshot-controller --kubeconfig $K/admin.kubeconfig --enable-distributed-snapshotting=true
-# For clients on this machine, which are in another network.
-keep api socat "UNIX-LISTEN:$S/api.sock,fork,mode=600,unlink-early" TCP:127.0.0.1:443
+if [ "$number" = 1 ]; then # the control plane
+	keep etcd etcd --name test --data-dir /var/lib/etcd/data --unsafe-no-fsync
+	keep kube-apiserver kube-apiserver --etcd-servers http://127.0.0.1:2379 --bind-address 0.0.0.0 --secure-port 443 --advertise-address 192.0.2.1 \
+		--tls-cert-file $K/api.crt --tls-private-key-file $K/api.key --client-ca-file $K/ca.crt --token-auth-file $K/tokens \
+		--authorization-mode Node,RBAC --allow-privileged --service-cluster-ip-range 10.96.0.0/24 --kubelet-preferred-address-types InternalIP \
+		--service-account-issuer https://kubernetes.default.svc --service-account-key-file $K/sa.pub --service-account-signing-key-file $K/sa.key
+	keep kube-controller-manager kube-controller-manager --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1 \
+		--root-ca-file $K/ca.crt --service-account-private-key-file $K/sa.key --node-monitor-grace-period 40s
+	keep kube-scheduler kube-scheduler --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1
+	# An add-on, which needs the CRDs of snapshots and is started again until they are there.
+	keep snapshot-controller snapshot-controller --kubeconfig $K/admin.kubeconfig --enable-distributed-snapshotting=true
+	# For clients on this machine, which are in another network.
+	keep api socat "UNIX-LISTEN:$S/api.sock,fork,mode=600,unlink-early" TCP:127.0.0.1:443
+fi
 
 # --- node ---------------------------------------------------------------------------
 mkdir -p /etc/containerd
@@ -127,7 +132,7 @@ syncFrequency: 10s
 volumeStatsAggPeriod: 10s
 crashLoopBackOff: {maxContainerRestartPeriod: 2s}
 C
-keep kubelet kubelet --config $K/kubelet.yaml --kubeconfig $K/node.kubeconfig --hostname-override node --node-ip 192.0.2.1 --v=3
+keep kubelet kubelet --config $K/kubelet.yaml --kubeconfig $K/$name.kubeconfig --hostname-override $name --node-ip 192.0.2.$number --v=3
 
 # --- images -------------------------------------------------------------------------
 for _ in $(seq 300); do ctr version >/dev/null 2>&1 && break; sleep 0.2; done

@@ -20,26 +20,11 @@ import (
 	"github.com/crust-csi/crust-csi/internal/privilege"
 )
 
-// token is one of the sidecars', as a pod on that node has it. There is no other
-// node: the API server puts into the token what the pod says.
+// token is one of the sidecars', as their pod on that node has it.
 func (s *space) token(node string) string {
 	s.t.Helper()
-	if node == "node" {
-		pod := s.kubectl("get", "pods", "-n", system, "-l", "app.kubernetes.io/name=crust-csi-sidecars", "-o", "jsonpath={.items[0].metadata.name}")
-		return s.kubectl("create", "token", "csi-sidecars", "-n", system, "--bound-object-kind=Pod", "--bound-object-name="+pod)
-	}
-	name := "on-" + node + "-" + s.ns
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	_, err := try(ctx, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {nodeName: %s, serviceAccountName: csi-sidecars,
-containers: [{name: c, image: "localhost/test/busybox:1"}]}}`, name, node), "kubectl", "apply", "-n", system, "-f", "-")
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(func() {
-		s.kubectl("delete", "pod", name, "-n", system, "--grace-period=0", "--force", "--ignore-not-found")
-	})
-	return s.kubectl("create", "token", "csi-sidecars", "-n", system, "--bound-object-kind=Pod", "--bound-object-name="+name)
+	_, pod, _ := strings.Cut(s.daemon("csi-sidecars", node), "/")
+	return s.kubectl("create", "token", "csi-sidecars", "-n", system, "--bound-object-kind=Pod", "--bound-object-name="+pod)
 }
 
 // does runs kubectl with a token, and changes nothing; the API server answers as if
@@ -114,7 +99,7 @@ persistentVolumeReclaimPolicy: Retain, storageClassName: crust-ext4, claimRef: {
 func TestA09_AStolenNodeTokenMakesNoOtherVolumes(t *testing.T) {
 	t.Parallel()
 	s := use(t)
-	own, other := s.token("node"), s.token("elsewhere")
+	own, other := s.token("node"), s.token("node-2")
 	csi := func(driver, more string) string {
 		return fmt.Sprintf("csi: {driver: %s, volumeHandle: default.v1%s}", driver, more)
 	}
@@ -125,7 +110,7 @@ func TestA09_AStolenNodeTokenMakesNoOtherVolumes(t *testing.T) {
 	for name, volume := range map[string]string{
 		"a directory of the node":      persistentVolume("hostPath: {path: /}", "node"),
 		"of another driver":            persistentVolume(csi("other.example", ""), "node"),
-		"on another node":              persistentVolume(csi(driver, ""), "elsewhere"),
+		"on another node":              persistentVolume(csi(driver, ""), "node-2"),
 		"on any node":                  persistentVolume(csi(driver, ""), ""),
 		"local, on the node":           persistentVolume("local: {path: /etc}", "node"),
 		"with an NFS server":           persistentVolume("nfs: {server: 192.0.2.1, path: /}", "node"),
@@ -137,7 +122,7 @@ func TestA09_AStolenNodeTokenMakesNoOtherVolumes(t *testing.T) {
 			s.denied(s.does(own, volume, "create", "-f", "-"), policy)
 		})
 	}
-	s.denied(s.does(other, persistentVolume(csi(driver, ""), "node"), "create", "-f", "-"), policy, "not a volume of csi.crust.dev with the affinity of node elsewhere")
+	s.denied(s.does(other, persistentVolume(csi(driver, ""), "node"), "create", "-f", "-"), policy, "not a volume of csi.crust.dev with the affinity of node node-2")
 	unbound := s.kubectl("create", "token", "csi-sidecars", "-n", system)
 	s.denied(s.does(unbound, persistentVolume(csi(driver, ""), "node"), "create", "-f", "-"), policy, "the token names no node")
 }
@@ -150,10 +135,11 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOnce")
 	s.pod("p", []string{"data:/data"})
 	s.snapshot("snap", "data")
-	own, other := s.token("node"), s.token("elsewhere")
+	own, other := s.token("node"), s.token("node-2")
 	pv := s.get("pvc/data", ".spec.volumeName")
 	content := s.get("volumesnapshot/snap", ".status.boundVolumeSnapshotContentName")
-	capacity := s.kubectl("get", "csistoragecapacities", "-n", system, "-o", "jsonpath={.items[0].metadata.name}")
+	capacity := s.kubectl("get", "csistoragecapacities", "-n", system, "-o", "jsonpath={.items[?(@.nodeTopology.matchLabels.topology\\.csi\\.crust\\.dev/node=='node')].metadata.name}")
+	capacity, _, _ = strings.Cut(capacity, " ")
 	finalizers := `{"metadata":{"finalizers":null}}`
 	for name, c := range map[string]struct {
 		policy string
@@ -167,14 +153,14 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &space{t: t, ns: s.ns}
-			s.denied(s.does(other, "", c.argv...), "ValidatingAdmissionPolicy 'crust-csi-"+c.policy+"'", "elsewhere")
+			s.denied(s.does(other, "", c.argv...), "ValidatingAdmissionPolicy 'crust-csi-"+c.policy+"'", "node-2")
 			if err := s.does(own, "", c.argv...); err != nil {
 				t.Errorf("what the node's own sidecars do is refused: %v", err)
 			}
 		})
 	}
 	status := "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/" + content + "/status"
-	s.denied(s.asks(other, "PATCH", status, `{"status":{"readyToUse":false}}`), "ValidatingAdmissionPolicy 'crust-csi-snapshotcontents'", "elsewhere")
+	s.denied(s.asks(other, "PATCH", status, `{"status":{"readyToUse":false}}`), "ValidatingAdmissionPolicy 'crust-csi-snapshotcontents'", "node-2")
 	if err := s.asks(own, "PATCH", status, `{"status":{"readyToUse":false}}`); err != nil {
 		t.Errorf("what the node's own snapshotter does is refused: %v", err)
 	}
@@ -258,6 +244,40 @@ spec: {storageClassName: of-another-driver, accessModes: [ReadWriteOnce], resour
 	}
 }
 
+// The steward's token chooses a node for a copy that has none, and does nothing else.
+func TestA09_TheStewardsTokenPlacesCopies(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOnce")
+	s.pod("p", []string{"data:/data"})
+	// Nobody makes these: their origin is not there.
+	copied := "dataSource: {kind: PersistentVolumeClaim, name: none}"
+	s.claim("waits", "crust-ext4", "64Mi", "ReadWriteOnce", copied)
+	s.apply(`{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: others, annotations: {volume.kubernetes.io/storage-provisioner: other.example}},
+spec: {storageClassName: of-another-driver, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}, ` + copied + `}}`)
+	token := s.kubectl("create", "token", "csi-steward", "-n", system)
+	const policy, place = "ValidatingAdmissionPolicy 'crust-csi-placement'", `{"metadata":{"annotations":{"volume.kubernetes.io/selected-node":"node-2"}}}`
+	patch := func(claim, patch string) error {
+		return s.does(token, "", "patch", "pvc", claim, "-n", s.ns, "-p", patch)
+	}
+	if err := patch("waits", place); err != nil {
+		t.Errorf("what the steward does is refused: %v", err)
+	}
+	s.denied(patch("data", place), policy, "not a copy")
+	s.denied(patch("others", place), policy, "not a copy")
+	for _, p := range []string{
+		`{"metadata":{"finalizers":["a.b/c"]}}`, `{"metadata":{"labels":{"a":"b"}}}`, `{"metadata":{"annotations":{"a":"b"}}}`,
+		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"gone","uid":"6d3ff0b1-0000-4000-8000-3f7c9a2d5b11"}]}}`,
+	} {
+		s.denied(patch("waits", p), policy)
+	}
+	for _, argv := range [][]string{{"get", "secrets", "-A"}, {"get", "pods", "-A"}, {"delete", "--dry-run=server", "pvc", "data", "-n", s.ns}} {
+		if _, err := s.try(append([]string{"--token", token}, argv...)...); err == nil || !strings.Contains(err.Error(), "forbidden") {
+			t.Errorf("%v: %v", argv, err)
+		}
+	}
+}
+
 // ofProcess runs a shell command about a process of that program on the node, whose
 // directory in /proc is $p. Sidecars end when they lose the driver or the API server,
 // and are started again: that is waited for.
@@ -299,7 +319,7 @@ func TestA09_ProcessesHoldWhatTheyNeed(t *testing.T) {
 		}
 	}
 	host := onNode(t, "readlink /proc/1/ns/pid")
-	for name, uid := range map[string]string{"csi-provisioner": "65532", "csi-snapshotter": "65532", "csi-resizer": "65532", "crust-agent": "0"} {
+	for name, uid := range map[string]string{"csi-provisioner": "65532", "csi-snapshotter": "65532", "csi-resizer": "65532", "csi-steward": "65532", "crust-agent": "0"} {
 		if got := hex(statusOf(t, name, "CapBnd")); got != 0 {
 			t.Errorf("%s has capabilities %#x", name, got)
 		}
@@ -342,10 +362,10 @@ func TestA09_ACapabilityTakenAwayIsMissed(t *testing.T) {
 	s.apply(podText("p", []string{"data:/data"}, group(4321)))
 	s.said("Pod/p", "FailedMount: .*giving its files to group 4321: .*operation not permitted")
 	const words = "the modes of files that belong to other users cannot be changed for a pod's fsGroup"
-	if got := s.kubectl("logs", "-n", system, "daemonset/csi-node"); !strings.Contains(got, `CAP_FOWNER is not held" without="`+words) {
+	if got := s.kubectl("logs", "-n", system, s.daemon("csi-node", "node")); !strings.Contains(got, `CAP_FOWNER is not held" without="`+words) {
 		t.Errorf("the log does not say it:\n%s", got)
 	}
-	got, _ := s.try("exec", "-n", system, "daemonset/csi-node", "--", "crustctl", "--endpoint", "unix:///var/lib/kubelet/plugins/csi.crust.dev/csi.sock", "doctor")
+	got, _ := s.try("exec", "-n", system, s.daemon("csi-node", "node"), "--", "crustctl", "--endpoint", "unix:///var/lib/kubelet/plugins/csi.crust.dev/csi.sock", "doctor")
 	if !strings.Contains(got, "driver's CAP_FOWNER") || !strings.Contains(got, "without it, "+words) {
 		t.Errorf("the doctor does not say it:\n%s", got)
 	}

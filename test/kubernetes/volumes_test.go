@@ -5,7 +5,6 @@ package kubernetes_test
 import (
 	"fmt"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -190,24 +189,6 @@ func TestF02_100kFilesChangeTheirGroup(t *testing.T) {
 	if got := s.run("c", "stat -c %g /data/7/7"); got != "4000" {
 		t.Error(got)
 	}
-}
-
-// metric is the sum of a metric of csi-node's.
-func metric(t testing.TB, name string) float64 {
-	t.Helper()
-	ip := onNode(t, "kubectl get pods -n "+system+" -l app.kubernetes.io/name=crust-csi -o jsonpath={.items[0].status.podIP}")
-	var sum float64
-	for line := range strings.Lines(onNode(t, "wget -qO- http://"+ip+":9808/metrics")) {
-		if strings.HasPrefix(line, name) {
-			f := strings.Fields(line)
-			n, err := strconv.ParseFloat(f[len(f)-1], 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			sum += n
-		}
-	}
-	return sum
 }
 
 // U01, U02: pods with user namespaces of their own use one volume, and files are

@@ -105,6 +105,14 @@ func TestC03_C08_C24_ADeferredVolumeIsMountedNowhereHere(t *testing.T) {
 		if h := health(t, n, v.ID, ""); !strings.Contains(h, "DeferredToRuntime") {
 			t.Errorf("health: %q", h)
 		}
+		// That is how it is meant to be: who announces what is wrong leaves it out.
+		r, err := n.Client.NodeGetVolumeHealth(ctxOf(t), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
+		ok(t, err)
+		for _, h := range r.GetVolumeHealth().GetHealthStatuses() {
+			if h.GetStatus() != csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE {
+				t.Errorf("of a volume that is deferred: %s, %s", h.GetStatus(), h.GetReason())
+			}
+		}
 		// It is known after a restart, and the same call has the same answer.
 		n.Restart()
 		again, deferred, err := publishTo(t, n, v, target, true, fs)

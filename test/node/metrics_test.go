@@ -13,10 +13,7 @@ import (
 // withMetrics is testnode.New; the function reads the node's metrics.
 func withMetrics(t *testing.T, args ...string) (*testnode.Node, func() string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	ok(t, err)
-	address := l.Addr().String()
-	ok(t, l.Close())
+	address := freeAddress(t)
 	n := testnode.New(t, "", append([]string{"--metrics-address", address}, args...)...)
 	return n, func() string {
 		t.Helper()
@@ -27,6 +24,15 @@ func withMetrics(t *testing.T, args ...string) (*testnode.Node, func() string) {
 		ok(t, err)
 		return string(body)
 	}
+}
+
+// freeAddress is one of this machine that nobody listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ok(t, err)
+	ok(t, l.Close())
+	return l.Addr().String()
 }
 
 // wantMetric wants a line of metrics, such as `name{label="x"} 1`; "" as the

@@ -112,6 +112,15 @@ func TestBadCreate(t *testing.T) {
 		"no such snapshot": {func(r *csi.CreateVolumeRequest) {
 			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "pool.s0123456789abcdef0123456789abcdef"}}}
 		}, codes.NotFound, "pool.s0123456789abcdef0123456789abcdef"},
+		// external-provisioner leaves the claim to another node for this code alone (11.2).
+		"a snapshot of another node": {func(r *csi.CreateVolumeRequest) {
+			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"topology.csi.crust.dev/node": "node-1"}}}}
+			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "pool.s0123456789abcdef0123456789abcdef"}}}
+		}, codes.ResourceExhausted, "on the node that has its origin, and node-1 has not"},
+		"a clone of another node's": {func(r *csi.CreateVolumeRequest) {
+			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"topology.csi.crust.dev/node": "node-1"}}}}
+			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: "pool.v0123456789abcdef0123456789abcdef"}}}
+		}, codes.ResourceExhausted, "on the node that has its origin"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := good()

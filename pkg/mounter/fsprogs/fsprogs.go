@@ -60,7 +60,8 @@ var specs = map[string]spec{
 		minimum: 300 << 20, check: []string{"xfs_repair", "-n"}, pkg: "xfsprogs",
 	},
 	"btrfs": {
-		mkfs: []string{"mkfs.btrfs", "-q", "-K"}, force: "-f",
+		// The default sector is this kernel's page, and a kernel of smaller pages does not mount that.
+		mkfs: []string{"mkfs.btrfs", "-q", "-K", "-s", "4096"}, force: "-f",
 		minimum: 114294784, check: []string{"btrfs", "check", "--readonly"}, pkg: "btrfs-progs",
 	},
 	"ext3": {check: []string{"e2fsck", "-p"}, pkg: "e2fsprogs"},

@@ -66,7 +66,7 @@ func (p *Pool) openReserve(size int64) error {
 	}
 	if err == nil {
 		var holes []linux.Range
-		holes, err = unallocated(r.file, r.size)
+		holes, err = unallocated(r.file, r.size, true)
 		r.held.Store(r.size)
 		if len(holes) > 0 {
 			r.held.Store(holes[0].Start &^ (reservePiece - 1))

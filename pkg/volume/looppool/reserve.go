@@ -32,7 +32,7 @@ func (p *Pool) refill(img string, v volume.Volume) error {
 // holes only: xfs wants free space for all that it is asked for, before it
 // looks what is there.
 func (p *Pool) reserve(f *os.File, size int64) error {
-	holes, err := unallocated(f, size)
+	holes, err := unallocated(f, size, true)
 	if err != nil {
 		return err
 	}
@@ -62,8 +62,8 @@ func (p *Pool) reserve(f *os.File, size int64) error {
 // unallocated gives the holes of the first size bytes of a file. Where the
 // file system does not tell of them, a file that takes less space than that is
 // all hole.
-func unallocated(f *os.File, size int64) ([]linux.Range, error) {
-	holes, err := linux.Unallocated(f, size)
+func unallocated(f *os.File, size int64, sync bool) ([]linux.Range, error) {
+	holes, err := linux.Unallocated(f, size, sync)
 	if !linux.NoFiemap(err) {
 		return holes, err
 	}
@@ -81,7 +81,7 @@ func (p *Pool) unreserved(img string, v volume.Volume) []mounter.Ailment {
 		return nil // Health tells of the pool
 	}
 	defer f.Close()
-	holes, err := unallocated(f, v.Size)
+	holes, err := unallocated(f, v.Size, false) // health is asked often, and must write nothing
 	var missing int64
 	for _, h := range holes {
 		missing += h.Length

@@ -107,6 +107,9 @@ func (p *Pool) Allocated(id string) (int64, error) {
 // Capacity of the pool.
 func (p *Pool) Capacity() (volume.Capacity, error) { return with(p, volume.Pool.Capacity) }
 
+// Check tells what in the pool does not fit together.
+func (p *Pool) Check() ([]volume.Finding, error) { return with(p, volume.Pool.Check) }
+
 // Attached gives what Attach made.
 func (p *Pool) Attached(id string) (a volume.Attachment, ok bool, err error) {
 	in, err := p.here()

@@ -13,7 +13,7 @@ image() { "$built/image" -level 0 -out "$S/images/$1.tar" -name "$2" "${@:3}"; }
 programs=(/sbin/mkfs.ext4 /sbin/e2fsck)
 files=()
 for f in "${programs[@]}" $(ldd "${programs[@]}" | grep -o '/lib[^ :]*' | sort -u); do files+=("$f=$f"); done
-image csi-node localhost/crust-csi/csi-node:dev -entrypoint /usr/local/bin/csi-node "$built/csi-node=/usr/local/bin/csi-node" "${files[@]}" /etc/mke2fs.conf=/etc/mke2fs.conf=644
+image csi-node localhost/crust-csi/csi-node:dev -entrypoint /usr/local/bin/csi-node "$built/$(go env GOARCH)/csi-node=/usr/local/bin/csi-node" "${files[@]}" /etc/mke2fs.conf=/etc/mke2fs.conf=644
 name=$(sed -n 's|.*image: \(.*/csi-provisioner:.*\)|\1|p' deploy/kubernetes/base/sidecars.yaml)
 image csi-provisioner "$name" -entrypoint /csi-provisioner "$bin/csi-provisioner=/csi-provisioner"
 cp .cache/image/{busybox,pause}.tar "$S/images/"

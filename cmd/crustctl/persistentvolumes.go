@@ -1,0 +1,143 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// The kinds of findings that need the cluster's list.
+const (
+	withoutVolume           = "pv-without-volume"
+	withoutPersistentVolume = "volume-without-pv"
+)
+
+// persistentVolume is what this command reads of one. Kubernetes' own types are not
+// linked for these few fields.
+type persistentVolume struct {
+	Metadata struct {
+		Name string `json:"name"`
+	} `json:"metadata"`
+	Spec struct {
+		CSI *struct {
+			Driver       string `json:"driver"`
+			VolumeHandle string `json:"volumeHandle"`
+		} `json:"csi"`
+		ClaimRef *struct {
+			Namespace string `json:"namespace"`
+			Name      string `json:"name"`
+		} `json:"claimRef"`
+		NodeAffinity *struct {
+			Required *struct {
+				NodeSelectorTerms []struct {
+					MatchExpressions []struct {
+						Key      string   `json:"key"`
+						Operator string   `json:"operator"`
+						Values   []string `json:"values"`
+					} `json:"matchExpressions"`
+				} `json:"nodeSelectorTerms"`
+			} `json:"required"`
+		} `json:"nodeAffinity"`
+	} `json:"spec"`
+}
+
+// readPersistentVolumes reads the output of `kubectl get pv -o json`.
+func readPersistentVolumes(stdin io.Reader, path string) ([]persistentVolume, error) {
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, fmt.Errorf("--persistent-volumes: %w", err)
+		}
+		defer f.Close()
+		stdin = f
+	}
+	var list struct {
+		Kind  string             `json:"kind"`
+		Items []persistentVolume `json:"items"`
+	}
+	err := json.NewDecoder(stdin).Decode(&list)
+	if err == nil && list.Kind != "List" && list.Kind != "PersistentVolumeList" {
+		err = fmt.Errorf("its kind is %q, not List", list.Kind)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--persistent-volumes %s: this is not the output of `kubectl get pv -o json`: %w", path, err)
+	}
+	return list.Items, nil
+}
+
+// isOf tells whether a PersistentVolume is tied to a node by its driver's topology key.
+func (pv *persistentVolume) isOf(node string) bool {
+	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
+		return false
+	}
+	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
+		for _, e := range term.MatchExpressions {
+			if e.Key == "topology."+pv.Spec.CSI.Driver+"/node" && e.Operator == "In" && slices.Contains(e.Values, node) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (pv *persistentVolume) claim() string {
+	if pv.Spec.ClaimRef == nil {
+		return ""
+	}
+	return pv.Spec.ClaimRef.Namespace + "/" + pv.Spec.ClaimRef.Name
+}
+
+// compare adds what is missing on either side. all: every pool of the node was asked for.
+func (c *checkedPools) compare(list []persistentVolume, all bool) error {
+	if c.node == "" {
+		return errors.New("--persistent-volumes: give --node-id as well, because csi-node was not asked for it")
+	}
+	known := map[string]bool{}
+	for _, v := range c.volumes {
+		known[v.GetId()] = true
+	}
+	for _, m := range c.Findings {
+		known[m.ID] = true // there is something of it
+	}
+	handles := map[string]bool{}
+	for _, pv := range list {
+		if pv.Spec.CSI == nil || c.driver != "" && pv.Spec.CSI.Driver != c.driver {
+			continue
+		}
+		id := pv.Spec.CSI.VolumeHandle
+		handles[id] = true
+		pool, _, _, ok := volume.ParseID(id)
+		if !ok || known[id] || !pv.isOf(c.node) {
+			continue
+		}
+		m := misfit{Pool: pool, Kind: withoutVolume, ID: id, Claim: pv.claim()}
+		switch {
+		case slices.Contains(c.Pools, pool):
+			m.Means = fmt.Sprintf("PersistentVolume %s is of this node, and the pool has no such volume: its data is not here, and no pod with it starts", pv.Metadata.Name)
+			m.Do = "if the pool is the right one (its disk, its directory), restore the claim from a backup and delete the PersistentVolume"
+		case all && len(c.failed) == 0:
+			m.Means = fmt.Sprintf("PersistentVolume %s is of this node, which has no pool %q", pv.Metadata.Name, pool)
+			m.Do = "start csi-node with that pool again, or restore the claim from a backup and delete the PersistentVolume"
+		default:
+			continue
+		}
+		c.Findings = append(c.Findings, m)
+	}
+	for _, v := range c.volumes {
+		if handles[v.GetId()] || !slices.Contains(c.Pools, v.GetPool()) {
+			continue
+		}
+		c.Findings = append(c.Findings, misfit{
+			Pool: v.GetPool(), Kind: withoutPersistentVolume, ID: v.GetId(), Claim: v.GetClaim(),
+			Means: fmt.Sprintf("volume %s has no PersistentVolume: it was retained, or made by crustctl, or is being made just now", cmp.Or(v.GetName(), v.GetId())),
+			Do:    "look at it (crustctl volume show " + v.GetId() + "); `crustctl volume delete " + v.GetId() + "` destroys it and its data",
+		})
+	}
+	return nil
+}

@@ -1,0 +1,158 @@
+// Package announce tells people in Kubernetes' words what is wrong with a node's volumes:
+// events on the pods that use them, and on their claims.
+package announce
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/crust-csi/crust-csi/internal/inventory"
+	"github.com/crust-csi/crust-csi/internal/plain"
+)
+
+// Config is what an Announcer works with.
+type Config struct {
+	Client    kubernetes.Interface
+	Inventory inventory.InventoryClient
+	Health    csi.NodeClient
+	Events    record.EventRecorder
+	Log       *slog.Logger
+}
+
+// Announcer remembers its events. It repeats an event for a lasting problem once an hour,
+// because the API server deletes events after an hour.
+type Announcer struct {
+	Config
+	said map[key]time.Time
+}
+
+type key struct {
+	volume, pod, reason string
+}
+
+const (
+	every  = time.Minute
+	repeat = time.Hour
+)
+
+// New gives an Announcer that has said nothing.
+func New(cfg Config) *Announcer { return &Announcer{Config: cfg, said: map[key]time.Time{}} }
+
+// Run looks once a minute until the context ends.
+func (a *Announcer) Run(ctx context.Context) error {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		if err := a.Look(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			a.Log.Warn("the driver's volumes cannot be looked at", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// Look asks the driver for the health of all volumes that pods use, and says what is new.
+func (a *Announcer) Look(ctx context.Context, now time.Time) error {
+	current := map[key]bool{}
+	for after := ""; ; {
+		page, err := a.page(ctx, after)
+		if err != nil {
+			return err
+		}
+		for _, v := range page.GetVolumes() {
+			if len(v.GetUses()) == 0 {
+				continue
+			}
+			a.volume(ctx, v, current, now)
+		}
+		if after = page.GetAfter(); after == "" {
+			break
+		}
+	}
+	for k := range a.said {
+		if !current[k] {
+			delete(a.said, k)
+		}
+	}
+	return nil
+}
+
+func (a *Announcer) page(ctx context.Context, after string) (*inventory.DescribeVolumesResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	return a.Inventory.DescribeVolumes(ctx, &inventory.DescribeVolumesRequest{After: after})
+}
+
+func (a *Announcer) volume(ctx context.Context, v *inventory.Volume, current map[key]bool, now time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	resp, err := a.Health.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()})
+	if err != nil {
+		a.Log.Debug("no health of a volume", "volume", v.GetId(), "error", err) // it may be gone by now
+		return
+	}
+	for _, h := range resp.GetVolumeHealth().GetHealthStatuses() {
+		if h.GetStatus() == csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE {
+			continue // how it is, not what is wrong
+		}
+		fresh := false
+		for _, use := range v.GetUses() {
+			k := key{v.GetId(), use.GetPodUid(), h.GetReason()}
+			current[k] = true
+			if use.GetPodUid() == "" || now.Sub(a.said[k]) < repeat {
+				continue
+			}
+			fresh = true
+			a.said[k] = now
+			if pod := object("Pod", use.GetPod(), use.GetPodUid()); pod != nil {
+				a.say(pod, v, h)
+			}
+		}
+		if fresh {
+			a.claim(ctx, v, h)
+		}
+	}
+}
+
+func object(kind, name, uid string) *corev1.ObjectReference {
+	namespace, name, ok := strings.Cut(name, "/")
+	if !ok {
+		return nil
+	}
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: kind, Namespace: namespace, Name: name, UID: types.UID(uid)}
+}
+
+// claim says it of the claim too. Its uid is asked for, because kubectl describe shows no
+// event without it, and because the claim may be another one by now.
+func (a *Announcer) claim(ctx context.Context, v *inventory.Volume, h *csi.VolumeHealth_VolumeHealthEntry) {
+	ref := object("PersistentVolumeClaim", v.GetClaim(), "")
+	if ref == nil {
+		return
+	}
+	claim, err := a.Client.CoreV1().PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	if err != nil || claim.Spec.VolumeName != v.GetName() {
+		return
+	}
+	ref.UID = claim.UID
+	a.say(ref, v, h)
+}
+
+// mostText is less than the 1024 bytes that an event's message may have, with the volume's name before it.
+const mostText = 700
+
+func (a *Announcer) say(on *corev1.ObjectReference, v *inventory.Volume, h *csi.VolumeHealth_VolumeHealthEntry) {
+	a.Events.Eventf(on, corev1.EventTypeWarning, h.GetReason(), "volume %s: %s", cmp.Or(v.GetName(), v.GetId()), plain.Text(h.GetMessage(), mostText))
+}

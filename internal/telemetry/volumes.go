@@ -1,0 +1,63 @@
+package telemetry
+
+import (
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Volumes are what is shown of the volumes on this node that need somebody's attention.
+// There are no series of the others, so there are few.
+type Volumes struct {
+	Unhealthy []Unhealthy
+	Growth    []Growth
+	Walks     map[string]time.Time // by volume: when the walk over its files began
+}
+
+// Unhealthy is one thing that is wrong with a volume.
+type Unhealthy struct{ VolumeID, Reason, Status string }
+
+// Growth is a growth that waits.
+type Growth struct{ VolumeID, Reason string }
+
+// volumes asks once for each look at the metrics.
+type volumes struct {
+	unhealthy, growth, walk *prometheus.Desc
+	ask                     func() Volumes
+}
+
+// Volumes shows which volumes need attention.
+func (m *Metrics) Volumes(ask func() Volumes) {
+	m.registry.MustRegister(volumes{
+		unhealthy: prometheus.NewDesc("crust_volume_unhealthy", "1 for each thing that is wrong with a volume that is staged here. "+
+			"status: degraded, inaccessible, data_loss. A sound volume has no series.", []string{"volume_id", "reason", "status"}, nil),
+		growth: prometheus.NewDesc("crust_volume_growth_waiting", "1 for a volume whose growth was asked for and is not done. "+
+			"reason: file_system (the device is larger, its file system is not), no_room (the pool had no room).", []string{"volume_id", "reason"}, nil),
+		walk: prometheus.NewDesc("crust_ownership_walk_start_timestamp_seconds", "When the walk for fsGroup that runs over a volume's files began.",
+			[]string{"volume_id"}, nil),
+		ask: ask,
+	})
+}
+
+func (v volumes) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{v.unhealthy, v.growth, v.walk} {
+		to <- d
+	}
+}
+
+func (v volumes) Collect(to chan<- prometheus.Metric) {
+	now := v.ask()
+	for _, u := range now.Unhealthy {
+		to <- prometheus.MustNewConstMetric(v.unhealthy, prometheus.GaugeValue, 1, valid(u.VolumeID), u.Reason, u.Status)
+	}
+	for _, g := range now.Growth {
+		to <- prometheus.MustNewConstMetric(v.growth, prometheus.GaugeValue, 1, valid(g.VolumeID), g.Reason)
+	}
+	for id, since := range now.Walks {
+		to <- prometheus.MustNewConstMetric(v.walk, prometheus.GaugeValue, float64(since.UnixMilli())/1000, valid(id))
+	}
+}
+
+// valid is an id as a label has to be. Volumes of administrators have any text as one.
+func valid(id string) string { return strings.ToValidUTF8(id, "?") }

@@ -1,0 +1,36 @@
+package telemetry
+
+import (
+	"io"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Ids of volumes are any text: none keeps the metrics from being read.
+func TestMonitoring_AnyVolumeCanBeShown(t *testing.T) {
+	m := New("test")
+	m.Volumes(func() Volumes {
+		return Volumes{
+			Unhealthy: []Unhealthy{{"a\"\n\xff", "FilesystemError", "degraded"}, {"b", "FilesystemError", "degraded"}, {"b", "DeviceGone", "inaccessible"}},
+			Growth:    []Growth{{"b", "no_room"}}, Walks: map[string]time.Time{"b": time.UnixMilli(1500)},
+		}
+	})
+	w := httptest.NewRecorder()
+	m.Handler(func() error { return nil }).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	b, err := io.ReadAll(w.Result().Body)
+	if err != nil || w.Code != 200 {
+		t.Fatalf("%d %v\n%s", w.Code, err, b)
+	}
+	for _, want := range []string{
+		`crust_volume_unhealthy{reason="FilesystemError",status="degraded",volume_id="a\"\n?"} 1`,
+		`crust_volume_unhealthy{reason="DeviceGone",status="inaccessible",volume_id="b"} 1`,
+		`crust_volume_growth_waiting{reason="no_room",volume_id="b"} 1`,
+		`crust_ownership_walk_start_timestamp_seconds{volume_id="b"} 1.5`,
+	} {
+		if !strings.Contains(string(b), want+"\n") {
+			t.Errorf("no %s in\n%s", want, b)
+		}
+	}
+}

@@ -1,0 +1,124 @@
+package driver
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/crust-csi/crust-csi/internal/inventory"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// CheckPools tells what in the pools does not fit together. What an operation has under
+// way is left out: a finding has to be there twice, and no operation on its volume while
+// it was looked for the second time.
+func (i Inventory) CheckPools(_ context.Context, req *inventory.CheckPoolsRequest) (*inventory.CheckPoolsResponse, error) {
+	pools := i.Driver.Volumes.Pools()
+	if req.GetPool() != "" {
+		p, err := i.Driver.Volumes.Pool(req.GetPool())
+		if err != nil {
+			return nil, err
+		}
+		pools = []volume.Pool{p}
+	}
+	resp := &inventory.CheckPoolsResponse{}
+	for _, p := range pools {
+		out := &inventory.CheckedPool{Name: p.Name()}
+		found, err := i.Driver.checkPool(p)
+		if err != nil {
+			out.Trouble = err.Error()
+		}
+		for _, f := range found {
+			out.Findings = append(out.Findings, &inventory.Finding{Kind: string(f.Kind), Id: f.ID, Path: f.Path, Means: f.Means, Do: f.Do})
+		}
+		resp.Pools = append(resp.Pools, out)
+	}
+	return resp, nil
+}
+
+func (d *Driver) checkPool(p volume.Pool) ([]volume.Finding, error) {
+	first, err := d.lookAtPool(p)
+	if err != nil || len(first) == 0 {
+		return nil, err
+	}
+	busy := d.ops.held()
+	second, err := d.lookAtPool(p)
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(busy, d.ops.held())
+	var found []volume.Finding
+	for _, f := range second {
+		seen := slices.ContainsFunc(first, func(g volume.Finding) bool { return f.Kind == g.Kind && f.Path == g.Path })
+		if seen && !busy[f.ID] {
+			found = append(found, f)
+		}
+	}
+	return found, nil
+}
+
+func (d *Driver) lookAtPool(p volume.Pool) ([]volume.Finding, error) {
+	found, err := p.Check()
+	if err != nil {
+		return nil, err
+	}
+	staged := d.staged.all()
+	for _, id := range sortedKeys(staged) {
+		if owner, ok := d.Volumes.OwnerOf(id); !ok || owner.Name() != p.Name() {
+			continue
+		}
+		// Not Attached, which sets back what pods changed of a device.
+		if owner, ok := p.Owns(staged[id].Device); ok && owner == id {
+			continue
+		}
+		found = append(found, volume.Finding{
+			Kind: volume.StagedWithoutDevice, ID: id, Path: staged[id].Device.Path,
+			Means: "the volume is on record as staged, and this device is not bound to its file any more: its pods cannot use it",
+			Do:    "end its pods: the volume is unstaged then, and staged anew for the next",
+		})
+	}
+	return found, nil
+}
+
+// DescribeOperations gives the calls that run now, the oldest first.
+func (i Inventory) DescribeOperations(context.Context, *inventory.DescribeOperationsRequest) (*inventory.DescribeOperationsResponse, error) {
+	resp := &inventory.DescribeOperationsResponse{}
+	for op, on := range i.Driver.ops.all() {
+		slices.Sort(on)
+		resp.Operations = append(resp.Operations, &inventory.Operation{
+			Call: op.what, On: on, Since: timestamppb.New(op.since), Progress: op.progress.String(),
+		})
+	}
+	slices.SortFunc(resp.Operations, func(a, b *inventory.Operation) int {
+		if c := a.GetSince().AsTime().Compare(b.GetSince().AsTime()); c != 0 {
+			return c
+		}
+		return strings.Compare(strings.Join(a.GetOn(), " "), strings.Join(b.GetOn(), " "))
+	})
+	return resp, nil
+}
+
+// held gives what operations hold now.
+func (o *operations) held() map[string]bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	held := map[string]bool{}
+	for key := range o.running {
+		held[key] = true
+	}
+	return held
+}
+
+// all gives the operations that run now, with what each holds.
+func (o *operations) all() map[*operation][]string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := map[*operation][]string{}
+	for key, op := range o.running {
+		all[op] = append(all[op], key)
+	}
+	return all
+}

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Kubernetes' own storage suite (External.Storage of its end-to-end tests) against the driver, on three nodes:
+#
+#   storage.sh KIND...    ext4 xfs btrfs, described in storage/KIND.yaml
+#
+# FOCUS is a regular expression of specs (default: all). The cluster is started if it does not run, and ended unless
+# CRUST_KUBERNETES_KEEP is set. Prints what was run, skipped and failed of each kind.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+project=$(cd "$here/../.." && pwd)
+bin=$project/.cache/kubernetes/bin out=$project/.cache/kubernetes/storage
+export CRUST_KUBERNETES_NODES=3 SOURCE_DATE_EPOCH=1767225600
+cluster() { "$here/cluster.sh" "$@"; }
+done_with() { [ -n "${CRUST_KUBERNETES_KEEP:-}" ] || cluster down; }
+trap done_with EXIT
+
+# One image under all the names that the suite asks for: agnhost, a shell and tools of this machine.
+images() {
+	local name tools=() t f
+	mkdir -p "$out/images"
+	for t in bash dd sha256sum mount blockdev nsenter timeout stat find grep; do tools+=("$(command -v $t)"); done
+	for f in $(ldd "${tools[@]}" | grep -o '/lib[^ :]*' | sort -u); do tools+=("$f"); done
+	for f in "${!tools[@]}"; do tools[f]=$(echo "${tools[f]}" | sed 's|^/usr/bin/|/bin/|;s|^/usr/sbin/|/sbin/|'); tools[f]=${tools[f]}=${tools[f]}; done
+	for a in $(/bin/busybox --list); do
+		[[ " ${tools[*]} " == *"=/bin/$a "* || " ${tools[*]} " == *"=/sbin/$a "* || $a == busybox ]] || tools+=("/bin/$a->busybox")
+	done
+	"$bin/storage.test" -list-images >"$out/names"
+	while read -r name; do
+		f=$out/images/$(echo "$name" | tr -c 'a-z0-9\n' -).tar
+		"$project/.cache/image/bin/image" -out "$f" -name "$name" -entrypoint /agnhost /bin/busybox=/bin/busybox "$bin/agnhost=/agnhost" "$project/.cache/image/passwd=/etc/passwd=644" "$project/.cache/image/passwd=/tmp/.keep=644" "${tools[@]}"
+		for n in node node-2 node-3; do cluster on "$n" ctr -n k8s.io images import --local "$f" >/dev/null 2>&1; done
+	done <"$out/names"
+}
+
+export KUBE_TEST_REPO_LIST=$here/storage/registries.yaml
+cluster up
+cluster exec kubectl apply -k "$bin/crd" >/dev/null
+cluster exec kubectl wait --for=condition=Established crd/volumesnapshotclasses.snapshot.storage.k8s.io --timeout=30s >/dev/null
+cluster exec kubectl apply -k "$here/overlay" >/dev/null
+for w in daemonset/csi-node daemonset/csi-sidecars deployment/csi-resizer deployment/csi-steward; do
+	cluster exec kubectl -n crust-csi rollout status "$w" --timeout=120s >/dev/null
+done
+cluster exec kubectl taint node --all crust.test/fleet- >/dev/null 2>&1 || true # what the other tests set
+images
+failed=0
+for kind; do
+	mkdir -p "$out/$kind"
+	skip='\[Disruptive\]|\[Slow\]|\[Feature:(Windows|VolumeAttributesClass)'
+	# ext4 grows while it is mounted only with CAP_SYS_RESOURCE, which root of some machines lacks (containers, mostly).
+	if [ "$kind" = ext4 ] && [ $((0x$(awk '$1 == "CapEff:" {print $2}' /proc/self/status) >> 24 & 1)) = 0 ]; then
+		echo "storage ext4: without growth, because this machine's root lacks CAP_SYS_RESOURCE"
+		skip+='|volume-expand|support expansion of pvcs'
+	fi
+	cluster exec env "KUBE_TEST_REPO_LIST=$KUBE_TEST_REPO_LIST" "$bin/ginkgo" -procs="${PROCS:-10}" -no-color -timeout=60m \
+		-focus="${FOCUS:-External Storage}" -skip="$skip" -output-dir="$out/$kind" -json-report=report.json \
+		"$bin/storage.test" -- -kubeconfig=/etc/kubernetes/admin.kubeconfig -kubectl-path="$bin/kubectl" -provider=local -storage.testdriver="$here/storage/$kind.yaml" \
+		>"$out/$kind/log" 2>&1 || failed=1
+	echo "storage $kind: $(grep -aE '^Ran [0-9]+ of [0-9]+ Specs' "$out/$kind/log" | tail -1) $(grep -aE '^(SUCCESS|FAIL)! ' "$out/$kind/log" | tail -1)"
+	sed -n '/Summarizing/,/^Ran /p' "$out/$kind/log" | grep -a '\[FAIL\]' || true
+done
+exit $failed

@@ -1,0 +1,376 @@
+// Package monitoring has the alerts and the dashboard of deploy/monitoring meet reality: a
+// real Prometheus scrapes daemons that run, and faults are made.
+package monitoring
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+const size = 64 << 20
+
+// Without SYS_RESOURCE an ext4 does not grow while it is mounted.
+const capabilities = "CHOWN,DAC_OVERRIDE,FOWNER,FSETID,MKNOD,SETFCAP,SETGID,SETUID,SYS_ADMIN,SYS_CHROOT,SYS_PTRACE"
+
+// world is two nodes: "one" with pools to be spoiled, crustd and crust-agent, and "two" with
+// volumes to be spoiled.
+type world struct {
+	t             *testing.T
+	one, two      *testnode.Node
+	metrics       [2]string // addresses
+	failsOnOne    testnode.Failpoints
+	failsOnTwo    testnode.Failpoints
+	crustd, agent *daemon
+	proxy         *csiclient.Client // crust-agent's
+	full, away    string            // the disks of two of one's pools
+	targets       []target
+	failpoint     sync.Mutex // node two's: what must not meet it
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, full: disk(t, "512M"), failsOnOne: testnode.NewFailpoints(t), failsOnTwo: testnode.NewFailpoints(t)}
+	w.away = t.TempDir()
+	run(t, "mount", "-t", "tmpfs", "-o", "size=64m", "none", w.away)
+	t.Cleanup(func() { _ = syscall.Unmount(w.away, syscall.MNT_DETACH) }) // the test does it, if it comes that far
+	for i, n := range []**testnode.Node{&w.one, &w.two} {
+		*n = testnode.NewStopped(t, "failpoint")
+		w.metrics[i] = freeAddress(t)
+		(*n).Args = []string{"--metrics-address", w.metrics[i]}
+	}
+	w.one.Env, w.two.Env = w.failsOnOne.Env(), w.failsOnTwo.Env()
+	w.one.PoolName, w.one.Pool = "full", filepath.Join(w.full, "pool")
+	promises := disk(t, "512M")
+	for name, at := range map[string]string{"away": w.away, "promises": promises} {
+		w.one.Args = append(w.one.Args, "--pool", name+"=loop:"+filepath.Join(at, "pool"))
+	}
+	w.two.Pool = filepath.Join(disk(t, "2G"), "pool")
+	w.one.PoolOptions, w.two.PoolOptions = "", "" // no more is promised than there is
+	w.two.Args = append(w.two.Args, "--expansion", "node", "--capabilities", capabilities)
+	w.one.Begin()
+	w.two.Begin()
+	var socket, endpoint string
+	w.crustd, socket = newCrustd(t, w.one)
+	w.agent, endpoint = newAgent(t, w.one, socket)
+	var err error
+	w.proxy, err = csiclient.Dial(endpoint, w.one.KubeletDir())
+	ok(t, err)
+	t.Cleanup(func() { w.proxy.Close() })
+	for _, d := range [][3]string{
+		{w.metrics[0], "crust-csi-node", "one"}, {w.metrics[1], "crust-csi-node", "two"}, {w.crustd.metrics, "crustd", "one"}, {w.agent.metrics, "crust-agent", "one"},
+	} {
+		w.targets = append(w.targets, target{[]string{d[0]}, map[string]string{"job": d[1], "node": d[2]}})
+	}
+	return w
+}
+
+// up creates, stages and publishes, and takes it all away when the test ends.
+func (w *world) up(n *testnode.Node, name string, v csiclient.Volume) (csiclient.Volume, string) {
+	w.t.Helper()
+	v = w.staged(n, name, v)
+	target := n.Target(name)
+	w.t.Cleanup(func() {
+		if err := n.Client.Unpublish(ctxOf(w.t), v.ID, target); err != nil {
+			w.t.Error(err)
+		}
+	})
+	ok(w.t, n.Client.Publish(ctxOf(w.t), v, target, false))
+	return v, target
+}
+
+func (w *world) staged(n *testnode.Node, name string, v csiclient.Volume) csiclient.Volume {
+	w.t.Helper()
+	made, err := n.Client.Create(ctxOf(w.t), name, size, v, nil, nil)
+	ok(w.t, err)
+	v.ID = made.GetVolumeId()
+	w.t.Cleanup(func() {
+		if err := n.Client.Unstage(ctxOf(w.t), v.ID); err != nil {
+			w.t.Error(err)
+		}
+		if err := n.Client.Delete(ctxOf(w.t), v.ID); err != nil {
+			w.t.Error(err)
+		}
+	})
+	ok(w.t, n.Client.Stage(ctxOf(w.t), v))
+	return v
+}
+
+func (w *world) expand(v csiclient.Volume, target string, bytes int64) error {
+	_, err := w.two.Client.NodeExpandVolume(ctxOf(w.t), &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target,
+		StagingTargetPath: w.two.Client.StagingPath(v.ID), CapacityRange: &csi.CapacityRange{RequiredBytes: bytes}})
+	return err
+}
+
+// grow wants a growth to be refused.
+func (w *world) grow(v csiclient.Volume, target string, bytes int64) {
+	w.t.Helper()
+	if err := w.expand(v, target, bytes); err == nil {
+		w.t.Errorf("volume %s grew to %d bytes", v.ID, bytes)
+	}
+}
+
+// ext4Error has the kernel report an error to a live ext4, as if it had met one.
+func ext4Error(t *testing.T, target string) {
+	t.Helper()
+	device := filepath.Base(run(t, "findmnt", "-nro", "SOURCE", target))
+	ok(t, os.WriteFile("/sys/fs/ext4/"+device+"/trigger_fs_error", []byte("crust test"), 0))
+}
+
+// fault is one, and the alerts that it makes fire.
+type fault struct {
+	alerts []string
+	make   func()
+}
+
+// TestEveryAlertFires: before its fault no alert fires; after it, /api/v1/alerts of a real
+// Prometheus shows it firing, and no other. All times in the rules are 120 times shorter.
+//
+// One alert cannot be made to fire: CrustSELinuxMismatch. It takes a kernel that gives a
+// mount another label than was asked for. promtool tests it (deploy/monitoring).
+func TestEveryAlertFires(t *testing.T) {
+	begin := time.Now()
+	w := newWorld(t)
+	// What the faults are made of is sound at first.
+	degraded, onDegraded := w.up(w.two, "degraded", csiclient.Volume{FSType: "ext4", Group: "4242"})
+	_, onFailed := w.up(w.two, "failed", csiclient.Volume{FSType: "ext4", MountFlags: []string{"errors=remount-ro"}})
+	smaller, onSmaller := w.up(w.two, "smaller", csiclient.Volume{FSType: "ext4"})
+	refused, onRefused := w.up(w.two, "refused", csiclient.Volume{FSType: "ext4"})
+	grown := w.staged(w.two, "grown", csiclient.Volume{FSType: "ext4"})
+	ok(t, w.expand(grown, w.two.Client.StagingPath(grown.ID), 2*size)) // not mounted, so it can
+	walked := w.staged(w.two, "walked", csiclient.Volume{FSType: "ext4", Group: "4242"})
+	damaged := w.staged(w.two, "damaged", csiclient.Volume{FSType: "ext4"})
+	spare := w.staged(w.one, "spare", csiclient.Volume{FSType: "ext4"})
+
+	ok(t, w.two.Client.Publish(ctxOf(t), degraded, w.two.Target("reader"), true))
+	t.Cleanup(func() { ok(t, w.two.Client.Unpublish(ctxOf(t), degraded.ID, w.two.Target("reader"))) })
+	rules, longest := shortened(t)
+	t.Logf("the daemons run after %s", since(begin))
+	p := newPrometheus(t, rules, w.targets)
+	// Longer than the longest that an alert waits.
+	defer w.use()()
+	calm := p.settled(len(w.targets), longest+2*time.Second)
+	if seen := p.seen(); len(seen) > 0 {
+		t.Fatalf("before any fault these have fired: %v", seen)
+	}
+	t.Logf("all was well for long enough after %s", since(begin))
+
+	faults := []fault{
+		{[]string{"CrustPoolNearlyFull one full", "CrustPoolFull one full", "CrustPoolNearlyPromised one full"}, func() { fill(t, w.full) }},
+		{[]string{"CrustPoolNearlyPromised one promises"}, func() { w.promise("promises") }},
+		{[]string{"CrustPoolAway one away"}, func() { run(t, "umount", "-l", w.away) }},
+		{[]string{"CrustNoRoom one CreateVolume"}, func() {
+			if _, err := w.one.Client.Create(ctxOf(t), "huge", 1<<50, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "promises"}, nil); err == nil {
+				t.Error("a volume of 1 PiB was made")
+			}
+		}},
+		{[]string{"CrustVolumeDegraded two FilesystemError"}, func() { ext4Error(t, onDegraded) }},
+		{[]string{"CrustVolumeFailed two RemountedReadOnly"}, func() { ext4Error(t, onFailed) }},
+		{[]string{"CrustGrowthWaits two file_system"}, func() { w.grow(smaller, onSmaller, 2*size) }},
+		{[]string{"CrustGrowthWaits two no_room"}, func() { w.grow(refused, onRefused, 1<<50) }},
+		{[]string{"CrustFilesystemNeedsPerson two"}, func() { w.damage(damaged) }},
+		{[]string{"CrustOwnershipWalkSlow two"}, func() { w.hangWalk(walked) }},
+		{[]string{"CrustCallsFail one NodeStageVolume"}, func() {
+			w.failsOnOne.Set(t, "stage.attached", "error")
+			if err := w.one.Client.Stage(ctxOf(t), spare); err == nil {
+				t.Error("the stage did not fail")
+			}
+			w.failsOnOne.Off(t)
+		}},
+		{[]string{"CrustdAway one", "CrustSandboxVolumeFailed one"}, func() {
+			w.crustd.kill()
+			w.failSandbox(spare)
+		}},
+	}
+	want := p.after(nil, faults)
+	if out := os.Getenv("CRUST_PICTURE"); out != "" {
+		p.draw(out, calm)
+	}
+	w.wantMetrics(p, rules)
+	want = p.after(want, []fault{
+		{[]string{"CrustAgentAway one"}, w.agent.kill},
+		{[]string{"CrustNodeAway one"}, w.one.Kill},
+	})
+	// Prometheus finds no pod any more.
+	want = p.after(want, []fault{{[]string{"CrustNoNodes"}, func() { p.scrape(w.targets[2:3]) }}})
+	untested := map[string]bool{"CrustSELinuxMismatch": true}
+	for _, a := range rules.Alerts() {
+		if fired := contains(want, a.Alert); fired == untested[a.Alert] {
+			t.Errorf("%s: fired by its fault: %v", a.Alert, fired)
+		}
+	}
+	w.failsOnTwo.Off(t)
+	w.one.Start() // its pool stays away, which keeps nothing from being cleaned up
+	t.Logf("all alerts have fired after %s", since(begin))
+}
+
+// settled waits until all targets have been scraped for so long. It takes Prometheus some
+// seconds to find them; CrustNoNodes is right until then, and not counted.
+func (p *prometheus) settled(targets int, long time.Duration) (from time.Time) {
+	p.t.Helper()
+	up := func(at string) bool { return p.number("count(up"+at+" == 1)") == float64(targets) }
+	eventually(p.t, "all targets are found", func() bool {
+		p.mu.Lock()
+		quiet := p.now == 0
+		p.mu.Unlock()
+		return up("") && quiet
+	})
+	p.mu.Lock()
+	clear(p.fired)
+	p.mu.Unlock()
+	from = time.Now()
+	since := p.number("vector(time())")
+	eventually(p.t, "all targets have been scraped for long enough", func() bool {
+		return p.number("vector(time())") > since+long.Seconds() && up(fmt.Sprintf(" offset %dms", long.Milliseconds()))
+	})
+	return from
+}
+
+// after makes faults, of which the alerts had not fired before, and waits until they
+// have; before are those that fired for earlier faults.
+func (p *prometheus) after(before []string, faults []fault) (fired []string) {
+	p.t.Helper()
+	fired = before
+	for _, f := range faults {
+		for _, alert := range f.alerts {
+			if contains(p.seen(), alert) {
+				p.t.Errorf("%s fired before its fault", alert)
+			}
+		}
+		fired = append(fired, f.alerts...)
+		f.make()
+	}
+	p.wantFired(fired)
+	return fired
+}
+
+func contains(list []string, alert string) bool {
+	for _, s := range list {
+		if s == alert || strings.HasPrefix(s, alert+" ") {
+			return true
+		}
+	}
+	return false
+}
+
+// fill leaves 1 % of a file system.
+func fill(t *testing.T, at string) {
+	t.Helper()
+	var st syscall.Statfs_t
+	ok(t, syscall.Statfs(at, &st))
+	f, err := os.OpenFile(filepath.Join(at, "filler"), os.O_CREATE|os.O_RDWR, 0o600)
+	ok(t, err)
+	defer f.Close()
+	ok(t, syscall.Fallocate(int(f.Fd()), 0, 0, int64(st.Bavail-st.Blocks/100)*st.Bsize))
+}
+
+// promise makes a volume of nearly all that a pool can promise.
+func (w *world) promise(pool string) {
+	w.t.Helper()
+	c, err := w.one.Client.GetCapacity(ctxOf(w.t), &csi.GetCapacityRequest{Parameters: map[string]string{"pool": pool}})
+	ok(w.t, err)
+	most := c.GetAvailableCapacity() / 100 * 95
+	made, err := w.one.Client.Create(ctxOf(w.t), "promised", most, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": pool}, nil)
+	ok(w.t, err)
+	w.t.Cleanup(func() { ok(w.t, w.one.Client.Delete(ctxOf(w.t), made.GetVolumeId())) })
+}
+
+// damage leaves a file system without its root directory, which only a person may mend.
+func (w *world) damage(v csiclient.Volume) {
+	w.t.Helper()
+	ok(w.t, w.two.Client.Unstage(ctxOf(w.t), v.ID))
+	img := filepath.Join(w.two.Pool, "volumes", strings.TrimPrefix(v.ID, "pool.")+".img")
+	run(w.t, "debugfs", "-w", "-R", "clri <2>", img)
+	run(w.t, "debugfs", "-w", "-R", "ssv state 2", img)
+	if err := w.two.Client.Stage(ctxOf(w.t), v); err == nil {
+		w.t.Error("a volume without a root directory was staged")
+	}
+}
+
+// use has volumes come and go on node two, as they do where nothing is wrong, until what it
+// gives is called.
+func (w *world) use() (stop func()) {
+	stopping, ended := make(chan struct{}), make(chan struct{})
+	c := w.two.Client
+	once := func(n int) error {
+		w.failpoint.Lock()
+		defer w.failpoint.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		v := csiclient.Volume{FSType: "ext4", Group: "4242"}
+		made, err := c.Create(ctx, fmt.Sprintf("comes-and-goes-%d", n), size, v, nil, nil)
+		if err != nil {
+			return err
+		}
+		v.ID = made.GetVolumeId()
+		target := w.two.Target("goes")
+		return errors.Join(c.Stage(ctx, v), c.Publish(ctx, v, target, false), c.Unpublish(ctx, v.ID, target), c.Unstage(ctx, v.ID), c.Delete(ctx, v.ID))
+	}
+	go func() {
+		defer close(ended)
+		for n := 0; ; n++ {
+			if err := once(n); err != nil {
+				w.t.Errorf("a volume that comes and goes: %v", err)
+				return
+			}
+			select {
+			case <-stopping:
+				return
+			case <-time.After(300 * time.Millisecond):
+			}
+		}
+	}()
+	return func() { close(stopping); <-ended }
+}
+
+// hangWalk has a walk stand still, until the failpoint is off.
+func (w *world) hangWalk(v csiclient.Volume) {
+	w.t.Helper()
+	w.failpoint.Lock() // only the first to come there hangs
+	defer w.failpoint.Unlock()
+	target := w.two.Target("walked")
+	hung, ended := w.failsOnTwo.Hang(w.t, "ownership.change", func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 3*patience) // it outlives a wait that fails
+		defer cancel()
+		return w.two.Client.Publish(ctx, v, target, false)
+	})
+	if !hung {
+		w.t.Fatalf("the walk did not hang: %v", <-ended)
+	}
+	w.t.Cleanup(func() {
+		w.failsOnTwo.Off(w.t)
+		if err := <-ended; err != nil {
+			w.t.Error(err)
+		}
+		if err := w.two.Client.Unpublish(ctxOf(w.t), v.ID, target); err != nil {
+			w.t.Error(err)
+		}
+	})
+}
+
+// failSandbox publishes for a pod whose runtime's CRUST server is away.
+func (w *world) failSandbox(v csiclient.Volume) {
+	w.t.Helper()
+	target := w.one.Target("sandboxed")
+	ok(w.t, os.MkdirAll(filepath.Dir(target), 0o750))
+	_, err := w.proxy.NodePublishVolume(ctxOf(w.t), &csi.NodePublishVolumeRequest{
+		VolumeId: v.ID, TargetPath: target, StagingTargetPath: w.one.Client.StagingPath(v.ID), VolumeCapability: v.Capability(),
+		VolumeContext: map[string]string{"csi.storage.k8s.io/pod.name": "a", "csi.storage.k8s.io/pod.namespace": "tenant", "csi.storage.k8s.io/pod.uid": "uid-a"},
+	})
+	if err == nil {
+		w.t.Error("a volume was published for a sandbox that nobody can ask")
+	}
+	w.t.Logf("as it should be: %v", err)
+}

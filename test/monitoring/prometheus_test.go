@@ -1,0 +1,280 @@
+package monitoring
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/crust-csi/crust-csi/deploy/monitoring"
+)
+
+const (
+	project   = "../.."
+	directory = project + "/deploy/monitoring"
+	// faster: an hour of the rules is half a minute here, the quarter of an hour after
+	// which growth counts as waiting 7.5 s.
+	faster = 120
+	// patience is far more than all of this takes (some 40 s on two processors).
+	patience = 2 * time.Minute
+)
+
+// prometheus is the real one, with the real rules, of which only the times are shorter.
+type prometheus struct {
+	t       *testing.T
+	dir     string
+	address string
+
+	mu    sync.Mutex
+	fired map[string]bool // alerts, by name and what tells them apart
+	now   int             // how many of them fire
+}
+
+// target is a daemon that is scraped.
+type target struct {
+	Targets []string          `json:"targets"`
+	Labels  map[string]string `json:"labels"`
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ok(t, err)
+	ok(t, l.Close())
+	return l.Addr().String()
+}
+
+var duration = regexp.MustCompile(`\b(\d+)([smh])\b`)
+
+// shorten makes every duration of a text shorter.
+func shorten(text string) string {
+	return duration.ReplaceAllStringFunc(text, func(d string) string {
+		whole, err := time.ParseDuration(d)
+		if err != nil {
+			panic(err)
+		}
+		return strconv.FormatInt((whole/faster).Milliseconds(), 10) + "ms"
+	})
+}
+
+// shortened are the rules with shorter times. A walk is compared with seconds.
+func shortened(t *testing.T) (rules monitoring.PrometheusRule, longest time.Duration) {
+	t.Helper()
+	rules, err := monitoring.ReadRules(directory)
+	ok(t, err)
+	for i := range rules.Spec.Groups {
+		for j := range rules.Spec.Groups[i].Rules {
+			a := &rules.Spec.Groups[i].Rules[j]
+			if a.For != "" {
+				d, err := time.ParseDuration(a.For)
+				ok(t, err)
+				longest = max(longest, d/faster)
+			}
+			a.For, a.Expr = shorten(a.For), shorten(a.Expr)
+			if a.Alert == "CrustOwnershipWalkSlow" {
+				if !strings.HasSuffix(a.Expr, "> 900") {
+					t.Fatalf("%s: %s", a.Alert, a.Expr)
+				}
+				a.Expr = strings.TrimSuffix(a.Expr, "900") + fmt.Sprint(900/float64(faster))
+			}
+		}
+	}
+	return rules, longest
+}
+
+func newPrometheus(t *testing.T, rules monitoring.PrometheusRule, targets []target) *prometheus {
+	t.Helper()
+	p := &prometheus{t: t, dir: t.TempDir(), address: freeAddress(t), fired: map[string]bool{}}
+	b, err := yaml.Marshal(rules.Spec)
+	ok(t, err)
+	ok(t, os.WriteFile(filepath.Join(p.dir, "rules.yaml"), b, 0o600))
+	ok(t, os.WriteFile(filepath.Join(p.dir, "prometheus.yaml"), []byte(`
+global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 250ms}
+rule_files: [rules.yaml]
+scrape_configs:
+  - {job_name: daemons, file_sd_configs: [{files: [targets.json], refresh_interval: 1s}]}
+`), 0o600))
+	p.scrape(targets)
+	cmd := exec.Command(monitoring.Tool(project, "prometheus"), "--config.file="+filepath.Join(p.dir, "prometheus.yaml"),
+		"--storage.tsdb.path="+filepath.Join(p.dir, "data"), "--web.listen-address="+p.address, "--log.level=warn")
+	log := &strings.Builder{}
+	cmd.Stderr = log
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("%v; scripts/monitoring.sh gets it", err)
+	}
+	watched, stopped := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() {
+		close(stopped)
+		<-watched
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("Prometheus said:\n%s", log)
+		}
+	})
+	go func() {
+		defer close(watched)
+		p.watch(stopped)
+	}()
+	eventually(t, "Prometheus answers", func() bool {
+		_, err := p.get("/-/ready", nil)
+		return err == nil
+	})
+	return p
+}
+
+// scrape says whom to scrape.
+func (p *prometheus) scrape(targets []target) {
+	p.t.Helper()
+	b, err := json.Marshal(targets)
+	ok(p.t, err)
+	file := filepath.Join(p.dir, "targets.json")
+	ok(p.t, os.WriteFile(file+".new", b, 0o600))
+	ok(p.t, os.Rename(file+".new", file))
+}
+
+func (p *prometheus) get(path string, values url.Values) ([]byte, error) {
+	r, err := http.Get("http://" + p.address + path + "?" + values.Encode())
+	if err != nil {
+		return nil, err
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err == nil && r.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %s", path, r.Status, b)
+	}
+	return b, err
+}
+
+// series is one line of an answer.
+type series struct {
+	Metric map[string]string `json:"metric"`
+	Values [][2]any          `json:"values"`
+	Value  [2]any            `json:"value"`
+}
+
+func (p *prometheus) query(path string, values url.Values) []series {
+	p.t.Helper()
+	b, err := p.get(path, values)
+	ok(p.t, err)
+	var answer struct {
+		Data struct{ Result []series }
+	}
+	ok(p.t, json.Unmarshal(b, &answer))
+	return answer.Data.Result
+}
+
+// instant gives what an expression is now.
+func (p *prometheus) instant(expr string) []series {
+	p.t.Helper()
+	return p.query("/api/v1/query", url.Values{"query": {expr}})
+}
+
+// number is the value of an expression that has one, and 0 of one that has none.
+func (p *prometheus) number(expr string) float64 {
+	p.t.Helper()
+	r := p.instant(expr)
+	if len(r) != 1 {
+		return 0
+	}
+	n, err := strconv.ParseFloat(r[0].Value[1].(string), 64)
+	ok(p.t, err)
+	return n
+}
+
+// watch keeps which alerts /api/v1/alerts shows firing.
+func (p *prometheus) watch(stopped chan struct{}) {
+	for {
+		select {
+		case <-stopped:
+			return
+		case <-time.After(200 * time.Millisecond):
+		}
+		b, err := p.get("/api/v1/alerts", nil)
+		var answer struct {
+			Data struct {
+				Alerts []struct {
+					State  string
+					Labels map[string]string
+				}
+			}
+		}
+		if err != nil || json.Unmarshal(b, &answer) != nil {
+			continue // it starts
+		}
+		p.mu.Lock()
+		p.now = 0
+		for _, a := range answer.Data.Alerts {
+			key := a.Labels["alertname"]
+			for _, label := range []string{"node", "pool", "reason", "method"} {
+				if a.Labels[label] != "" {
+					key += " " + a.Labels[label]
+				}
+			}
+			if a.State != "firing" {
+				continue
+			}
+			p.now++
+			p.fired[key] = true
+		}
+		p.mu.Unlock()
+	}
+}
+
+// seen are the alerts that have fired so far.
+func (p *prometheus) seen() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Sorted(maps.Keys(p.fired))
+}
+
+// wantFired waits until all these have fired. What has fired beside them fails the test.
+func (p *prometheus) wantFired(want []string) {
+	p.t.Helper()
+	missing := func() (list []string) {
+		seen := p.seen()
+		for _, w := range want {
+			if !slices.Contains(seen, w) {
+				list = append(list, w)
+			}
+		}
+		return list
+	}
+	begin := time.Now()
+	for len(missing()) > 0 {
+		if time.Since(begin) > patience {
+			p.t.Fatalf("these have not fired:\n%s\nthese have:\n%s", strings.Join(missing(), "\n"), strings.Join(p.seen(), "\n"))
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	p.t.Logf("fired after %s", time.Since(begin).Round(time.Millisecond))
+	for _, s := range p.seen() {
+		if !slices.Contains(want, s) {
+			p.t.Errorf("it has fired for no fault: %s", s)
+		}
+	}
+}
+
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !done(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it never came to this: %s", what)
+		}
+	}
+}
