@@ -227,6 +227,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry
 	registered.Store(r)
 	defer r.Stop()
 	log.Info("serving", "endpoint", o.endpoint, "driver_name", name)
+	go agent.Sweep(ctx)
 	<-ctx.Done()
 	log.Info("stopping: calls in flight are finished, what is published stays so")
 	sctx, stop := context.WithTimeout(context.Background(), rpcserver.StopTimeout)

@@ -88,6 +88,11 @@ func (d *driver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolu
 }
 
 func (d *driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.deferred[r.GetVolumePath()] {
+		return nil, status.Error(codes.NotFound, "it is not published there")
+	}
 	resp := &csi.NodeGetVolumeStatsResponse{}
 	yes, err := crust.SupportsStats(r)
 	if err != nil || !yes {
@@ -141,6 +146,7 @@ type rig struct {
 	kubelet csi.NodeClient
 	conn    *grpc.ClientConn
 	events  *eventrecorder.FakeRecorder
+	cluster *fake.Clientset
 	records string
 	manager *sandboxes
 }
@@ -183,6 +189,7 @@ func newRig(t testing.TB, objects ...runtime.Object) *rig {
 	crustv1alpha1.RegisterSandboxManagementServer(rs, r.manager)
 	socket := serve(t, rs, "crust.sock")
 	objects = append(objects, &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "sandbox", Annotations: map[string]string{SocketAnnotation: socket}}, Handler: "h"})
+	r.cluster = fake.NewClientset(objects...)
 	ctx, cancel := context.WithCancel(context.Background())
 	records, err := LoadRecords(r.records, "boot")
 	ok(t, err)
@@ -190,7 +197,7 @@ func newRig(t testing.TB, objects ...runtime.Object) *rig {
 	ok(t, err)
 	t.Cleanup(func() { conn.Close() })
 	r.agent = New(Config{
-		Driver: conn, Pods: WatchPods(ctx, fake.NewClientset(objects...), "node"), Records: records, Events: r.events, Log: slog.New(slog.DiscardHandler),
+		Driver: conn, Pods: WatchPods(ctx, r.cluster, "node"), Records: records, Events: r.events, Log: slog.New(slog.DiscardHandler),
 	})
 	t.Cleanup(func() { cancel(); ok(t, r.agent.Close()) })
 	r.conn = dialer(t, serve(t, r.agent.Proxy().Server(), "agent.sock"))

@@ -137,6 +137,13 @@ func (r *Records) Of(uid string) []Deferral {
 	return list
 }
 
+// All lists every one.
+func (r *Records) All() []Deferral {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Values(r.m))
+}
+
 // Put writes one, on disk first. Which sandbox it has is Place's to say.
 func (r *Records) Put(d Deferral) error {
 	defer r.write.Lock(d.Target)()

@@ -198,10 +198,17 @@ func TestC24_CRUSTIsRemovedUnderAPod(t *testing.T) {
 		return got, strings.Contains(got, "method=NodeUnpublishVolume") && strings.Contains(got, "is still mounted by the sandbox of the pod at")
 	})
 	s.onlyPlaceholder("p", "data")
-	if err := install(); err != nil { // CRUST is back
+	// crustd is back before the agent: the kubelet unpublishes without the agent, which
+	// forgets the volume later.
+	s.kubectl("apply", "-k", project+"/deploy/kubernetes/crust", "-l", "app.kubernetes.io/name=crust")
+	s.kubectl("wait", "-n", s.ns, "--for=delete", "pod/p", "--timeout=90s")
+	if err := install(); err != nil {
 		t.Fatal(err)
 	}
-	s.kubectl("wait", "-n", s.ns, "--for=delete", "pod/p", "--timeout=90s")
+	s.until(90*time.Second, "the agent forgets it", func() (string, bool) {
+		got := onNode(t, "ls /var/lib/crust-agent/deferrals")
+		return got, got == ""
+	})
 	s.pod("q", []string{"data:/data"}, sandboxed)
 	if got := s.run("q", "cat /data/f"); got != "kept" {
 		t.Errorf("the next pod reads %q", got)
