@@ -5,6 +5,7 @@ GO ?= go
 VERSION ?= $(shell cat internal/version/VERSION)-dev
 LDFLAGS := -X github.com/crust-csi/crust-csi/internal/version.number=$(VERSION)
 LINT := .cache/bin/golangci-lint
+HELM := .cache/bin/helm
 FUZZTIME ?= 10s
 FILES ?= 1000000
 # How long the tests of one package may take. The default of go test is ten minutes.
@@ -72,7 +73,7 @@ test-vm-short: setup
 
 # A real Kubernetes of three nodes on this machine, its images, and tests with pods.
 .PHONY: kubernetes cluster test-kubernetes
-kubernetes: setup
+kubernetes: setup $(HELM)
 	test/kubernetes/setup.sh
 	test/kubernetes/build.sh
 	VERSION='$(VERSION)' deploy/image/build.sh
@@ -166,7 +167,6 @@ baseline: $(BUF)
 
 # Helm, and the chart as a package. The same chart gives the same bytes.
 .PHONY: helm chart
-HELM := .cache/bin/helm
 helm: $(HELM)
 $(HELM): deploy/helm/go.mod
 	mkdir -p .cache/bin

@@ -166,7 +166,7 @@ func (s *space) clear() {
 	s.kubectl("delete", "pods", "--all", "-n", s.ns, "--grace-period=1", "--timeout=90s")
 	s.kubectl("delete", "pvc", "--all", "-n", s.ns, "--timeout=90s")
 	s.kubectl("delete", "volumesnapshots", "--all", "-n", s.ns, "--timeout=90s")
-	s.kubectl("delete", "namespace", s.ns, "--wait=false")
+	s.kubectl("delete", "namespace", s.ns, "--wait=false", "--ignore-not-found")
 	s.until(60*time.Second, "no persistent volume of the test is left", func() (string, bool) {
 		left := s.kubectl("get", "pv", "-o", `jsonpath={range .items[?(@.spec.claimRef.namespace=="`+s.ns+`")]}{.metadata.name} {.status.phase} {.status.message}{"\n"}{end}`)
 		return left, left == ""

@@ -52,4 +52,5 @@ func TestInstallDoc(t *testing.T) {
 			t.Errorf("%q was not seen in:\n%s", want, out)
 		}
 	}
+	t.Run("Helm", func(t *testing.T) { theChart(t, project) })
 }

@@ -50,11 +50,16 @@ func (s *space) nodeOf(pod string) string {
 	return s.get("pod/"+pod, ".spec.nodeName")
 }
 
-// metric is the sum of a metric of csi-node's.
+// metric is the sum of a metric of csi-node's on the first node.
 func metric(t testing.TB, name string) float64 {
 	t.Helper()
+	return metricOf(t, "node", name)
+}
+
+func metricOf(t testing.TB, node, name string) float64 {
+	t.Helper()
 	s := &space{t: t, ns: system}
-	ip := s.get(s.daemon("csi-node", "node"), ".status.podIP")
+	ip := s.get(s.daemon("csi-node", node), ".status.podIP")
 	var sum float64
 	for line := range strings.Lines(onNode(t, "wget -qO- http://"+ip+":9808/metrics")) {
 		if strings.HasPrefix(line, name) {
