@@ -27,7 +27,7 @@ demo: setup build
 
 test: setup guest monitoring
 	$(GO) build ./...
-	$(GO) vet -tags vm,kubernetes ./...
+	$(GO) vet -tags vm,kubernetes,fleet ./...
 	$(GO) vet -tags man ./cmd/...
 	$(GO) test -p 1 -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...
 	$(GO) vet -C deploy/helm ./...
@@ -46,7 +46,7 @@ $(LINT): tools/go.mod
 
 lint: $(LINT)
 	test -z "$$(gofmt -l cmd internal pkg sanity deploy test)"
-	$(LINT) run --build-tags vm,kubernetes ./...
+	$(LINT) run --build-tags vm,kubernetes,fleet ./...
 	cd deploy/helm && $(CURDIR)/$(LINT) run ./...
 
 # Breaks the code on purpose, one line at a time, and looks whether the tests
@@ -88,6 +88,12 @@ FS ?= ext4 xfs btrfs
 test-storage: kubernetes
 	test/kubernetes/build.sh storage
 	test/kubernetes/storage.sh $(FS)
+
+# All that needs several nodes, whole: what the driver costs the API server too, and the storage suite.
+.PHONY: test-fleet
+test-fleet: kubernetes
+	$(GO) test -tags kubernetes,fleet -count=1 -parallel 12 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes
+	$(MAKE) test-storage
 
 # A kubelet and containerd on a node with SELinux: that cluster in a guest of
 # test-vm. Some ten minutes, for it is software emulation; not part of .ci/run.

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"math/bits"
 	"sort"
 	"sync"
 
@@ -95,10 +96,23 @@ func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 	if params.Thick {
 		left = min(left, c.Available)
 	}
+	left = coarse(left)
 	return &csi.GetCapacityResponse{
 		AvailableCapacity: left,
 		MinimumVolumeSize: wrapInt64(minimum), MaximumVolumeSize: wrapInt64(left),
 	}, nil
+}
+
+// coarse rounds a number of bytes down to eight significant bits, less than 1 %. Whatever a node
+// writes to its disk changes what is left, and external-provisioner writes each change to the
+// API server, for each class: of 5,000 idle nodes that was 250 writes a second.
+func coarse(size int64) int64 {
+	const significant = 8
+	drop := bits.Len64(uint64(max(size, 0))) - significant
+	if drop <= 0 {
+		return size
+	}
+	return size >> drop << drop
 }
 
 // names are those that were logged.

@@ -71,7 +71,14 @@ keep() { # name command...
 K=/etc/kubernetes
 if [ "$number" = 1 ]; then # the control plane
 	keep etcd etcd --name test --data-dir /var/lib/etcd/data --unsafe-no-fsync
-	keep kube-apiserver kube-apiserver --etcd-servers http://127.0.0.1:2379 --bind-address 0.0.0.0 --secure-port 443 --advertise-address 192.0.2.1 \
+	# What the driver's accounts ask for: cost_test.go.
+	cat >$K/audit.yaml <<-A
+		apiVersion: audit.k8s.io/v1
+		kind: Policy
+		omitStages: [RequestReceived]
+		rules: [{level: Metadata, userGroups: ["system:serviceaccounts:crust-csi"]}, {level: None}]
+	A
+	keep kube-apiserver kube-apiserver --audit-policy-file $K/audit.yaml --audit-log-path $K/audit.log --audit-log-maxsize 500 --etcd-servers http://127.0.0.1:2379 --bind-address 0.0.0.0 --secure-port 443 --advertise-address 192.0.2.1 \
 		--tls-cert-file $K/api.crt --tls-private-key-file $K/api.key --client-ca-file $K/ca.crt --token-auth-file $K/tokens \
 		--authorization-mode Node,RBAC --allow-privileged --service-cluster-ip-range 10.96.0.0/24 --kubelet-preferred-address-types InternalIP \
 		--service-account-issuer https://kubernetes.default.svc --service-account-key-file $K/sa.pub --service-account-signing-key-file $K/sa.key
