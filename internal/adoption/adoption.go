@@ -22,7 +22,9 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-const managedBy = "snapshot.storage.kubernetes.io/managed-by"
+// ManagedBy is the label by which external-snapshotter knows which node has a snapshot,
+// where each node has a snapshotter (--node-deployment).
+const ManagedBy = "snapshot.storage.kubernetes.io/managed-by"
 
 // Config is what Run works with.
 type Config struct {
@@ -40,7 +42,7 @@ const again = 10 * time.Minute
 // which there are hardly any.
 func Run(ctx context.Context, cfg Config) error {
 	factory := externalversions.NewSharedInformerFactoryWithOptions(cfg.Snapshots, again,
-		externalversions.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = "!" + managedBy }))
+		externalversions.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = "!" + ManagedBy }))
 	contents := factory.Snapshot().V1().VolumeSnapshotContents().Informer()
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, again))
 	changed := func(obj any) {
@@ -91,7 +93,7 @@ func (cfg Config) adopt(ctx context.Context, content *snapshotv1.VolumeSnapshotC
 		return nil // another node's, or nobody's
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"resourceVersion": content.ResourceVersion, "labels": map[string]string{managedBy: cfg.Node},
+		"resourceVersion": content.ResourceVersion, "labels": map[string]string{ManagedBy: cfg.Node},
 	}})
 	if err != nil {
 		return err
