@@ -78,7 +78,8 @@ func Run(ctx context.Context, cfg Config) error {
 
 func (cfg Config) mayBeOurs(content *snapshotv1.VolumeSnapshotContent) bool {
 	// One that is being deleted too: only a snapshotter ends its deletion.
-	return content.Spec.Driver == cfg.Driver && content.Spec.Source.SnapshotHandle != nil
+	handle := content.Spec.Source.SnapshotHandle // if it is empty, the driver would list all snapshots
+	return content.Spec.Driver == cfg.Driver && content.Labels[ManagedBy] == "" && handle != nil && *handle != ""
 }
 
 // adopt labels a content whose snapshot is on this node.
