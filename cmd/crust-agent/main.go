@@ -23,10 +23,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/crust-csi/crust-csi/internal/apiserver"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/registration"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
@@ -100,12 +99,9 @@ func run(args []string) error {
 	defer lock.Close()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
 	defer cancel()
-	config, err := rest.InClusterConfig()
-	if o.kubeconfig != "" {
-		config, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig)
-	}
+	config, err := apiserver.Config(o.kubeconfig)
 	if err != nil {
-		return fmt.Errorf("the API server: %w (outside of a cluster: give --kubeconfig)", err)
+		return err
 	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

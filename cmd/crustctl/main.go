@@ -30,6 +30,8 @@ const defaultCrust = "unix:///run/crust/crust.sock"
 type globals struct {
 	endpoint, kubeletDir, output, crust string
 	timeout                             time.Duration
+
+	mounts mountLooks
 }
 
 func main() {

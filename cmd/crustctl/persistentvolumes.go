@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/crust-csi/crust-csi/internal/inventory"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -21,6 +22,7 @@ const (
 // persistentVolume is what this command reads of one. Kubernetes' own types are not
 // linked for these few fields.
 type persistentVolume struct {
+	Kind     string `json:"kind"` // empty in a PersistentVolumeList
 	Metadata struct {
 		Name string `json:"name"`
 	} `json:"metadata"`
@@ -57,18 +59,46 @@ func readPersistentVolumes(stdin io.Reader, path string) ([]persistentVolume, er
 		defer f.Close()
 		stdin = f
 	}
-	var list struct {
-		Kind  string             `json:"kind"`
-		Items []persistentVolume `json:"items"`
+	b, err := io.ReadAll(stdin)
+	if err != nil {
+		return nil, fmt.Errorf("--persistent-volumes %s: %w", path, err)
 	}
-	err := json.NewDecoder(stdin).Decode(&list)
-	if err == nil && list.Kind != "List" && list.Kind != "PersistentVolumeList" {
-		err = fmt.Errorf("its kind is %q, not List", list.Kind)
-	}
+	list, err := parsePersistentVolumes(b)
 	if err != nil {
 		return nil, fmt.Errorf("--persistent-volumes %s: this is not the output of `kubectl get pv -o json`: %w", path, err)
 	}
-	return list.Items, nil
+	return list, nil
+}
+
+// parsePersistentVolumes takes a list of all PersistentVolumes. It refuses a list that says
+// that it is a part: volumes of the PersistentVolumes that are not in it would seem to be
+// nobody's.
+func parsePersistentVolumes(b []byte) ([]persistentVolume, error) {
+	var list struct {
+		Kind     string `json:"kind"`
+		Metadata struct {
+			Continue           string `json:"continue"`
+			RemainingItemCount int64  `json:"remainingItemCount"`
+		} `json:"metadata"`
+		Items *[]persistentVolume `json:"items"`
+	}
+	if err := json.Unmarshal(b, &list); err != nil {
+		return nil, err
+	}
+	switch {
+	case list.Kind != "List" && list.Kind != "PersistentVolumeList":
+		return nil, fmt.Errorf("its kind is %q, not List", list.Kind)
+	case list.Metadata.Continue != "" || list.Metadata.RemainingItemCount != 0:
+		return nil, errors.New("it is a part of the list, as its metadata says (continue, remainingItemCount); the whole list is needed")
+	case list.Items == nil:
+		return nil, errors.New("it has no items")
+	}
+	for _, pv := range *list.Items {
+		if pv.Kind != "" && pv.Kind != "PersistentVolume" {
+			return nil, fmt.Errorf("it has a %q, not only PersistentVolumes", pv.Kind)
+		}
+	}
+	return *list.Items, nil
 }
 
 // isOf tells whether a PersistentVolume is tied to a node by its driver's topology key.
@@ -106,6 +136,7 @@ func (c *checkedPools) compare(list []persistentVolume, all bool) error {
 		known[m.ID] = true // there is something of it
 	}
 	handles := map[string]bool{}
+	ours := false // the list has a volume of the driver, on whatever node
 	for _, pv := range list {
 		if pv.Spec.CSI == nil || c.driver != "" && pv.Spec.CSI.Driver != c.driver {
 			continue
@@ -113,6 +144,7 @@ func (c *checkedPools) compare(list []persistentVolume, all bool) error {
 		id := pv.Spec.CSI.VolumeHandle
 		handles[id] = true
 		pool, _, _, ok := volume.ParseID(id)
+		ours = ours || ok || c.driver != ""
 		if !ok || known[id] || !pv.isOf(c.node) {
 			continue
 		}
@@ -129,10 +161,18 @@ func (c *checkedPools) compare(list []persistentVolume, all bool) error {
 		}
 		c.Findings = append(c.Findings, m)
 	}
+	var without []*inventory.Volume
 	for _, v := range c.volumes {
-		if handles[v.GetId()] || !slices.Contains(c.Pools, v.GetPool()) {
-			continue
+		if !handles[v.GetId()] && slices.Contains(c.Pools, v.GetPool()) {
+			without = append(without, v)
 		}
+	}
+	if len(without) > 0 && !ours {
+		c.failed = append(c.failed, fmt.Errorf("--persistent-volumes: the list has no PersistentVolume of this driver, although the pools have volumes (%d). "+
+			"It may be a part of the list (kubectl get pv with a selector) or another cluster's. The volumes were not compared; `crustctl volume list` shows them", len(without)))
+		return nil
+	}
+	for _, v := range without {
 		c.Findings = append(c.Findings, misfit{
 			Pool: v.GetPool(), Kind: withoutPersistentVolume, ID: v.GetId(), Claim: v.GetClaim(),
 			Means: fmt.Sprintf("volume %s has no PersistentVolume: it was retained, or made by crustctl, or is being made just now", cmp.Or(v.GetName(), v.GetId())),

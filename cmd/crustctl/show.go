@@ -36,7 +36,7 @@ func showCommand(g *globals) *cobra.Command {
 		Short: "Show a volume and who uses it, by id, name or claim (NAMESPACE/NAME); or a mount, by absolute path",
 		Args:  cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
 			if filepath.IsAbs(args[0]) { // asks the kernel, not the driver
-				p, err := lookAt(g.kubeletDir, args[0])
+				p, err := g.lookAt(args[0])
 				if err != nil {
 					return err
 				}
@@ -106,7 +106,7 @@ func (g *globals) showVolume(ctx context.Context, cmd *cobra.Command, c *csiclie
 			if u.GetDeferred() {
 				continue // what is mounted there is a placeholder
 			}
-			p, err := lookAt(g.kubeletDir, u.GetTarget())
+			p, err := g.lookAt(u.GetTarget())
 			if err != nil {
 				t.add("mount", "cannot be read: "+err.Error())
 				continue
@@ -120,6 +120,11 @@ func (g *globals) showVolume(ctx context.Context, cmd *cobra.Command, c *csiclie
 		return status.Errorf(codes.NotFound, "no volume of this node has the id, name or claim %q (crustctl volume list)", name)
 	}
 	return g.print(cmd.OutOrStdout(), t, data)
+}
+
+// lookAt gives what is mounted at a path. A mount that hangs is not waited for.
+func (g *globals) lookAt(path string) (published, error) {
+	return lookWithin(&g.mounts, path, func() (published, error) { return lookAt(g.kubeletDir, path) })
 }
 
 func lookAt(kubeletDir, path string) (published, error) {

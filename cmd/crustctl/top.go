@@ -15,6 +15,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/term"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
@@ -154,10 +155,16 @@ func (g *globals) look(ctx context.Context) (*view, error) {
 		return nil, err
 	}
 	sandboxes := g.sandboxByTarget(ctx)
-	v := &view{Node: info.GetNodeId(), Time: time.Now(), Pools: pools.GetPools(), Volumes: []busyVolume{}}
-	for _, vol := range volumes {
-		v.Volumes = append(v.Volumes, g.busy(ctx, c, vol, sandboxes))
+	v := &view{Node: info.GetNodeId(), Time: time.Now(), Pools: pools.GetPools(), Volumes: make([]busyVolume, len(volumes))}
+	var asked errgroup.Group
+	asked.SetLimit(8) // those that hang hold up few others
+	for i, vol := range volumes {
+		asked.Go(func() error {
+			v.Volumes[i] = g.busy(ctx, c, vol, sandboxes)
+			return nil
+		})
 	}
+	_ = asked.Wait() // none gives an error
 	slices.SortStableFunc(v.Volumes, func(a, b busyVolume) int { return cmp.Compare(b.Used, a.Used) })
 	return v, nil
 }
@@ -177,7 +184,7 @@ func (g *globals) busy(ctx context.Context, c *csiclient.Client, v *inventory.Vo
 			b.Deferred = true
 			continue // what is mounted there is a placeholder
 		}
-		p, err := lookAt(g.kubeletDir, u.GetTarget())
+		p, err := g.lookAt(u.GetTarget())
 		if err != nil {
 			b.Trouble = err.Error()
 			continue

@@ -241,10 +241,11 @@ func openVolumes(o *options, log *slog.Logger, metrics *telemetry.Metrics) (*vol
 // needingAttention is what the metrics show of single volumes.
 func needingAttention(d *driver.Driver) telemetry.Volumes {
 	v := telemetry.Volumes{Walks: map[string]time.Time{}}
-	for _, u := range d.Unhealthy() {
+	unhealthy, waiting := d.Conditions()
+	for _, u := range unhealthy {
 		v.Unhealthy = append(v.Unhealthy, telemetry.Unhealthy(u))
 	}
-	for _, g := range d.GrowthWaiting() {
+	for _, g := range waiting {
 		v.Growth = append(v.Growth, telemetry.Growth(g))
 	}
 	for _, w := range d.Walks() {

@@ -24,12 +24,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/crust-csi/crust-csi/internal/adoption"
 	"github.com/crust-csi/crust-csi/internal/announce"
+	"github.com/crust-csi/crust-csi/internal/apiserver"
 	"github.com/crust-csi/crust-csi/internal/inventory"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/placement"
@@ -92,12 +91,9 @@ func run(args []string) error {
 	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
 	defer cancel()
-	config, err := rest.InClusterConfig()
-	if o.kubeconfig != "" {
-		config, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig)
-	}
+	config, err := apiserver.Config(o.kubeconfig)
 	if err != nil {
-		return fmt.Errorf("the API server: %w (outside of a cluster: give --kubeconfig)", err)
+		return err
 	}
 	if o.role == "cluster" {
 		config.QPS, config.Burst = 50, 100 // the default of 5 a second delays a restore of many volumes

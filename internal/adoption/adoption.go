@@ -22,7 +22,9 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-const managedBy = "snapshot.storage.kubernetes.io/managed-by"
+// ManagedBy is the label by which external-snapshotter knows which node has a snapshot,
+// where each node has a snapshotter (--node-deployment).
+const ManagedBy = "snapshot.storage.kubernetes.io/managed-by"
 
 // Config is what Run works with.
 type Config struct {
@@ -40,7 +42,7 @@ const again = 10 * time.Minute
 // which there are hardly any.
 func Run(ctx context.Context, cfg Config) error {
 	factory := externalversions.NewSharedInformerFactoryWithOptions(cfg.Snapshots, again,
-		externalversions.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = "!" + managedBy }))
+		externalversions.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = "!" + ManagedBy }))
 	contents := factory.Snapshot().V1().VolumeSnapshotContents().Informer()
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, again))
 	changed := func(obj any) {
@@ -76,7 +78,8 @@ func Run(ctx context.Context, cfg Config) error {
 
 func (cfg Config) mayBeOurs(content *snapshotv1.VolumeSnapshotContent) bool {
 	// One that is being deleted too: only a snapshotter ends its deletion.
-	return content.Spec.Driver == cfg.Driver && content.Spec.Source.SnapshotHandle != nil
+	handle := content.Spec.Source.SnapshotHandle // if it is empty, the driver would list all snapshots
+	return content.Spec.Driver == cfg.Driver && content.Labels[ManagedBy] == "" && handle != nil && *handle != ""
 }
 
 // adopt labels a content whose snapshot is on this node.
@@ -91,7 +94,7 @@ func (cfg Config) adopt(ctx context.Context, content *snapshotv1.VolumeSnapshotC
 		return nil // another node's, or nobody's
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"resourceVersion": content.ResourceVersion, "labels": map[string]string{managedBy: cfg.Node},
+		"resourceVersion": content.ResourceVersion, "labels": map[string]string{ManagedBy: cfg.Node},
 	}})
 	if err != nil {
 		return err

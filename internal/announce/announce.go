@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -43,6 +44,9 @@ type key struct {
 const (
 	every  = time.Minute
 	repeat = time.Hour
+
+	atOnce   = 8               // volumes that are asked about
+	patience = 5 * time.Second // with one of them
 )
 
 // New gives an Announcer that has said nothing.
@@ -72,11 +76,14 @@ func (a *Announcer) Look(ctx context.Context, now time.Time) error {
 		if err != nil {
 			return err
 		}
+		var used []*inventory.Volume
 		for _, v := range page.GetVolumes() {
-			if len(v.GetUses()) == 0 {
-				continue
+			if len(v.GetUses()) > 0 {
+				used = append(used, v)
 			}
-			a.volume(ctx, v, current, now)
+		}
+		for i, health := range a.healthOf(ctx, used) {
+			a.volume(ctx, used[i], health, current, now)
 		}
 		if after = page.GetAfter(); after == "" {
 			break
@@ -96,12 +103,37 @@ func (a *Announcer) page(ctx context.Context, after string) (*inventory.Describe
 	return a.Inventory.DescribeVolumes(ctx, &inventory.DescribeVolumesRequest{After: after})
 }
 
-func (a *Announcer) volume(ctx context.Context, v *inventory.Volume, current map[key]bool, now time.Time) {
+// healthOf asks for the health of volumes, side by side: one that hangs delays no other. The
+// answer is nil for a volume that gives none.
+func (a *Announcer) healthOf(ctx context.Context, volumes []*inventory.Volume) []*csi.NodeGetVolumeHealthResponse {
+	health := make([]*csi.NodeGetVolumeHealthResponse, len(volumes))
+	var asked errgroup.Group
+	asked.SetLimit(atOnce)
+	for i, v := range volumes {
+		asked.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			var err error
+			if health[i], err = a.Health.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()}); err != nil {
+				a.Log.Debug("no health of a volume", "volume", v.GetId(), "error", err) // it may be gone by now
+				health[i] = nil
+			}
+			return nil
+		})
+	}
+	_ = asked.Wait() // none gives an error
+	return health
+}
+
+func (a *Announcer) volume(ctx context.Context, v *inventory.Volume, resp *csi.NodeGetVolumeHealthResponse, current map[key]bool, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	resp, err := a.Health.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()})
-	if err != nil {
-		a.Log.Debug("no health of a volume", "volume", v.GetId(), "error", err) // it may be gone by now
+	if resp == nil { // nothing is known, so nothing is forgotten
+		for k := range a.said {
+			if k.volume == v.GetId() {
+				current[k] = true
+			}
+		}
 		return
 	}
 	for _, h := range resp.GetVolumeHealth().GetHealthStatuses() {

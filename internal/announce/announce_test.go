@@ -3,10 +3,12 @@ package announce
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -25,6 +27,7 @@ type driver struct {
 	csi.NodeClient
 	volumes []*inventory.Volume
 	sick    map[string][]*csi.VolumeHealth_VolumeHealthEntry
+	hangs   map[string]bool
 	away    error
 }
 
@@ -40,7 +43,11 @@ func (d *driver) DescribeVolumes(_ context.Context, req *inventory.DescribeVolum
 	return resp, nil
 }
 
-func (d *driver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest, _ ...grpc.CallOption) (*csi.NodeGetVolumeHealthResponse, error) {
+func (d *driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest, _ ...grpc.CallOption) (*csi.NodeGetVolumeHealthResponse, error) {
+	if d.hangs[req.GetVolumeId()] {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if req.GetVolumeId() == "b" {
 		return nil, errors.New("deleted just now")
 	}
@@ -121,4 +128,54 @@ func TestB06_WhatIsWrongIsSaidOnce(t *testing.T) {
 	if got := said(start.Add(5*time.Hour + time.Minute)); len(got) != 0 {
 		t.Errorf("after the driver was away: %q", got)
 	}
+}
+
+// Volumes that hang, more than are asked about at once, delay no other for long. What was said
+// of a volume is not said again because it hung meanwhile.
+func TestB06_AVolumeThatHangsDelaysNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &driver{sick: map[string][]*csi.VolumeHealth_VolumeHealthEntry{}, hangs: map[string]bool{}}
+		all := &oneAnswer{driver: d}
+		for i := range atOnce + 2 {
+			id := fmt.Sprintf("v%02d", i)
+			all.volumes = append(all.volumes, &inventory.Volume{Id: id, Name: id, Uses: []*inventory.Use{{Pod: "ns/" + id, PodUid: id}}})
+			d.sick[id] = []*csi.VolumeHealth_VolumeHealthEntry{{Status: csi.VolumeHealthErrorType_DEGRADED, Reason: "Torn"}}
+			d.hangs[id] = i <= atOnce // all but the last
+		}
+		events := record.NewFakeRecorder(100)
+		a := New(Config{Client: fake.NewClientset(), Inventory: all, Health: d, Events: events, Log: slog.New(slog.DiscardHandler)})
+		said := func(want int) {
+			t.Helper()
+			begin := time.Now()
+			if err := a.Look(t.Context(), begin); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(begin); took > 2*patience {
+				t.Errorf("the look took %s", took)
+			}
+			if n := len(events.Events); n != want {
+				t.Errorf("%d events, want %d", n, want)
+			}
+			for len(events.Events) > 0 {
+				<-events.Events
+			}
+		}
+		said(1)
+		clear(d.hangs)
+		said(atOnce + 1)
+		d.hangs["v00"] = true
+		said(0)
+		clear(d.hangs)
+		said(0)
+	})
+}
+
+// oneAnswer gives all volumes on one page.
+type oneAnswer struct {
+	*driver
+	volumes []*inventory.Volume
+}
+
+func (d *oneAnswer) DescribeVolumes(context.Context, *inventory.DescribeVolumesRequest, ...grpc.CallOption) (*inventory.DescribeVolumesResponse, error) {
+	return &inventory.DescribeVolumesResponse{Volumes: d.volumes}, nil
 }

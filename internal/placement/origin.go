@@ -7,11 +7,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-)
 
-// managedBy is how external-snapshotter says which node has a snapshot, where each node
-// has a snapshotter (--node-deployment).
-const managedBy = "snapshot.storage.kubernetes.io/managed-by"
+	"github.com/crust-csi/crust-csi/internal/adoption"
+)
 
 var errNotYet = errors.New("not there yet")
 
@@ -66,7 +64,7 @@ func (c *Controller) ofSnapshot(ctx context.Context, namespace, name string) (or
 	if content.Spec.Driver != c.Driver {
 		return o, nil
 	}
-	o.node = content.Labels[managedBy]
+	o.node = content.Labels[adoption.ManagedBy]
 	if o.node == "" {
 		return o, fmt.Errorf("%s: no node says that it has it: %w", o.what, errNotYet)
 	}

@@ -98,16 +98,22 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 	ended := i.metrics.Started(method)
 	begin := time.Now()
 	var details []string
+	elsewhere := false
 	defer func() {
 		if p := recover(); p != nil {
 			i.log.Error("panic", "request_id", id, "method", method, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 			err = status.Errorf(codes.Internal, "%s: the driver met a bug (%v); its log has the details under request_id %d", method, p, id)
 		}
-		ended(status.Code(err).String())
+		code := status.Code(err).String()
+		if elsewhere { // ResourceExhausted would tell that a pool is full
+			code = fault.Elsewhere.String()
+		}
+		ended(code)
 		i.say(ctx, id, method, req, resp, time.Since(begin), err, details)
 	}()
 	resp, err = handler(audit.WithCaller(ctx, caller(ctx, method, id)), req)
 	details = fault.Details(err)
+	elsewhere = fault.Is(err, fault.Elsewhere)
 	return resp, Status(err)
 }
 

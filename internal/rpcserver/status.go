@@ -18,6 +18,7 @@ var kinds = map[fault.Kind]codes.Code{
 	fault.Internal: codes.Internal, fault.Invalid: codes.InvalidArgument, fault.NotFound: codes.NotFound,
 	fault.Exists: codes.AlreadyExists, fault.State: codes.FailedPrecondition, fault.NoSpace: codes.ResourceExhausted,
 	fault.OutOfRange: codes.OutOfRange, fault.Busy: codes.Aborted, fault.Unavailable: codes.Unavailable,
+	fault.Elsewhere: codes.ResourceExhausted,
 }
 
 // Status gives an error its gRPC code, as the CSI specification names them. Its text

@@ -48,20 +48,38 @@ func Options(s string) string {
 	return Text(strings.Join(parts, ","))
 }
 
+var device = regexp.MustCompile(`^\d+:\d+$`)
+
 // MountLine leaves out what a line of mountinfo has of the options of Options; a line
 // that is none is left out.
 func MountLine(line string) string {
-	before, after, ok := strings.Cut(line, " - ")
-	head, tail := strings.Fields(before), strings.Fields(after)
-	if !ok || len(head) < 6 || len(tail) < 2 {
+	before, after, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
+	// The kernel escapes this space in names, and no other.
+	head, tail := strings.Split(before, " "), strings.Split(after, " ")
+	if !ok || len(head) < 6 || !device.MatchString(head[2]) || !strings.HasPrefix(head[4], "/") || len(tail) < 2 {
 		return LeftOut
 	}
 	head[5] = Options(head[5])
+	tail[1] = source(tail[1])
 	if len(tail) > 2 {
 		tail[2] = Options(strings.Join(tail[2:], " "))
 		tail = tail[:3]
 	}
 	return Text(strings.Join(head, " ") + " - " + strings.Join(tail, " "))
+}
+
+// source leaves out who logs in, which is not only in addresses with a // (FUSE).
+func source(s string) string {
+	before, _, _ := strings.Cut(s, "@")
+	at := strings.LastIndex(s, "@")
+	if at < 0 {
+		return s
+	}
+	start := 0
+	if i := strings.Index(before, "//"); i >= 0 {
+		start = i + len("//")
+	}
+	return s[:start] + LeftOut + s[at:]
 }
 
 // flags of csi-node. Their values are no secrets: a test of csi-node's looks that all
@@ -101,21 +119,23 @@ var keys = words(`kind version data state volume snapshot id name sizeBytes crea
 // listed are the keys whose values are options of a mount.
 var listed = words("superblockOptions options")
 
+var kind = regexp.MustCompile(`^crust-csi\.[a-z-]+$`)
+
 // Record leaves out the fields of a record that this package does not know, and of mount
 // options those that Options leaves out. What is no record of this project is an error.
 func Record(b []byte) ([]byte, error) {
 	var e struct {
-		Kind    string `json:"kind"`
-		Version int    `json:"version"`
-		Data    any    `json:"data"`
+		Kind    string         `json:"kind"`
+		Version int            `json:"version"`
+		Data    map[string]any `json:"data"`
 	}
 	if err := json.Unmarshal(b, &e); err != nil {
 		return nil, errors.New("not a record") // the error quotes the text
 	}
-	if !strings.HasPrefix(e.Kind, "crust-csi.") {
+	if !kind.MatchString(e.Kind) {
 		return nil, errors.New("not a record of csi-node")
 	}
-	e.Data = value("", e.Data)
+	value("", e.Data)
 	out, err := json.MarshalIndent(e, "", "  ")
 	return append(out, '\n'), err
 }

@@ -122,14 +122,23 @@ type PoolBytes struct{ Size, Available, Used, Promised, Left, Reserve int64 }
 
 // poolSizes asks a pool once for each look at the metrics.
 type poolSizes struct {
-	list []*prometheus.Desc
-	ask  func() (PoolBytes, error)
+	list  []*prometheus.Desc
+	sizes *gathered[PoolBytes]
 }
 
+// unreadable are the sizes of a pool that cannot be read.
+var unreadable = PoolBytes{-1, -1, -1, -1, -1, -1}
+
 // Pool shows how large a pool is, what is left of it and what is promised. -1:
-// it cannot be read.
+// it cannot be read. ask runs in the background: a disk that hangs does not hang the metrics.
 func (m *Metrics) Pool(name string, ask func() (PoolBytes, error)) {
-	p := poolSizes{ask: ask}
+	p := poolSizes{sizes: &gathered[PoolBytes]{look: func() PoolBytes {
+		b, err := ask()
+		if err != nil {
+			return unreadable
+		}
+		return b
+	}}}
 	for _, d := range [][2]string{
 		{"size", "Size of the file system that the pool is on; -1: it cannot be read."},
 		{"available", "What is left of it; thin volumes fail writes when it is 0. -1: it cannot be read."},
@@ -150,9 +159,9 @@ func (p poolSizes) Describe(to chan<- *prometheus.Desc) {
 }
 
 func (p poolSizes) Collect(to chan<- prometheus.Metric) {
-	b, err := p.ask()
-	if err != nil {
-		b = PoolBytes{-1, -1, -1, -1, -1, -1}
+	b, ok := p.sizes.latest()
+	if !ok {
+		b = unreadable
 	}
 	for i, n := range []int64{b.Size, b.Available, b.Used, b.Promised, b.Left, b.Reserve} {
 		to <- prometheus.MustNewConstMetric(p.list[i], prometheus.GaugeValue, float64(n))

@@ -21,13 +21,15 @@ type Unhealthy struct{ VolumeID, Reason, Status string }
 // Growth is a growth that waits.
 type Growth struct{ VolumeID, Reason string }
 
-// volumes asks once for each look at the metrics.
+// volumesAgain is how old what is shown of volumes may be.
+const volumesAgain = 10 * time.Second
+
 type volumes struct {
 	unhealthy, growth, walk *prometheus.Desc
-	ask                     func() Volumes
+	now                     *gathered[Volumes]
 }
 
-// Volumes shows which volumes need attention.
+// Volumes shows which volumes need attention. ask runs in the background.
 func (m *Metrics) Volumes(ask func() Volumes) {
 	m.registry.MustRegister(volumes{
 		unhealthy: prometheus.NewDesc("crust_volume_unhealthy", "1 for each thing that is wrong with a volume that is staged here. "+
@@ -36,7 +38,7 @@ func (m *Metrics) Volumes(ask func() Volumes) {
 			"reason: file_system (the device is larger, its file system is not), no_room (the pool had no room).", []string{"volume_id", "reason"}, nil),
 		walk: prometheus.NewDesc("crust_ownership_walk_start_timestamp_seconds", "When the walk for fsGroup that runs over a volume's files began.",
 			[]string{"volume_id"}, nil),
-		ask: ask,
+		now: &gathered[Volumes]{look: ask, again: volumesAgain},
 	})
 }
 
@@ -47,7 +49,7 @@ func (v volumes) Describe(to chan<- *prometheus.Desc) {
 }
 
 func (v volumes) Collect(to chan<- prometheus.Metric) {
-	now := v.ask()
+	now, _ := v.now.latest()
 	for _, u := range now.Unhealthy {
 		to <- prometheus.MustNewConstMetric(v.unhealthy, prometheus.GaugeValue, 1, valid(u.VolumeID), u.Reason, u.Status)
 	}

@@ -3,7 +3,6 @@
 package testnode
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -40,26 +39,9 @@ type Node struct {
 
 	bin string
 	cmd *exec.Cmd
-	log *logBuffer
+	log *LogBuffer
 
 	started []string // its descriptors after the start
-}
-
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 var builds struct {
@@ -257,7 +239,7 @@ func (n *Node) Launch() {
 	command := slices.Concat(n.Under, []string{n.bin}, args)
 	n.cmd = exec.Command(command[0], command[1:]...)
 	n.cmd.Env = append(os.Environ(), n.Env...)
-	n.log = &logBuffer{}
+	n.log = &LogBuffer{}
 	n.cmd.Stderr = n.log
 	if err := n.cmd.Start(); err != nil {
 		n.T.Fatal(err)

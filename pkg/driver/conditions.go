@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 // Unhealthy is something that is wrong with a volume that is staged here.
@@ -37,70 +39,85 @@ type Walk struct {
 var notOfTheVolume = []string{"PoolFull", "PoolNearlyFull", "PoolIsAway", "PoolUnreadable", "DeferredToRuntime", "ReadOnlyNotRecursive"}
 
 const (
-	lookAgain    = 10 * time.Second // a scrape within this time gets the last result
-	lookPatience = 2 * time.Second  // a scrape of the metrics waits for no sick disk
-	lookTimeout  = 5 * time.Second  // of one volume
+	lookTimeout  = 5 * time.Second // of one volume
+	looksAtOnce  = 16
+	doesNotReply = "DoesNotAnswer"
 )
 
-// conditions is what the last look at all staged volumes found.
+// condition is what a look at a volume found.
+type condition struct {
+	unhealthy []Unhealthy
+	grows     bool // its file system is smaller than its device
+}
+
+// conditions is what the last look at each staged volume found.
 type conditions struct {
-	mu      sync.Mutex
-	found   []Unhealthy
-	ended   time.Time
-	running chan struct{} // closed when the look that runs has ended; nil: none runs
+	mu   sync.Mutex
+	last map[string]condition
 }
 
-// latest gives what look finds, or found the last time: no two looks run at once, there
-// is one in lookAgain at most, and it is waited for only as long as lookPatience.
-func (c *conditions) latest(look func() []Unhealthy) []Unhealthy {
-	c.mu.Lock()
-	if c.running == nil && time.Since(c.ended) >= lookAgain {
-		c.running = make(chan struct{})
-		go c.look(look)
+// Conditions looks at the volumes that are staged here, side by side. It tells what is
+// wrong with them, and whose growth waits. A volume that hangs is given up after
+// lookTimeout, and is not looked at again until it answers.
+func (d *Driver) Conditions() (unhealthy []Unhealthy, waiting []GrowthWaiting) {
+	d.conditions.mu.Lock()
+	before := d.conditions.last
+	d.conditions.mu.Unlock()
+	staged := d.staged.all()
+	ids := slices.Sorted(maps.Keys(staged))
+	found := make([]condition, len(ids))
+	var looks errgroup.Group
+	looks.SetLimit(looksAtOnce)
+	for i, id := range ids {
+		looks.Go(func() error {
+			found[i] = d.condition(staged[id], before[id])
+			return nil
+		})
 	}
-	running := c.running
-	c.mu.Unlock()
-	if running != nil {
-		select {
-		case <-running:
-		case <-time.After(lookPatience):
+	_ = looks.Wait() // none gives an error
+	now := map[string]condition{}
+	for i, id := range ids {
+		now[id] = found[i]
+		unhealthy = append(unhealthy, found[i].unhealthy...)
+		if found[i].grows {
+			waiting = append(waiting, GrowthWaiting{id, "file_system"})
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Clone(c.found)
+	d.conditions.mu.Lock()
+	d.conditions.last = now
+	d.conditions.mu.Unlock()
+	for _, id := range d.refused.all() {
+		waiting = append(waiting, GrowthWaiting{id, "no_room"})
+	}
+	return unhealthy, waiting
 }
 
-func (c *conditions) look(look func() []Unhealthy) {
-	found := look()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	close(c.running)
-	c.found, c.ended, c.running = found, time.Now(), nil
-}
-
-// Unhealthy looks at the volumes that are staged here, and tells what is wrong with
-// them. The next scrape reports what took too long for this one.
-func (d *Driver) Unhealthy() []Unhealthy {
-	return d.conditions.latest(func() []Unhealthy {
-		var found []Unhealthy
-		for id := range d.staged.all() {
-			found = append(found, d.unhealthy(id)...)
-		}
-		return found
-	})
-}
-
-func (d *Driver) unhealthy(id string) []Unhealthy {
+// condition looks at a volume. Of one that does not answer the growth is what it was.
+func (d *Driver) condition(r stagedRecord, before condition) condition {
 	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
 	defer cancel()
-	r, err := d.healthOf(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: id}, false)
-	if errors.Is(err, context.DeadlineExceeded) {
-		return []Unhealthy{{id, "DoesNotAnswer", "inaccessible"}}
+	var c condition
+	err := d.readers.look(ctx, r.VolumeID, func() error {
+		src, v, err := d.Volumes.Find(r.VolumeID)
+		if err != nil {
+			return err // it was unstaged meanwhile, or the pool is away
+		}
+		c = condition{unhealthy: ailing(d.health(ctx, src, r.VolumeID, "", false)), grows: d.grows(r, v)}
+		return nil
+	})
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errNoAnswer):
+		return condition{unhealthy: []Unhealthy{{r.VolumeID, doesNotReply, "inaccessible"}}, grows: before.grows}
+	case fault.Is(err, fault.Busy): // somebody else's look has not come back yet
+		return before
+	case err != nil:
+		return condition{}
 	}
-	if err != nil {
-		return nil // it was unstaged meanwhile, or the pool is away
-	}
+	return c
+}
+
+// ailing gives what the metrics show of a volume's health.
+func ailing(r *csi.NodeGetVolumeHealthResponse) []Unhealthy {
 	var found []Unhealthy
 	for _, h := range r.GetVolumeHealth().GetHealthStatuses() {
 		status := ""
@@ -113,27 +130,18 @@ func (d *Driver) unhealthy(id string) []Unhealthy {
 			status = "data_loss"
 		}
 		if status != "" && !slices.Contains(notOfTheVolume, h.GetReason()) {
-			found = append(found, Unhealthy{id, h.GetReason(), status})
+			found = append(found, Unhealthy{r.GetVolumeHealth().GetVolumeId(), h.GetReason(), status})
 		}
 	}
 	return found
 }
 
-// GrowthWaiting gives the volumes whose growth waits, on this node.
-func (d *Driver) GrowthWaiting() []GrowthWaiting {
-	var waiting []GrowthWaiting
-	for id, r := range d.staged.all() {
-		if r.Block || r.Share != "" || len(d.deferrals.of(id)) > 0 {
-			continue // there is no file system, or it is somebody else's to grow
-		}
-		if _, v, err := d.Volumes.Find(id); err == nil && v.Facts.GrowDue && (!v.Facts.GivenToGuest || r.HostMayMount) {
-			waiting = append(waiting, GrowthWaiting{id, "file_system"})
-		}
+// grows tells whether the growth of a volume's file system waits, on this node.
+func (d *Driver) grows(r stagedRecord, v volume.Volume) bool {
+	if r.Block || r.Share != "" || len(d.deferrals.of(v.ID)) > 0 {
+		return false // there is no file system, or it is somebody else's to grow
 	}
-	for _, id := range d.refused.all() {
-		waiting = append(waiting, GrowthWaiting{id, "no_room"})
-	}
-	return waiting
+	return v.Facts.GrowDue && (!v.Facts.GivenToGuest || r.HostMayMount)
 }
 
 // Walks gives the walks that run.

@@ -1,6 +1,9 @@
 package driver
 
 import (
+	"context"
+	"fmt"
+	"log/slog"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -8,34 +11,103 @@ import (
 	"time"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// A scrape of the metrics hangs on no disk, and many scrapes make no more looks than one.
-func TestMonitoring_AScrapeWaitsForNoSickDisk(t *testing.T) {
+// moody is a pool of which some volumes hang, each until it is let go.
+type moody struct {
+	volume.Pool
+	hangs map[string]chan struct{}
+	looks map[string]*atomic.Int32
+}
+
+func (p *moody) Name() string { return "pool" }
+
+func (p *moody) Get(id string) (volume.Volume, error) {
+	if answer, ok := p.hangs[id]; ok {
+		p.looks[id].Add(1)
+		<-answer
+	}
+	return volume.Volume{ID: id, Facts: volume.Facts{GrowDue: true}}, nil
+}
+
+func (p *moody) Health(string) []mounter.Ailment {
+	return []mounter.Ailment{{Reason: "Torn"}, {Reason: "PoolNearlyFull"}}
+}
+
+func (p *moody) Attached(string) (volume.Attachment, bool, error) {
+	return volume.Attachment{Share: &volume.Share{}}, true, nil
+}
+
+// Volumes that hang, more than are looked at side by side, keep the others from nothing.
+// One look at each of them is under way, however often they are asked about.
+func TestMonitoring_AVolumeThatHangsDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var c conditions
-		var looks atomic.Int32
-		answer := make(chan struct{})
-		sick := []Unhealthy{{"v", "DeviceUnreadable", "inaccessible"}}
-		look := func() []Unhealthy { looks.Add(1); <-answer; return sick }
-		for range 3 {
+		pool := &moody{hangs: map[string]chan struct{}{}, looks: map[string]*atomic.Int32{}}
+		registry, err := volume.NewRegistry(nil, pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log := slog.New(slog.DiscardHandler)
+		d := &Driver{Config: Config{Volumes: registry, Log: log}, readers: newReaders(log), staged: &stagedVolumes{m: map[string]stagedRecord{}}, deferrals: &deferrals{}}
+		const hung, well = looksAtOnce + 2, 5
+		for i := range hung + well {
+			id := volume.VolumeID("pool", fmt.Sprint(i))
+			d.staged.m[id] = stagedRecord{VolumeID: id}
+			if i < hung {
+				pool.hangs[id], pool.looks[id] = make(chan struct{}), &atomic.Int32{}
+			}
+		}
+		count := func(atMost time.Duration) (answers, torn, growing int) {
+			t.Helper()
 			begin := time.Now()
-			if got := c.latest(look); got != nil {
-				t.Errorf("before the look has ended: %v", got)
+			unhealthy, waiting := d.Conditions()
+			if took := time.Since(begin); took > atMost {
+				t.Errorf("the look took %s, more than %s", took, atMost)
 			}
-			if took := time.Since(begin); took > lookPatience {
-				t.Errorf("a scrape waited for %s", took)
+			for _, u := range unhealthy {
+				switch u.Reason {
+				case "DoesNotAnswer":
+					answers++
+				case "Torn":
+					torn++
+				}
 			}
+			return answers, torn, len(waiting)
+		}
+		// The kubelet's look at one more hangs already.
+		kubelets, answer := volume.VolumeID("pool", "kubelet's"), make(chan struct{})
+		d.staged.m[kubelets] = stagedRecord{VolumeID: kubelets}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := d.readers.look(ctx, kubelets, func() error { <-answer; return nil }); err == nil {
+			t.Error("it does not hang")
+		}
+		time.Sleep(2 * readerPatience)
+		if silent, _, _ := count(2 * lookTimeout); silent != hung+1 {
+			t.Errorf("%d do not answer, one of them to the kubelet", silent)
 		}
 		close(answer)
-		synctest.Wait()
-		if got := c.latest(look); !slices.Equal(got, sick) || looks.Load() != 1 {
-			t.Errorf("after %d looks: %v", looks.Load(), got)
+		delete(d.staged.m, kubelets)
+		if silent, torn, growing := count(0); silent != hung || torn != well || growing != well {
+			t.Errorf("%d do not answer, %d are torn, %d wait", silent, torn, growing)
 		}
-		time.Sleep(lookAgain)
-		sick = nil
-		if got := c.latest(look); len(got) != 0 || looks.Load() != 2 {
-			t.Errorf("later, after %d looks: %v", looks.Load(), got)
+		for range 5 {
+			time.Sleep(2 * readerPatience)
+			if silent, torn, growing := count(0); silent != hung || torn != well || growing != well {
+				t.Errorf("later: %d do not answer, %d are torn, %d wait", silent, torn, growing)
+			}
+		}
+		for id, looks := range pool.looks {
+			if n := looks.Load(); n != 1 {
+				t.Errorf("%d looks at %s", n, id)
+			}
+			close(pool.hangs[id])
+		}
+		synctest.Wait()
+		if silent, torn, growing := count(0); silent != 0 || torn != hung+well || growing != hung+well {
+			t.Errorf("when they answer: %d do not, %d are torn, %d wait", silent, torn, growing)
 		}
 	})
 }

@@ -152,7 +152,7 @@ func (d *Driver) wanted(req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool,
 	smallest, err := d.source(req.GetVolumeContentSource(), &spec, &params.Pool)
 	if fault.Is(err, fault.NotFound) && len(req.GetAccessibilityRequirements().GetRequisite()) > 0 {
 		// RESOURCE_EXHAUSTED: the one code that has external-provisioner leave the claim to another node.
-		err = fault.New(fault.NoSpace, "a copy is made on the node that has its origin, and %s has not: %w", d.NodeID, err)
+		err = fault.New(fault.Elsewhere, "a copy is made on the node that has its origin, and %s has not: %w", d.NodeID, err)
 	}
 	if err != nil {
 		return spec, nil, err
@@ -276,7 +276,7 @@ func (d *Driver) checkTopology(r *csi.TopologyRequirement) error {
 			return nil
 		}
 	}
-	return fault.New(fault.NoSpace, "the volume is wanted elsewhere: this node is %s=%s, and no requisite topology includes it", d.topology, d.NodeID)
+	return fault.New(fault.Elsewhere, "the volume is wanted elsewhere: this node is %s=%s, and no requisite topology includes it", d.topology, d.NodeID)
 }
 
 func (d *Driver) here(t *csi.Topology) bool {

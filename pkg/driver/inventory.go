@@ -3,6 +3,7 @@ package driver
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"sort"
 	"sync"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/inventory"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -24,14 +26,14 @@ type Inventory struct {
 const onePage = 1000
 
 // DescribePools gives the pools, with what is wrong with them.
-func (i Inventory) DescribePools(context.Context, *inventory.DescribePoolsRequest) (*inventory.DescribePoolsResponse, error) {
+func (i Inventory) DescribePools(ctx context.Context, _ *inventory.DescribePoolsRequest) (*inventory.DescribePoolsResponse, error) {
 	resp := &inventory.DescribePoolsResponse{}
 	for _, p := range i.Driver.Volumes.Pools() {
 		out := &inventory.Pool{Name: p.Name(), Volumes: int32(len(p.List())), Snapshots: int32(len(p.ListSnapshots()))}
-		c, err := p.Capacity()
+		c, err := askPool(ctx, i.Driver, p, p.Capacity)
 		if err == nil {
 			out.Size, out.Available, out.Used, out.Promised, out.Left = c.Total, c.Available, c.Used, c.Promised, c.Left
-			err = p.Usable()
+			err = i.Driver.usable(ctx, p)
 		}
 		if err != nil {
 			out.Trouble = err.Error()
@@ -42,7 +44,7 @@ func (i Inventory) DescribePools(context.Context, *inventory.DescribePoolsReques
 }
 
 // DescribeVolumes gives one page of the volumes.
-func (i Inventory) DescribeVolumes(_ context.Context, req *inventory.DescribeVolumesRequest) (*inventory.DescribeVolumesResponse, error) {
+func (i Inventory) DescribeVolumes(ctx context.Context, req *inventory.DescribeVolumesRequest) (*inventory.DescribeVolumesResponse, error) {
 	d := i.Driver
 	list := d.Volumes.List()
 	staged := d.staged.all()
@@ -51,7 +53,7 @@ func (i Inventory) DescribeVolumes(_ context.Context, req *inventory.DescribeVol
 	}
 	for id, r := range staged {
 		v := volume.Volume{ID: id, FSType: r.FSType, Block: r.Block, Share: r.Share != ""}
-		if _, known, err := d.Volumes.Find(id); err == nil {
+		if known, err := d.found(ctx, id); err == nil {
 			known.FSType = cmp.Or(known.FSType, known.Facts.Formatted, r.FSType)
 			v = known
 		}
@@ -65,12 +67,12 @@ func (i Inventory) DescribeVolumes(_ context.Context, req *inventory.DescribeVol
 		resp.After = list[onePage-1].ID
 	}
 	for _, v := range list {
-		resp.Volumes = append(resp.Volumes, d.inventoryOf(v))
+		resp.Volumes = append(resp.Volumes, d.inventoryOf(ctx, v))
 	}
 	return resp, nil
 }
 
-func (d *Driver) inventoryOf(v volume.Volume) *inventory.Volume {
+func (d *Driver) inventoryOf(ctx context.Context, v volume.Volume) *inventory.Volume {
 	out := &inventory.Volume{
 		Id: v.ID, Name: v.Name, Claim: inventory.ClaimOf(v.Parameters), Size: v.Size, FsType: v.FSType, Thick: v.Thick, Source: v.SourceSnapshot + v.SourceVolume,
 	}
@@ -79,7 +81,8 @@ func (d *Driver) inventoryOf(v volume.Volume) *inventory.Volume {
 	}
 	if pool, ok := d.Volumes.OwnerOf(v.ID); ok {
 		out.Pool = pool.Name()
-		out.Allocated, _ = pool.Allocated(v.ID) // 0 if the pool cannot be read
+		// 0 if the pool cannot be read.
+		out.Allocated, _ = askPool(ctx, d, pool, func() (int64, error) { return pool.Allocated(v.ID) })
 	}
 	if r, ok := d.staged.get(v.ID); ok {
 		out.Staged, out.Device = true, r.Device.Path+r.Share
@@ -95,6 +98,43 @@ func (d *Driver) inventoryOf(v volume.Volume) *inventory.Volume {
 		out.Uses = append(out.Uses, use)
 	}
 	return out
+}
+
+// askPool gives what f reads of a pool's disk. After lookTimeout f is left alone. Until it
+// comes back no other question begins, so that a disk that hangs keeps one thread.
+func askPool[T any](ctx context.Context, d *Driver, p volume.Pool, f func() (T, error)) (answer T, err error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	var got T
+	err = d.readers.look(ctx, "of pool "+p.Name(), func() (err error) {
+		got, err = f()
+		return err
+	})
+	if errors.Is(err, context.DeadlineExceeded) {
+		return answer, fault.New(fault.Unavailable, "pool %s has not answered within %s: see the kernel's log (dmesg)", p.Name(), lookTimeout)
+	}
+	if err != nil {
+		return answer, err // f may still be writing to got
+	}
+	return got, nil
+}
+
+// usable tells why a pool cannot be used.
+func (d *Driver) usable(ctx context.Context, p volume.Pool) error {
+	_, err := askPool(ctx, d, p, func() (struct{}, error) { return struct{}{}, p.Usable() })
+	return err
+}
+
+// found gives what is known of a staged volume.
+func (d *Driver) found(ctx context.Context, id string) (volume.Volume, error) {
+	find := func() (volume.Volume, error) {
+		_, v, err := d.Volumes.Find(id)
+		return v, err
+	}
+	if p, ok := d.Volumes.OwnerOf(id); ok {
+		return askPool(ctx, d, p, find)
+	}
+	return find()
 }
 
 func (d *Driver) use(id, target string) *inventory.Use {

@@ -46,11 +46,11 @@ func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	return &csi.NodeGetInfoResponse{NodeId: d.NodeID, AccessibleTopology: d.segments()}, nil
 }
 
-// Ready is nil when every pool can be used.
+// Ready is nil when every pool can be used. A disk that hangs is not waited for.
 func (d *Driver) Ready() error {
 	var errs []error
 	for _, p := range d.Volumes.Pools() {
-		errs = append(errs, p.Usable())
+		errs = append(errs, d.usable(context.Background(), p))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fault.New(fault.State, "not ready: %w", err)

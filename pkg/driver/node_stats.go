@@ -43,12 +43,12 @@ func (d *Driver) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	if path == "" {
 		return nil, invalid("volume_path is missing")
 	}
-	src, v, err := d.Volumes.Find(id)
-	if err != nil {
-		return nil, err
-	}
 	var stats *csi.NodeGetVolumeStatsResponse
-	err = d.readers.look(ctx, id, func() (err error) {
+	err := d.readers.look(ctx, id, func() error {
+		src, v, err := d.Volumes.Find(id) // it reads the pool's disk, which may hang
+		if err != nil {
+			return err
+		}
 		stats, err = d.stats(src, v, req)
 		return err
 	})
@@ -146,28 +146,22 @@ func describeUsage(u mounter.Usage) *csi.NodeGetVolumeStatsResponse {
 
 // NodeGetVolumeHealth tells what is wrong with a volume, as seen from here.
 func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
-	return d.healthOf(ctx, req, true)
-}
-
-// healthOf looks at a volume. On a crowded pool only a flush finds writes that are lost;
-// who looks often does without, and is told of those that somebody found.
-func (d *Driver) healthOf(ctx context.Context, req *csi.NodeGetVolumeHealthRequest, flush bool) (*csi.NodeGetVolumeHealthResponse, error) {
 	id := req.GetVolumeId()
 	if id == "" {
 		return nil, invalid("volume_id is missing")
 	}
-	src, _, err := d.Volumes.Find(id)
-	if err != nil {
-		return nil, err
-	}
 	var health *csi.NodeGetVolumeHealthResponse
-	err = d.readers.look(ctx, id, func() error {
-		health = d.health(ctx, src, id, req.GetVolumePublishPath(), flush)
+	err := d.readers.look(ctx, id, func() error {
+		src, _, err := d.Volumes.Find(id)
+		if err != nil {
+			return err
+		}
+		health = d.health(ctx, src, id, req.GetVolumePublishPath(), true)
 		return nil
 	})
 	if errors.Is(err, errNoAnswer) {
 		return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: id, HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{{
-			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "DoesNotAnswer", Message: err.Error(),
+			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: doesNotReply, Message: err.Error(),
 		}}}}, nil
 	}
 	if err != nil {
@@ -176,6 +170,8 @@ func (d *Driver) healthOf(ctx context.Context, req *csi.NodeGetVolumeHealthReque
 	return health, nil
 }
 
+// health looks at a volume. On a crowded pool only a flush finds writes that are lost. Who
+// looks often does without it, and is told of the lost writes that somebody else found.
 func (d *Driver) health(ctx context.Context, src volume.Source, id, path string, flush bool) *csi.NodeGetVolumeHealthResponse {
 	var ailments []mounter.Ailment
 	if r, ok := d.staged.get(id); ok && r.Block {

@@ -23,10 +23,11 @@ const (
 	OutOfRange              // a size that cannot be had (OUT_OF_RANGE)
 	Busy                    // another operation on it is running (ABORTED)
 	Unavailable             // what it needs is away, and may come (UNAVAILABLE)
+	Elsewhere               // another node has to do it (RESOURCE_EXHAUSTED)
 )
 
 func (k Kind) String() string {
-	names := [...]string{"Internal", "Invalid", "NotFound", "Exists", "State", "NoSpace", "OutOfRange", "Busy", "Unavailable"}
+	names := [...]string{"Internal", "Invalid", "NotFound", "Exists", "State", "NoSpace", "OutOfRange", "Busy", "Unavailable", "Elsewhere"}
 	if k < 0 || int(k) >= len(names) {
 		return fmt.Sprintf("Kind(%d)", int(k))
 	}

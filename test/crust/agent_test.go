@@ -42,7 +42,7 @@ type agent struct {
 
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when cmd has ended
-	log    *logBuffer
+	log    *testnode.LogBuffer
 }
 
 const agentNamespace = "tenant"
@@ -50,7 +50,7 @@ const agentNamespace = "tenant"
 func newAgent(t *testing.T) *agent {
 	t.Helper()
 	s := newServer(t, "namespace", "")
-	a := &agent{s: s, at: testnode.NewFailpoints(t), dir: filepath.Join(s.node.Dir, "agent"), log: &logBuffer{}}
+	a := &agent{s: s, at: testnode.NewFailpoints(t), dir: filepath.Join(s.node.Dir, "agent"), log: &testnode.LogBuffer{}}
 	ok(t, os.MkdirAll(filepath.Join(a.dir, "registry"), 0o700))
 	a.nri = newContainerRuntime(t, filepath.Join(a.dir, "nri.sock"))
 	server := httptest.NewServer(http.HandlerFunc(a.apiServer))
@@ -74,13 +74,10 @@ func newAgent(t *testing.T) *agent {
 
 func (a *agent) start() {
 	a.s.t.Helper()
-	cmd := exec.Command(testnode.BuildCommand(a.s.t, "crust-agent", "failpoint"),
+	cmd := testnode.LaunchCommand(a.s.t, "crust-agent", "failpoint", a.at.Env(), a.log,
 		"--driver", a.s.node.Endpoint(), "--endpoint", "unix://"+filepath.Join(a.dir, "agent.sock"), "--state-dir", filepath.Join(a.dir, "state"),
 		"--kubelet-registration-dir", filepath.Join(a.dir, "registry"), "--nri-socket", a.nri.socket, "--node-name", "node-1",
 		"--kubeconfig", filepath.Join(a.dir, "kubeconfig"), "-v", "4")
-	cmd.Env = append(os.Environ(), a.at.Env()...)
-	cmd.Stderr = a.log
-	ok(a.s.t, cmd.Start())
 	exited := make(chan struct{})
 	a.cmd, a.exited = cmd, exited
 	go func() { _ = cmd.Wait(); close(exited) }()

@@ -3,7 +3,6 @@
 package crust
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -11,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -69,18 +67,6 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-func (l *logBuffer) String() string { l.mu.Lock(); defer l.mu.Unlock(); return l.b.String() }
-
 // server is a crustd beside a csi-node.
 type server struct {
 	t       testing.TB
@@ -92,7 +78,7 @@ type server struct {
 	env     []string
 	args    []string
 	cmd     *exec.Cmd
-	log     *logBuffer
+	log     *testnode.LogBuffer
 }
 
 func newServer(t testing.TB, backend, tags string, args ...string) *server {
@@ -118,11 +104,8 @@ func (s *server) launch() {
 	if !strings.Contains(strings.Join(s.args, " "), "--allow-device") {
 		args = append(args, "--allow-device", "/dev/loop*")
 	}
-	s.cmd = exec.Command(testnode.BuildCommand(s.t, "crustd", s.tags), args...)
-	s.cmd.Env = append(os.Environ(), s.env...)
-	s.log = &logBuffer{}
-	s.cmd.Stderr = s.log
-	ok(s.t, s.cmd.Start())
+	s.log = &testnode.LogBuffer{}
+	s.cmd = testnode.LaunchCommand(s.t, "crustd", s.tags, s.env, s.log, args...)
 }
 
 func (s *server) start() {

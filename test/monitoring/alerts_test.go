@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
@@ -176,6 +178,7 @@ func TestEveryAlertFires(t *testing.T) {
 				t.Error("a volume of 1 PiB was made")
 			}
 		}},
+		{nil, w.askElsewhere}, // no fault: CrustNoRoom does not fire on node two
 		{[]string{"CrustVolumeDegraded two FilesystemError"}, func() { ext4Error(t, onDegraded) }},
 		{[]string{"CrustVolumeFailed two RemountedReadOnly"}, func() { ext4Error(t, onFailed) }},
 		{[]string{"CrustGrowthWaits two file_system"}, func() { w.grow(smaller, onSmaller, 2*size) }},
@@ -285,6 +288,20 @@ func (w *world) promise(pool string) {
 	made, err := w.one.Client.Create(ctxOf(w.t), "promised", most, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": pool}, nil)
 	ok(w.t, err)
 	w.t.Cleanup(func() { ok(w.t, w.one.Client.Delete(ctxOf(w.t), made.GetVolumeId())) })
+}
+
+// askElsewhere wants a copy of a snapshot that another node has.
+func (w *world) askElsewhere() {
+	w.t.Helper()
+	_, err := w.two.Client.CreateVolume(ctxOf(w.t), &csi.CreateVolumeRequest{
+		Name: "copy", VolumeCapabilities: []*csi.VolumeCapability{csiclient.Volume{FSType: "ext4"}.Capability()},
+		VolumeContentSource: &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "pool.s" + strings.Repeat("0", 32)}}},
+		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"topology.csi.crust.dev/node": "node-1"}}}},
+	})
+	if status.Code(err) != codes.ResourceExhausted {
+		w.t.Errorf("a copy of what another node has: %v", err)
+	}
 }
 
 // damage leaves a file system without its root directory, which only a person may mend.

@@ -1,7 +1,6 @@
 package monitoring
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -59,26 +57,11 @@ type daemon struct {
 	metrics string // HOST:PORT
 }
 
-type safeLog struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *safeLog) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *safeLog) String() string { l.mu.Lock(); defer l.mu.Unlock(); return l.b.String() }
-
 func newDaemon(t *testing.T, name string, args ...string) *daemon {
 	t.Helper()
 	d := &daemon{name: name, metrics: freeAddress(t)}
-	log := &safeLog{}
-	d.cmd = exec.Command(testnode.BuildCommand(t, name, ""), append(args, "--metrics-address", d.metrics, "-v", "4")...)
-	d.cmd.Stderr = log
-	ok(t, d.cmd.Start())
+	log := &testnode.LogBuffer{}
+	d.cmd = testnode.LaunchCommand(t, name, "", nil, log, append(args, "--metrics-address", d.metrics, "-v", "4")...)
 	t.Cleanup(func() {
 		d.kill()
 		if t.Failed() {

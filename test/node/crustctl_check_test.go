@@ -132,7 +132,14 @@ func TestB08_PoolCheckComparesWithPersistentVolumes(t *testing.T) {
 	if strings.Contains(out, "pvc-here") {
 		t.Errorf("a volume that is there:\n%s", out)
 	}
-	exits(t, n, 1, compare(local), "volume-without-pv", "pvc-here")
+	elsewhere := pv("pvc-there", lost, "node-2")
+	exits(t, n, 1, compare(elsewhere), "volume-without-pv", "pvc-here")
+	// A list without any volume of the driver says nothing of the volumes here.
+	for _, none := range [][]string{{local}, {}} {
+		if out := exits(t, n, 2, compare(none...), "no PersistentVolume of this driver", "volumes (1)"); strings.Contains(out, "volume-without-pv") {
+			t.Errorf("a volume is nobody's for a list that cannot know it:\n%s", out)
+		}
+	}
 	exits(t, n, 1, compare(pv("pvc-here", v.ID, "node-1"), pv("pvc-lost", "other.v"+strings.Repeat("0", 32), "node-1")), "pv-without-volume", `no pool "other"`)
 	n.Kill()
 	dir := []string{"pool", "check", "pool", "--dir", n.PoolDir(), "--persistent-volumes", pvs(t, pv("pvc-lost", lost, "node-1"))}

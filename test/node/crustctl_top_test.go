@@ -127,3 +127,50 @@ func TestB08_TopRefreshesOnATerminal(t *testing.T) {
 	ok(t, c.Wait())
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
 }
+
+// A mount that hangs, here a FUSE file system whose server answers nothing, is lying on a
+// pod's volume. Only crustctl sees it: csi-node would be fine.
+func TestB08_CrustctlWaitsForNoMountThatHangs(t *testing.T) {
+	n := testnode.New(t, "")
+	ids := map[string]string{}
+	for _, name := range []string{"pvc-hangs", "pvc-well"} {
+		v := create(t, n, name, csiclient.Volume{FSType: "ext4"})
+		ok(t, n.Client.Stage(ctxOf(t), v))
+		ok(t, n.Client.Publish(ctxOf(t), v, n.Target(name), false))
+		ids[name] = v.ID
+	}
+	crustctl := func(args ...string) string {
+		t.Helper()
+		fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+		ok(t, err)
+		defer fuse.Close()
+		script := `mount -i -t fuse -o fd=3,rootmode=40000,user_id=0,group_id=0 none "$0" && exec "$@"`
+		args = append([]string{"-c", script, n.Target("pvc-hangs"), testnode.BuildCommand(t, "crustctl", ""), "--endpoint", n.Endpoint(), "--kubelet-dir", n.KubeletDir()}, args...)
+		c := exec.CommandContext(ctxOf(t), "sh", args...)
+		c.ExtraFiles = []*os.File{fuse}
+		c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		out, err := c.CombinedOutput()
+		if err != nil {
+			t.Errorf("crustctl %v: %v\n%s", args[5:], err, out)
+		}
+		return string(out)
+	}
+	out := crustctl("top")
+	for line := range strings.Lines(out) {
+		hangs, well := strings.HasPrefix(line, "pvc-hangs "), strings.HasPrefix(line, "pvc-well ")
+		if (hangs || well) && strings.Contains(line, "does not answer") != hangs {
+			t.Errorf("not so: %s", line)
+		}
+	}
+	for _, w := range []string{"pvc-hangs", "pvc-well", "does not answer"} {
+		if !strings.Contains(out, w) {
+			t.Errorf("not a word of %q:\n%s", w, out)
+		}
+	}
+	if out := crustctl("volume", "show", ids["pvc-hangs"]); !strings.Contains(out, "does not answer") {
+		t.Errorf("volume show:\n%s", out)
+	}
+	for name, id := range ids {
+		down(t, n, id, n.Target(name))
+	}
+}

@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/record"
@@ -62,11 +63,13 @@ type Pool struct {
 	o  Options
 	id string // empty: its directory takes no identity, so any will do
 
-	mu    sync.Mutex
+	mu    sync.Mutex  // held while the disk is looked at, which may hang
 	inner volume.Pool // nil until it was there once
 	seen  place
 	thaw  volume.Thaw // what Recover was given; nil before that
 	said  bool        // the log has that it is away
+
+	once atomic.Pointer[volume.Pool] // inner, for who must not wait for the disk
 }
 
 // Open takes a pool. One that is away is no error, unless it was never there: the
@@ -152,6 +155,7 @@ func (p *Pool) here() (volume.Pool, error) {
 			return nil, err
 		}
 		p.inner = inner
+		p.once.Store(&inner)
 	}
 	return p.inner, nil
 }
@@ -184,11 +188,13 @@ func (p *Pool) look() error {
 	return nil
 }
 
-// known gives the pool where it was there once, whether or not it is now.
+// known gives the pool where it was there once, whether or not it is now. It waits for no
+// disk.
 func (p *Pool) known() volume.Pool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.inner
+	if inner := p.once.Load(); inner != nil {
+		return *inner
+	}
+	return nil
 }
 
 // Away tells why the pool is away, nil while it is there.

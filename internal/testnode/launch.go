@@ -1,0 +1,40 @@
+package testnode
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+)
+
+// LogBuffer keeps what a process writes, and may be read meanwhile.
+type LogBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *LogBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *LogBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// LaunchCommand builds one of cmd and starts it. env is added to the test's own
+// environment, and log gets what the process writes. The caller ends the process.
+func LaunchCommand(t testing.TB, name, tags string, env []string, log *LogBuffer, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(BuildCommand(t, name, tags), args...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stderr = log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}

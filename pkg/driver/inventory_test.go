@@ -1,0 +1,95 @@
+package driver
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/inventory"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// silent is a pool whose disk hangs until it is let go.
+type silent struct {
+	volume.Pool
+	name   string
+	answer chan struct{}
+	asked  int
+}
+
+func (p *silent) Name() string { return p.name }
+func (p *silent) List() []volume.Volume {
+	return []volume.Volume{{ID: volume.VolumeID(p.name, "v"), Size: 1}}
+}
+func (p *silent) ListSnapshots() []volume.Snapshot { return nil }
+func (p *silent) Usable() error                    { return nil }
+
+func (p *silent) Capacity() (volume.Capacity, error) {
+	p.asked++
+	<-p.answer
+	return volume.Capacity{Total: 7}, nil
+}
+
+func (p *silent) Allocated(string) (int64, error) {
+	p.asked++
+	<-p.answer
+	return 5, nil
+}
+
+// A pool whose disk hangs has trouble, and the other pool is described all the same. It is
+// asked once, however often somebody wants to know.
+func TestB08_APoolThatHangsIsDescribed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hung := &silent{name: "hung", answer: make(chan struct{})}
+		well := &silent{name: "well", answer: make(chan struct{})}
+		close(well.answer)
+		registry, err := volume.NewRegistry(nil, hung, well)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log := slog.New(slog.DiscardHandler)
+		d := Inventory{Driver: &Driver{Config: Config{Volumes: registry, Log: log}, readers: newReaders(log), staged: &stagedVolumes{}, deferrals: &deferrals{}, published: &publishedTargets{}}}
+		look := func(atMost time.Duration) ([]*inventory.Pool, []*inventory.Volume) {
+			t.Helper()
+			begin := time.Now()
+			pools, err := d.DescribePools(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			volumes, err := d.DescribeVolumes(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(begin); took > atMost {
+				t.Errorf("it took %s, more than %s", took, atMost)
+			}
+			return pools.GetPools(), volumes.GetVolumes()
+		}
+		if err := d.Driver.Ready(); err != nil {
+			t.Errorf("pools that can be used: %v", err)
+		}
+		for i, atMost := range []time.Duration{lookTimeout, 0, 0} {
+			pools, volumes := look(atMost)
+			if !strings.Contains(pools[0].GetTrouble(), "hung") || pools[0].GetSize() != 0 || pools[1].GetTrouble() != "" || pools[1].GetSize() != 7 {
+				t.Errorf("look %d: %v", i, pools)
+			}
+			if len(volumes) != 2 || volumes[0].GetSize() != 1 || volumes[0].GetAllocated() != 0 || volumes[1].GetAllocated() != 5 {
+				t.Errorf("look %d: %v", i, volumes)
+			}
+		}
+		if err := d.Driver.Ready(); !fault.Is(err, fault.State) || !strings.Contains(err.Error(), "hung") {
+			t.Errorf("a pool that does not answer is ready: %v", err)
+		}
+		if hung.asked != 1 {
+			t.Errorf("asked %d times", hung.asked)
+		}
+		close(hung.answer)
+		synctest.Wait()
+		if pools, volumes := look(0); pools[0].GetTrouble() != "" || pools[0].GetSize() != 7 || volumes[0].GetAllocated() != 5 {
+			t.Errorf("when it answers: %v %v", pools, volumes)
+		}
+	})
+}
