@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the programs of the releases in test/skew/releases, out of git, for tests of them beside
-# today's: .cache/skew/VERSION has the programs, the commit, and the kinds of records that the release
-# writes. Does nothing that was done before.
+# today's: .cache/skew/VERSION has the programs, their sources, the commit, and the kinds of records that
+# the release writes. Does nothing that was done before.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p .cache/skew
@@ -17,14 +17,11 @@ while read -r version commit; do
 		exit 1
 	fi
 	echo "releases: building the programs of $version"
-	tree=$(mktemp -d)
-	trap 'rm -rf "$tree"' EXIT
-	git archive "$commit" | tar -x -C "$tree"
 	rm -rf "$out"
-	mkdir -p "$out"
+	mkdir -p "$out/source"
+	git archive "$commit" | tar -x -C "$out/source"
 	# As the release makes them.
-	VERSION=${version#v} "$tree/deploy/image/compile.sh" "$arch" "$out/" ./cmd/csi-node ./cmd/crustctl ./cmd/crustd ./cmd/crust-agent ./cmd/crust-guest
-	grep -rhoP 'record\.Type\{Kind: "\K[^"]+' --include='*.go' --exclude='*_test.go' "$tree" | sort >"$out/kinds"
-	rm -rf "$tree"
+	VERSION=${version#v} "$out/source/deploy/image/compile.sh" "$arch" "$out/" ./cmd/csi-node ./cmd/crustctl ./cmd/crustd ./cmd/crust-agent ./cmd/crust-guest
+	grep -rhoP 'record\.Type\{Kind: "\K[^"]+' --include='*.go' --exclude='*_test.go' "$out/source" | sort >"$out/kinds"
 	echo "$commit" >"$out/commit"
 done < <(grep -v '^#' test/skew/releases)
