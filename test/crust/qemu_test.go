@@ -156,18 +156,24 @@ func (s *server) acquaint() {
 	s.T.Helper()
 	p := &pod{name: "acquaintance"}
 	m := s.boot(p, "q35", "")
+	s.hasAsked()
+	s.deregister(p)
+	m.Kill()
+}
+
+// hasAsked waits until the server has asked a guest for its file systems.
+func (s *server) hasAsked() {
+	s.T.Helper()
 	for deadline := time.Now().Add(patience(s.T)); ; time.Sleep(20 * time.Millisecond) {
 		fs, err := s.Client.RuntimeGetSupportedFileSystems(ctxOf(s.T), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
 		ok(s.T, err)
 		if len(fs.GetFileSystems()) > 0 {
-			break
+			return
 		}
 		if time.Now().After(deadline) {
 			s.T.Fatal("the guest does not tell its file systems")
 		}
 	}
-	s.deregister(p)
-	m.Kill()
 }
 
 func TestC12_C14_C16_C17_C18_Story1InAMicroVM(t *testing.T) {
