@@ -21,7 +21,8 @@ while read -r version commit; do
 	mkdir -p "$out/source"
 	git archive "$commit" | tar -x -C "$out/source"
 	# As the release makes them.
-	VERSION=${version#v} "$out/source/deploy/image/compile.sh" "$arch" "$out/" ./cmd/csi-node ./cmd/crustctl ./cmd/crustd ./cmd/crust-agent ./cmd/crust-guest
+	VERSION=${version#v} "$out/source/deploy/image/compile.sh" "$arch" "$out/" \
+		./cmd/csi-node ./cmd/crustctl ./cmd/crustd ./cmd/crust-agent ./cmd/crust-guest
 	grep -rhoP 'record\.Type\{Kind: "\K[^"]+' --include='*.go' --exclude='*_test.go' "$out/source" | sort >"$out/kinds"
 	echo "$commit" >"$out/commit"
 done < <(grep -v '^#' test/skew/releases)

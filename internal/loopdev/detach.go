@@ -160,7 +160,8 @@ func (n Nodes) Detach(d Device) error {
 	// only the page cache has that.
 	if err := linux.WriteBack(loop); err != nil && !d.ReadOnly {
 		loop.Close()
-		return fmt.Errorf("%s: what was written last could not be written to its file, and is lost: %w; call again to release the device", d.Path, err)
+		return fmt.Errorf("%s: what was written last could not be written to its file, and is lost: %w; call again to release the device",
+			d.Path, err)
 	}
 	// Whoever mends it must not take this for a pod's doing.
 	unlock := mending.Lock(d.number())

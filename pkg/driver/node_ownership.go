@@ -139,7 +139,8 @@ func (d *Driver) doubt(p *publication, m *mounter.Detached) {
 		err = errors.Join(ownership.Doubt(root), root.Close())
 	}
 	if err != nil {
-		d.Log.Warn("the record of the volume's group is left as it is, though the files are another's to give to groups", "volume_id", p.id, "error", err)
+		d.Log.Warn("the record of the volume's group is left as it is, though the kubelet may give its files to another",
+			"volume_id", p.id, "error", err)
 	}
 }
 

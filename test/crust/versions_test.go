@@ -48,7 +48,9 @@ func TestAGuestOfAReleaseUnderTodaysCrustdAndTheOtherWay(t *testing.T) {
 				for _, crustd := range []string{c.then, c.first, c.then} {
 					s.Become(crustd)
 					ok(t, s.runtimePublish(p))
-					_, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+					_, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{
+						SandboxId: p.name, HostVolumeId: p.info.Source,
+					})
 					ok(t, err)
 					if now := m.Path(p.target); now != at {
 						t.Errorf("the volume was at %s in the guest, and is at %s", at, now)

@@ -81,7 +81,8 @@ func TestRuntimeAssistedMountsAreSwitchedOffAndOnUnderVolumes(t *testing.T) {
 	deferred.use() // with the repeated publish
 	stays.use()
 	mounted.beginOnHost()
-	refused(t, n.Client.Publish(ctxOf(t), stays.v, n.Target("thief"), false), codes.FailedPrecondition, stays.v.ID, "is deferred to the runtime", stays.Target)
+	err := n.Client.Publish(ctxOf(t), stays.v, n.Target("thief"), false)
+	refused(t, err, codes.FailedPrecondition, stays.v.ID, "is deferred to the runtime", stays.Target)
 	deferred.end()
 	deferred.beginOnHost()
 

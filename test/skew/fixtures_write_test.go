@@ -132,12 +132,18 @@ var complete = map[string]string{
 		t.Fatal(err)
 	}`,
 	"pkg/orchestrator":       `writeFixture(t, deferralType, &Deferral{})`,
-	"pkg/driver":             `writeFixture(t, publishedType, &publishedRecord{}); writeFixture(t, deferralType, &deferral{}); writeFixture(t, stagedType, &stagedRecord{})`,
+	"pkg/driver":             `writeFixture(t, publishedType, &publishedRecord{})
+	writeFixture(t, deferralType, &deferral{})
+	writeFixture(t, stagedType, &stagedRecord{})`,
 	"pkg/crust/sandbox":      `writeFixture(t, sandboxType, &sandboxRecord{})`,
 	"pkg/crust/sandbox/qemu": `writeFixture(t, factsType, &guestFacts{})`,
-	"pkg/volume/static":      `writeFixture(t, entryType, &entry{}); writeFixture(t, deviceType, &deviceRecord{}); writeFixture(t, readType, &readRecord{})`,
-	"pkg/volume/looppool":    `writeFixture(t, volumeType, &volumeRecord{}); writeFixture(t, snapshotType, &snapshotRecord{})`,
-	"pkg/volume/poolhome":    `writeFixture(t, identityType, &identity{}); writeFixture(t, knownType, &known{})`,
+	"pkg/volume/static":      `writeFixture(t, entryType, &entry{})
+	writeFixture(t, deviceType, &deviceRecord{})
+	writeFixture(t, readType, &readRecord{})`,
+	"pkg/volume/looppool":    `writeFixture(t, volumeType, &volumeRecord{})
+	writeFixture(t, snapshotType, &snapshotRecord{})`,
+	"pkg/volume/poolhome":    `writeFixture(t, identityType, &identity{})
+	writeFixture(t, knownType, &known{})`,
 }
 
 const writeAll = `package %s

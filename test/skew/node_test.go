@@ -215,7 +215,8 @@ func told(ctx context.Context, n *testnode.Node) (string, error) {
 	}
 	for _, e := range volumes.GetEntries() {
 		v := e.GetVolume()
-		fmt.Fprintln(&b, v.GetVolumeId(), v.GetCapacityBytes(), v.GetContentSource(), v.GetVolumeContext()["csi.crust.dev/name"], v.GetVolumeContext()["fsGroupStrategy"])
+		about := v.GetVolumeContext()
+		fmt.Fprintln(&b, v.GetVolumeId(), v.GetCapacityBytes(), v.GetContentSource(), about["csi.crust.dev/name"], about["fsGroupStrategy"])
 	}
 	snapshots, err := n.Client.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
 	for _, e := range snapshots.GetEntries() {

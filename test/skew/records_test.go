@@ -13,6 +13,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
+const wayOut = `CONTRIBUTING.md, "Skew", tells how one is made`
+
 var kindPattern = regexp.MustCompile(`(\w+)\s*= record\.Type\{Kind: "([^"]+)"`)
 
 // Each kind of record has fixtures, and a test beside its code that reads them.
@@ -34,7 +36,7 @@ func TestEachKindOfRecordHasFixturesThatAreRead(t *testing.T) {
 			for _, kind := range found {
 				kinds++
 				if len(recordtest.Files(t, kind[2])) == 0 {
-					t.Errorf("%s: records of kind %q have no fixture in test/skew/testdata; CONTRIBUTING.md, \"Skew\", tells how one is made", path, kind[2])
+					t.Errorf("%s: records of kind %q have no fixture in test/skew/testdata: %s", path, kind[2], wayOut)
 				}
 				if read := regexp.MustCompile(`recordtest\.Read\[\w+\]\(t, ` + kind[1] + `\)`); !read.MatchString(testsIn(t, filepath.Dir(path))) {
 					t.Errorf("%s: no test beside it reads the fixtures of %s (recordtest.Read)", path, kind[1])
@@ -69,7 +71,7 @@ func TestEachReleaseHasFixturesOfItsKinds(t *testing.T) {
 		ok(t, err)
 		for _, kind := range append(strings.Fields(string(kinds)), "audit", "ownership", "microvm") {
 			if files, err := filepath.Glob(filepath.Join("testdata", release, kind, "*")); err != nil || len(files) == 0 {
-				t.Errorf("%s writes records of kind %q and has no fixture of them (%v); CONTRIBUTING.md, \"Skew\", tells how one is made", release, kind, err)
+				t.Errorf("%s writes records of kind %q and has no fixture of them (%v): %s", release, kind, err, wayOut)
 			}
 		}
 	})
