@@ -131,18 +131,18 @@ var complete = map[string]string{
 	if err := vm.Save(out); err != nil {
 		t.Fatal(err)
 	}`,
-	"pkg/orchestrator":       `writeFixture(t, deferralType, &Deferral{})`,
-	"pkg/driver":             `writeFixture(t, publishedType, &publishedRecord{})
+	"pkg/orchestrator": `writeFixture(t, deferralType, &Deferral{})`,
+	"pkg/driver": `writeFixture(t, publishedType, &publishedRecord{})
 	writeFixture(t, deferralType, &deferral{})
 	writeFixture(t, stagedType, &stagedRecord{})`,
 	"pkg/crust/sandbox":      `writeFixture(t, sandboxType, &sandboxRecord{})`,
 	"pkg/crust/sandbox/qemu": `writeFixture(t, factsType, &guestFacts{})`,
-	"pkg/volume/static":      `writeFixture(t, entryType, &entry{})
+	"pkg/volume/static": `writeFixture(t, entryType, &entry{})
 	writeFixture(t, deviceType, &deviceRecord{})
 	writeFixture(t, readType, &readRecord{})`,
-	"pkg/volume/looppool":    `writeFixture(t, volumeType, &volumeRecord{})
+	"pkg/volume/looppool": `writeFixture(t, volumeType, &volumeRecord{})
 	writeFixture(t, snapshotType, &snapshotRecord{})`,
-	"pkg/volume/poolhome":    `writeFixture(t, identityType, &identity{})
+	"pkg/volume/poolhome": `writeFixture(t, identityType, &identity{})
 	writeFixture(t, knownType, &known{})`,
 }
 

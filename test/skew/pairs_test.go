@@ -57,22 +57,35 @@ func newTenant(t testing.TB, a *testcrust.Agent, name string) *tenant {
 	return &tenant{t: t, a: a, name: name, v: a.S.Volume(name, "xfs"), size: testcrust.Size}
 }
 
-// call makes a call again until it is answered: after a program was replaced, connections to it
-// are made anew.
+// call makes a call again until it is answered, as the kubelet and the container runtime do: after a program was
+// replaced, connections to it are made anew.
 func (p *tenant) call(what string, f func(context.Context) error) {
 	p.t.Helper()
 	ctx := ctxOf(p.t)
-	eventually(p.t, testcrust.Longest, p.name+": "+what, func() bool {
-		err := f(ctx)
-		switch status.Code(err) {
-		case codes.OK:
-			return true
-		case codes.Unavailable, codes.Aborted: // the kubelet tries again
-			return false
+	var last error
+	defer func() {
+		if last != nil {
+			p.t.Logf("%s: %s: %v", p.name, what, last)
 		}
-		p.t.Fatalf("%s: %s: %v", p.name, what, err)
-		return false
+	}()
+	eventually(p.t, testcrust.Longest, p.name+": "+what, func() bool {
+		last = f(ctx)
+		switch status.Code(last) {
+		case codes.FailedPrecondition, codes.InvalidArgument, codes.AlreadyExists, codes.NotFound, codes.Internal:
+			p.t.Fatalf("%s: %s: %v", p.name, what, last)
+		}
+		return last == nil
 	})
+}
+
+// tell announces something to the agent, once, whatever it answers: the container runtime waits 2 s, and
+// what takes longer goes on.
+func (p *tenant) tell(what string, f func(context.Context) error) {
+	p.t.Helper()
+	eventually(p.t, testcrust.Longest, "an agent is connected to NRI", func() bool { return p.A.NRI.Plugin() != nil })
+	if err := f(ctxOf(p.t)); err != nil {
+		p.t.Logf("%s: %s: %v", p.name, what, err)
+	}
 }
 
 // begin is the next pod.
@@ -84,12 +97,7 @@ func (p *tenant) begin() {
 		ok(p.t, p.a.S.Node.Client.Stage(ctxOf(p.t), p.v))
 	}
 	p.call("publish", p.Publish)
-	p.call("the sandbox starts", func(ctx context.Context) error {
-		if p.A.NRI.Plugin() == nil {
-			return status.Error(codes.Unavailable, "no agent is connected")
-		}
-		return p.Run(ctx)
-	})
+	p.tell("the sandbox starts", p.Run)
 	p.call("a container is made", p.Create)
 	if p.due {
 		p.isGrown()
@@ -156,7 +164,7 @@ func (p *tenant) isGrown() {
 func (p *tenant) end() {
 	p.t.Helper()
 	p.use()
-	p.call("the sandbox ends", p.Stop)
+	p.tell("the sandbox ends", p.Stop)
 	p.call("unpublish", p.Unpublish)
 	if _, err := os.Lstat(p.Target); !os.IsNotExist(err) {
 		p.t.Errorf("%s is still there: %v", p.Target, err)
