@@ -25,10 +25,11 @@ setup:
 demo: setup build
 	scripts/demo.sh
 
-test: setup guest monitoring
+test: setup guest monitoring releases
 	$(GO) build ./...
 	$(GO) vet -tags vm,kubernetes,fleet ./...
 	$(GO) vet -tags man ./cmd/...
+	$(GO) vet -tags fixtures ./test/skew
 	$(GO) test -p 1 -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...
 	$(GO) vet -C deploy/helm ./...
 	$(GO) test -C deploy/helm -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...
@@ -54,10 +55,10 @@ lint: $(LINT)
 .PHONY: mutants mutants-changed
 BASE ?= $(shell git rev-parse -q --verify HEAD~1 || echo HEAD)
 OTHERS ?= 20
-mutants: setup guest monitoring
+mutants: setup guest monitoring releases
 	$(GO) run ./test/mutants $(MUTANTFLAGS)
 
-mutants-changed: setup guest monitoring
+mutants-changed: setup guest monitoring releases
 	$(GO) run ./test/mutants -changed $(BASE) -others $(OTHERS) $(MUTANTFLAGS)
 
 # The tests that depend on the kernel, as root in microVMs with Linux 6.1 and
@@ -123,6 +124,23 @@ demo-selinux: setup build
 .PHONY: guest
 guest: setup
 	scripts/guest.sh
+
+# The programs of the releases in test/skew/releases, which today's are tested beside; test-skew is these
+# tests alone. They are part of make test.
+.PHONY: releases test-skew
+releases:
+	scripts/releases.sh
+
+test-skew: setup guest releases
+	$(GO) test -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/skew
+	$(GO) test -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) -run OfAReleaseUnderTodays ./test/crust
+	$(GO) test -count=1 -run OfReleases $(TESTFLAGS) ./internal/audit ./internal/microvm ./pkg/...
+
+# The records that a release writes, kept in test/skew/testdata: make fixtures OF=v0.1.0. OF=today: what no
+# release has written yet.
+.PHONY: fixtures
+fixtures: setup releases
+	CRUST_FIXTURES=$(OF) $(GO) test -tags fixtures -count=1 $(TESTFLAGS) -run TestWriteFixtures ./test/skew
 
 # What the tests of deploy/monitoring run: Prometheus, promtool and a parser of queries.
 .PHONY: monitoring

@@ -147,9 +147,7 @@ func sayMissing(log *slog.Logger) {
 // openHostNamespace gives the host's mount namespace, nil for this process's
 // own.
 func openHostNamespace(o *options, log *slog.Logger) (*mounter.Namespace, error) {
-	if !o.defers {
-		return nil, nil
-	}
+	// A driver that defers no more still ends what was deferred.
 	if o.hostNamespace != "" {
 		ns, err := mounter.OpenNamespace(o.hostNamespace)
 		if err != nil {

@@ -139,8 +139,16 @@ func LoopSetCapacity(loop *os.File) error {
 	return ioctl("LOOP_SET_CAPACITY", loop, unix.LOOP_SET_CAPACITY, 0)
 }
 
+// WriteBack writes what the page cache has of a device and the device does not: sync_file_range(2).
+// An error of an earlier write is told once.
+func WriteBack(device *os.File) error {
+	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+	return call("sync_file_range", func() error { return unix.SyncFileRange(fdOf(device), 0, 0, all) })
+}
+
 // LoopClear is ioctl LOOP_CLR_FD. When somebody else has the device open it
-// is cleared at their last close instead.
+// is cleared at their last close instead. Otherwise it takes no write any more, and
+// what only the page cache has is lost: WriteBack comes first.
 func LoopClear(loop *os.File) error {
 	return ioctl("LOOP_CLR_FD", loop, unix.LOOP_CLR_FD, 0)
 }

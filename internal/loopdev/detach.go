@@ -156,6 +156,13 @@ func (n Nodes) Detach(d Device) error {
 	if err != nil {
 		return err
 	}
+	// A pod that had it raw may have written to it without fsync. Its close was not the last one, so
+	// only the page cache has that.
+	if err := linux.WriteBack(loop); err != nil && !d.ReadOnly {
+		loop.Close()
+		return fmt.Errorf("%s: what was written last could not be written to its file, and is lost: %w; call again to release the device",
+			d.Path, err)
+	}
 	// Whoever mends it must not take this for a pod's doing.
 	unlock := mending.Lock(d.number())
 	err = n.release(d)

@@ -36,8 +36,8 @@ type Node struct {
 	Pool        string   // directory of its pool, if not the usual one
 	PoolName    string   // if not "pool"
 	PoolOptions string   // what follows the directory in --pool, with a comma before it
+	Bin         string   // the program, if it is not today's
 
-	bin string
 	cmd *exec.Cmd
 	log *LogBuffer
 
@@ -189,7 +189,7 @@ func unbind(name string) error {
 func NewStopped(t testing.TB, tags string, args ...string) *Node {
 	t.Helper()
 	// Tests make many sparse volumes in whatever room their machine has.
-	n := &Node{T: t, Dir: shortDir(t), PoolOptions: ",overcommit=1000,reserve=1Mi", bin: Build(t, tags), Args: args}
+	n := &Node{T: t, Dir: shortDir(t), PoolOptions: ",overcommit=1000,reserve=1Mi", Bin: Build(t, tags), Args: args}
 	if err := os.MkdirAll(n.KubeletDir(), 0o750); err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +236,7 @@ func (n *Node) Launch() {
 		"--endpoint", n.Endpoint(), "--node-id", "node-1", "--pool", cmp.Or(n.PoolName, "pool") + "=loop:" + n.PoolDir() + n.PoolOptions,
 		"--state-dir", filepath.Join(n.Dir, "state"), "--kubelet-dir", n.KubeletDir(), "-v", "4", "--idmap-probe=false",
 	}, n.Args...)
-	command := slices.Concat(n.Under, []string{n.bin}, args)
+	command := slices.Concat(n.Under, []string{n.Bin}, args)
 	n.cmd = exec.Command(command[0], command[1:]...)
 	n.cmd.Env = append(os.Environ(), n.Env...)
 	n.log = &LogBuffer{}
@@ -307,6 +307,15 @@ func (n *Node) Stop() {
 	if err := n.Wait(); err != nil {
 		n.T.Errorf("csi-node ended with %v\n%s", err, n.Log())
 	}
+}
+
+// Become stops the process and starts another program in its place, as an upgrade does.
+func (n *Node) Become(bin string) {
+	n.T.Helper()
+	n.checkDescriptors()
+	n.Stop()
+	n.Bin = bin
+	n.Start()
 }
 
 // Restart is kill -9 and a new process.

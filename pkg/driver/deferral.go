@@ -49,11 +49,20 @@ func (d *Driver) notDeferred(id string) error {
 // wouldDefer gives the deferral that answers this publish, nil when the node
 // mounts the volume itself.
 func (d *Driver) wouldDefer(p *publication, supported []string) (*deferral, error) {
-	if !d.Defers || !p.attrs.AllowRuntimeAssistedMount || len(supported) == 0 || p.use.block {
+	if !p.attrs.AllowRuntimeAssistedMount || len(supported) == 0 || p.use.block {
 		return nil, nil
 	}
-	if p.readOnly && len(d.publishedAt(p.src, p.id)) > 0 {
-		return nil, nil // a reader beside pods of this node reads what they do
+	if _, known := d.deferrals.at(p.id, p.target); !known { // what is deferred stays so when the driver defers no more
+		if !d.Defers {
+			return nil, nil
+		}
+		at := d.publishedAt(p.src, p.id)
+		if slices.Contains(at, p.target) {
+			return nil, nil // since before it could be deferred
+		}
+		if p.readOnly && len(at) > 0 {
+			return nil, nil // a reader beside pods of this node reads what they do
+		}
 	}
 	r := &deferral{VolumeID: p.id, Target: p.target}
 	if share := p.attachment.Share; share != nil {

@@ -95,6 +95,9 @@ func (p *publication) groupOptions() error {
 // own gives a detached mount to the pod's group, and tells how it is to be
 // shown. With quick, work that takes time is errNeedsTime.
 func (d *Driver) own(ctx context.Context, p *publication, m *mounter.Detached, progress *volume.Progress, quick bool) (*mounter.IDMap, error) {
+	if !d.AppliesGroups && !p.readOnly && !groupByOption[p.staged.FSType] {
+		d.doubt(p, m)
+	}
 	if p.group == nil {
 		d.Metrics.OwnershipSkipped("no-group")
 		return nil, nil
@@ -126,6 +129,19 @@ func (d *Driver) own(ctx context.Context, p *publication, m *mounter.Detached, p
 		return nil, nil
 	}
 	return nil, d.walk(ctx, p, root, *p.group, progress, quick)
+}
+
+// doubt has the record not vouch for the files any more, where the orchestrator gives them to
+// groups: it does not tell when, and may be stopped on its way.
+func (d *Driver) doubt(p *publication, m *mounter.Detached) {
+	root, err := m.Dir()
+	if err == nil {
+		err = errors.Join(ownership.Doubt(root), root.Close())
+	}
+	if err != nil {
+		d.Log.Warn("the record of the volume's group is left as it is, though the kubelet may give its files to another",
+			"volume_id", p.id, "error", err)
+	}
 }
 
 func showing(disk, shown uint32) *mounter.IDMap {

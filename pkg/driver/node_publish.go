@@ -237,7 +237,7 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 		if want := p.use.options.SuperblockString(); differs == "" && p.attachment.Share == nil && want != p.staged.Superblock {
 			differs = fmt.Sprintf("mounted with options %q, asked for with %q", p.staged.Superblock, want)
 		}
-		if have, want := d.published.shown(p.id, p.target).Group, p.groupShown(); differs == "" && have != "" && want != have {
+		if have, want := d.published.shown(p.id, p.target).Group, p.groupShown(); differs == "" && d.AppliesGroups && have != "" && want != have {
 			differs = fmt.Sprintf("it shows its files as group %s's, and group %q was asked for", have, want)
 		}
 	}

@@ -26,7 +26,7 @@ func TestSandboxRunFallsBackToEmulation(t *testing.T) {
 	ctl := func(args ...string) (string, string) {
 		t.Helper()
 		args = append([]string{"-m", "--propagation", "private", "sh", "-ec", hidden, "sh", testnode.BuildCommand(t, "crustctl", ""),
-			"--timeout", (2 * patience(t)).String(), "sandbox", "--crust", "unix://" + s.socket()}, args...)
+			"--timeout", (2 * patience(t)).String(), "sandbox", "--crust", "unix://" + s.Socket()}, args...)
 		c := exec.Command("unshare", args...)
 		c.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "CRUST_ACCEL=")
 		var out, said strings.Builder
@@ -36,7 +36,7 @@ func TestSandboxRunFallsBackToEmulation(t *testing.T) {
 		}
 		return out.String(), said.String()
 	}
-	g, runDir := guestDir(t), filepath.Join(s.node.Dir, "run")
+	g, runDir := guestDir(t), filepath.Join(s.Node.Dir, "run")
 	out, said := ctl("run", "vm", "--kernel", g+"/vmlinuz", "--initramfs", g+"/initramfs", "--run-dir", runDir)
 	defer ctl("rm", "vm", "--run-dir", runDir)
 	if !strings.Contains(out, "running (tcg") {

@@ -12,7 +12,7 @@ import (
 // device of this driver's: the kubelet says whose the volume at a target is.
 func TestALow_AnotherDriverCannotNameThisDriversDevices(t *testing.T) {
 	s := newServer(t, "namespace", "", "--allow-device", "csi.crust.dev=/dev/loop*")
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
 	s.namespace(p)
@@ -34,5 +34,5 @@ func TestALow_AnotherDriverCannotNameThisDriversDevices(t *testing.T) {
 	ok(t, os.Remove(data))
 	s.deregister(p)
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-csi/crust-csi/internal/testcrust"
 	"github.com/crust-csi/crust-csi/internal/testnode"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
@@ -27,30 +28,30 @@ import (
 // C20: who may connect, and what it may name.
 func TestC20_PeersAndDevices(t *testing.T) {
 	s := newServer(t, "namespace", "", "--allow-device", "/dev/loop*")
-	if st, err := os.Stat(s.socket()); err != nil || st.Mode().Perm() != 0o600 {
+	if st, err := os.Stat(s.Socket()); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("socket %v %v", st.Mode(), err)
 	}
 	// Another user: the file's mode, and where that is opened up, its credentials.
-	ok(t, os.Chmod(s.socket(), 0o666))
-	for dir := s.node.Dir; len(dir) >= len(os.TempDir()); dir = filepath.Dir(dir) {
+	ok(t, os.Chmod(s.Socket(), 0o666))
+	for dir := s.Node.Dir; len(dir) >= len(os.TempDir()); dir = filepath.Dir(dir) {
 		ok(t, os.Chmod(dir, 0o755))
 	}
-	nobody := exec.Command(testnode.BuildCommand(t, "crustctl", ""), "--crust", "unix://"+s.socket(), "sandbox", "list")
-	bin := filepath.Join(s.node.Dir, "crustctl")
+	nobody := exec.Command(testnode.BuildCommand(t, "crustctl", ""), "--crust", "unix://"+s.Socket(), "sandbox", "list")
+	bin := filepath.Join(s.Node.Dir, "crustctl")
 	run(t, "cp", nobody.Path, bin)
 	nobody.Path, nobody.Args[0] = bin, bin
 	nobody.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	if out, err := nobody.CombinedOutput(); err == nil {
 		t.Errorf("another user was let in: %s", out)
 	}
-	for deadline := time.Now().Add(longest); !strings.Contains(s.log.String(), "user 65534"); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(testcrust.Longest); !strings.Contains(s.Log.String(), "user 65534"); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Error("the log says nothing of the refused peer")
 			break
 		}
 	}
 	// And a server that is not root's is not talked to.
-	if c, err := crust.Dial("unix://"+s.socket(), 65534); err == nil {
+	if c, err := crust.Dial("unix://"+s.Socket(), 65534); err == nil {
 		_, err = c.ListSandboxes(ctxOf(t), &crustv1alpha1.ListSandboxesRequest{})
 		if err == nil || !strings.Contains(err.Error(), "allowed are [65534]") {
 			t.Errorf("a server of root for a client that wants another: %v", err)
@@ -58,7 +59,7 @@ func TestC20_PeersAndDevices(t *testing.T) {
 		c.Close()
 	}
 
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
 	s.namespace(p)
@@ -90,19 +91,19 @@ func TestC20_PeersAndDevices(t *testing.T) {
 	}
 	p.info.Source = source
 	target := p.target
-	for _, path := range []string{"/etc", "/", "relative", s.node.KubeletDir(), s.node.KubeletDir() + "/../etc", target + "/", filepath.Join(t.TempDir(), "x")} {
+	for _, path := range []string{"/etc", "/", "relative", s.Node.KubeletDir(), s.Node.KubeletDir() + "/../etc", target + "/", filepath.Join(t.TempDir(), "x")} {
 		p.target = path
 		refused(t, s.runtimePublish(p), codes.InvalidArgument)
 	}
 	// By a link inside.
-	ok(t, os.Symlink(t.TempDir(), filepath.Join(s.node.KubeletDir(), "out")))
-	p.target = s.node.KubeletDir() + "/out/mount"
+	ok(t, os.Symlink(t.TempDir(), filepath.Join(s.Node.KubeletDir(), "out")))
+	p.target = s.Node.KubeletDir() + "/out/mount"
 	refused(t, s.runtimePublish(p), codes.InvalidArgument, "symbolic link")
 	p.target = target
 	ok(t, s.runtimePublish(p))
 	s.deregister(p)
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 }
 
 // Ten thousand requests of nonsense: every one is refused or answered, and the
@@ -111,7 +112,7 @@ func TestTenThousandRequestsOfNonsense(t *testing.T) {
 	s := newServer(t, "namespace", "")
 	r := rand.New(rand.NewPCG(1, 2))
 	text := func() string {
-		pieces := []string{"", "a", "..", "/", "/dev/loop0", s.node.KubeletDir() + "/pods/x", "\x00", strings.Repeat("x", 5000), "ext4", "ro", "context=", "\xff\xfe", "-1", "sandbox"}
+		pieces := []string{"", "a", "..", "/", "/dev/loop0", s.Node.KubeletDir() + "/pods/x", "\x00", strings.Repeat("x", 5000), "ext4", "ro", "context=", "\xff\xfe", "-1", "sandbox"}
 		out := ""
 		for range r.IntN(3) {
 			out += pieces[r.IntN(len(pieces))]
@@ -124,34 +125,34 @@ func TestTenThousandRequestsOfNonsense(t *testing.T) {
 		switch r.IntN(8) {
 		case 0:
 			gid := r.Uint32()
-			_, err = s.client.RuntimePublishVolume(ctx, &crustv1alpha1.RuntimePublishVolumeRequest{
+			_, err = s.Client.RuntimePublishVolume(ctx, &crustv1alpha1.RuntimePublishVolumeRequest{
 				SandboxId: text(), HostVolumeId: text(), HostTargetPath: text(), FileSystem: text(), MountOptions: []string{text(), text()}, FsgroupGid: &gid, FsgroupPolicy: text(),
 			})
 		case 1:
-			_, err = s.client.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: text(), HostVolumeId: text()})
+			_, err = s.Client.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: text(), HostVolumeId: text()})
 		case 2:
-			_, err = s.client.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: text(), HostVolumeId: text(), RequiredBytes: r.Int64() - r.Int64()})
+			_, err = s.Client.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: text(), HostVolumeId: text(), RequiredBytes: r.Int64() - r.Int64()})
 		case 3:
-			_, err = s.client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: text(), Source: text()})
+			_, err = s.Client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: text(), Source: text()})
 		case 4:
-			_, err = s.client.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{SandboxId: text(), Pid: r.Int64(), Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
+			_, err = s.Client.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{SandboxId: text(), Pid: r.Int64(), Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
 				Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: text(), ChannelSocket: text(), ChannelMagic: []byte(text())}}})
 		case 5:
-			_, err = s.client.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: text(), HostVolumeId: text()})
+			_, err = s.Client.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: text(), HostVolumeId: text()})
 		case 6:
-			_, err = s.client.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{SandboxId: text(), Pid: -r.Int64N(1 << 40), Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{
+			_, err = s.Client.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{SandboxId: text(), Pid: -r.Int64N(1 << 40), Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{
 				Namespace: &crustv1alpha1.NamespaceSandbox{UserNamespace: "/nowhere" + text()}}})
 		case 7:
-			_, err = s.client.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: text(), Argv: []string{text()}})
+			_, err = s.Client.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: text(), Argv: []string{text()}})
 		}
 		if c := status.Code(err); c == codes.Internal || c == codes.Unavailable || c == codes.Unknown || c == codes.DeadlineExceeded {
 			t.Fatalf("%v", err)
 		}
 	}
-	if strings.Contains(s.log.String(), "panic") {
+	if strings.Contains(s.Log.String(), "panic") {
 		t.Error("it panicked")
 	}
-	list, err := s.client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
+	list, err := s.Client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
 	ok(t, err)
 	if n := len(list.GetSandboxes()); n != 0 {
 		t.Errorf("%d sandboxes were made", n)
@@ -163,7 +164,7 @@ func TestTenThousandRequestsOfNonsense(t *testing.T) {
 func TestAGuestThatNeverAnswers(t *testing.T) {
 	s := newServer(t, "qemu", "", "--timeout", "5s")
 	s.acquaint()
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
 	m := s.boot(p, "q35", "")
@@ -174,26 +175,26 @@ func TestAGuestThatNeverAnswers(t *testing.T) {
 	}
 	ok(t, syscall.Kill(m.vm.PID, syscall.SIGSTOP))
 	begin := time.Now()
-	_, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+	_, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
 	refused(t, err, codes.DeadlineExceeded)
 	if took := time.Since(begin); took > 20*time.Second {
 		t.Errorf("answered after %s", took)
 	}
 	// Its lock is free again: the next call gets as far as the guest.
-	_, err = s.client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+	_, err = s.Client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
 	if c := status.Code(err); c != codes.DeadlineExceeded {
 		t.Errorf("unpublish: %v", err)
 	}
 	ok(t, syscall.Kill(m.vm.PID, syscall.SIGCONT))
 	for deadline := time.Now().Add(patience(t)); ; time.Sleep(100 * time.Millisecond) {
-		if _, err = s.client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source}); err == nil || time.Now().After(deadline) {
+		if _, err = s.Client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source}); err == nil || time.Now().After(deadline) {
 			break
 		}
 	}
 	ok(t, err)
 	s.deregister(p)
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 }
 
 // A process that calls itself a guest, and a QEMU, and lies.
@@ -277,25 +278,25 @@ func TestAGuestThatLies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := fmt.Sprint("liar-", len(name))
-			_, err := s.client.RegisterSandbox(ctxOf(t), &crustv1alpha1.RegisterSandboxRequest{SandboxId: id, Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
+			_, err := s.Client.RegisterSandbox(ctxOf(t), &crustv1alpha1.RegisterSandboxRequest{SandboxId: id, Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
 				Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: serve("q"+id, qmp), ChannelSocket: serve("c"+id, lie)}}})
 			ok(t, err)
 			begin := time.Now()
-			_, err = s.client.ExecInSandbox(ctxOf(t), &crustv1alpha1.ExecInSandboxRequest{SandboxId: id, Argv: []string{"true"}})
+			_, err = s.Client.ExecInSandbox(ctxOf(t), &crustv1alpha1.ExecInSandboxRequest{SandboxId: id, Argv: []string{"true"}})
 			if err == nil || time.Since(begin) > 15*time.Second {
 				t.Errorf("%v after %s", err, time.Since(begin))
 			}
-			fs, err := s.client.RuntimeGetSupportedFileSystems(ctxOf(t), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
+			fs, err := s.Client.RuntimeGetSupportedFileSystems(ctxOf(t), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
 			ok(t, err)
 			if len(fs.GetFileSystems()) > 0 {
 				t.Errorf("believed: %v", fs.GetFileSystems())
 			}
-			_, err = s.client.DeregisterSandbox(ctxOf(t), &crustv1alpha1.DeregisterSandboxRequest{SandboxId: id})
+			_, err = s.Client.DeregisterSandbox(ctxOf(t), &crustv1alpha1.DeregisterSandboxRequest{SandboxId: id})
 			ok(t, err)
 		})
 	}
 	// Nothing of them is left running.
-	for deadline := time.Now().Add(longest); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(testcrust.Longest); ; time.Sleep(50 * time.Millisecond) {
 		now := goroutines(t, address)
 		if now <= before {
 			break
@@ -305,7 +306,7 @@ func TestAGuestThatLies(t *testing.T) {
 			break
 		}
 	}
-	if strings.Contains(s.log.String(), "panic") {
+	if strings.Contains(s.Log.String(), "panic") {
 		t.Error("it panicked")
 	}
 }

@@ -16,19 +16,19 @@ import (
 func TestAnAgentThatIsKilled(t *testing.T) {
 	s := newServer(t, "qemu", "")
 	s.acquaint()
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
 	m := s.boot(p, "q35", "")
 	ok(t, s.runtimePublish(p))
-	at := m.path(p.target)
+	at := m.Path(p.target)
 	sh(t, m, "echo kept > %s/f", at)
 	agent := func() string {
 		return sh(t, m, `for p in /proc/[0-9]*; do [ "$(readlink $p/exe)" = /init ] && [ $p != /proc/1 ] && echo ${p#/proc/}; done; true`)
 	}
 	for range 3 {
 		pid := agent()
-		_, _ = m.exec("kill -9 " + pid) // its own answer is lost
+		_, _ = m.Exec("kill -9 " + pid) // its own answer is lost
 		if out := sh(t, m, "cat %s/f", at); out != "kept" {
 			t.Errorf("after the agent's end: %q", out)
 		}
@@ -38,24 +38,24 @@ func TestAnAgentThatIsKilled(t *testing.T) {
 		ok(t, s.runtimePublish(p)) // it finds the volume mounted
 	}
 	// And crustd: the sandbox is found again, and its volume in it.
-	s.restart()
+	s.Restart()
 	ok(t, s.runtimePublish(p))
-	st, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+	st, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
 	ok(t, err)
 	if st.GetUsage()[0].GetTotal() == 0 {
 		t.Error("no stats")
 	}
 	// Something eats all memory: whatever the kernel kills, the volume stays, and
 	// can be taken away.
-	_, _ = m.exec("mkdir -p /tmp/eat && mount -t tmpfs -o size=2G none /tmp/eat && dd if=/dev/zero of=/tmp/eat/f bs=1M 2>/dev/null; rm -f /tmp/eat/f")
-	if out, err := m.exec("rm -f /tmp/eat/f; cat " + at + "/f"); err != nil || strings.TrimSpace(out) != "kept" {
+	_, _ = m.Exec("mkdir -p /tmp/eat && mount -t tmpfs -o size=2G none /tmp/eat && dd if=/dev/zero of=/tmp/eat/f bs=1M 2>/dev/null; rm -f /tmp/eat/f")
+	if out, err := m.Exec("rm -f /tmp/eat/f; cat " + at + "/f"); err != nil || strings.TrimSpace(out) != "kept" {
 		if !m.gone() {
 			t.Errorf("after it ran out of memory: %v %s", err, out)
 		}
 	}
 	s.deregister(p)
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 }
 
 func (m *machine) gone() bool {
@@ -68,13 +68,13 @@ func (m *machine) gone() bool {
 func TestAFileSystemThatEndsTheGuest(t *testing.T) {
 	s := newServer(t, "qemu", "")
 	s.acquaint()
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	// A directory whose block is noise: the mount is well, looking is not.
 	v.Context = nil
-	ok(t, s.node.Client.Publish(ctxOf(t), v, s.node.Target("host"), false))
-	ok(t, os.Mkdir(s.node.Target("host")+"/victim", 0o755))
-	ok(t, os.WriteFile(s.node.Target("host")+"/victim/f", []byte("x"), 0o644))
-	ok(t, s.node.Client.Unpublish(ctxOf(t), v.ID, s.node.Target("host")))
+	ok(t, s.Node.Client.Publish(ctxOf(t), v, s.Node.Target("host"), false))
+	ok(t, os.Mkdir(s.Node.Target("host")+"/victim", 0o755))
+	ok(t, os.WriteFile(s.Node.Target("host")+"/victim/f", []byte("x"), 0o644))
+	ok(t, s.Node.Client.Unpublish(ctxOf(t), v.ID, s.Node.Target("host")))
 	v.Context = map[string]string{"allowRuntimeAssistedMount": "true"}
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
@@ -84,7 +84,7 @@ func TestAFileSystemThatEndsTheGuest(t *testing.T) {
 	run(t, "dd", "if=/dev/urandom", "of="+p.info.Source, "bs="+blockSize, "seek="+block, "count=1", "conv=notrunc,fsync", "status=none")
 	m := s.boot(p, "q35", "")
 	ok(t, s.runtimePublish(p))
-	_, err := m.exec("ls -la " + m.path(p.target) + "/victim")
+	_, err := m.Exec("ls -la " + m.Path(p.target) + "/victim")
 	if err == nil {
 		t.Fatal("the guest did not notice")
 	}
@@ -93,12 +93,12 @@ func TestAFileSystemThatEndsTheGuest(t *testing.T) {
 			t.Fatalf("the guest lives: %v", err)
 		}
 	}
-	m.kill()
+	m.Kill()
 	if !strings.Contains(err.Error(), "the microVM has ended") {
 		t.Errorf("the error: %v", err)
 	}
 	for deadline := time.Now().Add(patience(t)); ; time.Sleep(10 * time.Millisecond) {
-		list, err := s.client.ListSandboxes(ctxOf(t), &crustv1alpha1.ListSandboxesRequest{})
+		list, err := s.Client.ListSandboxes(ctxOf(t), &crustv1alpha1.ListSandboxesRequest{})
 		ok(t, err)
 		if len(list.GetSandboxes()) == 0 {
 			break
@@ -109,10 +109,10 @@ func TestAFileSystemThatEndsTheGuest(t *testing.T) {
 	}
 	s.nodeUnpublish(p)
 	// It is for the next guest as it is; this node's kernel is not to meet it.
-	ok(t, s.node.Client.Unstage(ctxOf(t), v.ID))
-	ok(t, s.node.Client.Stage(ctxOf(t), v))
-	refused(t, s.node.Client.Publish(ctxOf(t), v, s.node.Target("host"), false), codes.FailedPrecondition, "given to a guest")
-	s.delete(v)
+	ok(t, s.Node.Client.Unstage(ctxOf(t), v.ID))
+	ok(t, s.Node.Client.Stage(ctxOf(t), v))
+	refused(t, s.Node.Client.Publish(ctxOf(t), v, s.Node.Target("host"), false), codes.FailedPrecondition, "given to a guest")
+	s.Delete(v)
 }
 
 // A device that never was is refused; one whose bytes go away under a mounted
@@ -120,7 +120,7 @@ func TestAFileSystemThatEndsTheGuest(t *testing.T) {
 func TestADeviceThatIsGone(t *testing.T) {
 	s := newServer(t, "qemu", "")
 	s.acquaint()
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
 	m := s.boot(p, "q35", "")
@@ -130,13 +130,13 @@ func TestADeviceThatIsGone(t *testing.T) {
 	ok(t, s.runtimePublish(p))
 	file := strings.TrimSpace(run(t, "losetup", "-n", "-O", "BACK-FILE", p.info.Source))
 	ok(t, os.Truncate(file, 0))
-	if out, err := m.exec("ls -R " + m.path(p.target) + "; dd if=/dev/sda of=/dev/null bs=1M count=16 && dd if=/dev/zero of=" + m.path(p.target) + "/f bs=1M count=4 conv=fsync"); err == nil {
+	if out, err := m.Exec("ls -R " + m.Path(p.target) + "; dd if=/dev/sda of=/dev/null bs=1M count=16 && dd if=/dev/zero of=" + m.Path(p.target) + "/f bs=1M count=4 conv=fsync"); err == nil {
 		t.Errorf("the guest noticed nothing: %s", out)
 	}
-	_, err := s.client.RuntimeGetCapabilities(ctxOf(t), &crustv1alpha1.RuntimeGetCapabilitiesRequest{})
+	_, err := s.Client.RuntimeGetCapabilities(ctxOf(t), &crustv1alpha1.RuntimeGetCapabilitiesRequest{})
 	ok(t, err)
-	m.kill()
+	m.Kill()
 	eventually(t, patience(t), "it is cleaned up", func() bool { return s.listed() == "" })
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 }

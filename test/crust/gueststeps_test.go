@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-csi/crust-csi/internal/testcrust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
@@ -22,8 +23,8 @@ const guestPoints = "/run/failpoint" // CRUST_FAILPOINT_FILE in the guest
 
 // script runs a shell command in the guest; an agent that was killed is waited for.
 func (f failing) script(command string) (string, error) {
-	for end := time.Now().Add(longest); ; time.Sleep(20 * time.Millisecond) {
-		out, err := f.exec(command)
+	for end := time.Now().Add(testcrust.Longest); ; time.Sleep(20 * time.Millisecond) {
+		out, err := f.Exec(command)
 		if err == nil || time.Now().After(end) {
 			return strings.TrimSpace(out), err
 		}
@@ -55,7 +56,7 @@ func (f failing) reached(t *testing.T) bool {
 // life gives the volume to the sandbox, looks at it and takes it back. A call that
 // fails is made again; failed is called after each failure.
 func (f failing) life(ctx context.Context, p *pod, failed func()) error {
-	c := f.s.client
+	c := f.s.Client
 	const count = "grep -c ' /run/crust/volumes/' /proc/self/mountinfo || true"
 	for _, call := range []func(context.Context) error{
 		func(ctx context.Context) error { _, err := c.RuntimePublishVolume(ctx, p.request()); return err },
@@ -103,12 +104,12 @@ func TestD06_GuestErrorKillOrHangAtEveryStep(t *testing.T) {
 	run(t, "env", "CGO_ENABLED=0", "go", "build", "-tags", "failpoint", "-ldflags", "-s -w", "-o", dir+"/tree/init", "../../cmd/crust-guest")
 	s.initrd = withTree(t, dir)
 	give := func(name string) (*pod, failing) {
-		v := s.volume(name, "ext4")
-		t.Cleanup(func() { s.delete(v) })
-		target := s.node.Target("before-" + name)
-		ok(t, s.node.Client.Publish(ctxOf(t), v, target, false))
+		v := s.Volume(name, "ext4")
+		t.Cleanup(func() { s.Delete(v) })
+		target := s.Node.Target("before-" + name)
+		ok(t, s.Node.Client.Publish(ctxOf(t), v, target, false))
 		ok(t, os.WriteFile(target+"/word", []byte(name), 0o600))
-		ok(t, s.node.Client.Unpublish(ctxOf(t), v.ID, target))
+		ok(t, s.Node.Client.Unpublish(ctxOf(t), v.ID, target))
 		p := s.pod(name, v)
 		ok(t, s.nodePublish(p))
 		t.Cleanup(func() { s.nodeUnpublish(p) })
@@ -146,7 +147,7 @@ func TestD06_GuestErrorKillOrHangAtEveryStep(t *testing.T) {
 			if !f.reached(t) {
 				t.Error("the step was not reached")
 			}
-			if _, err := s.client.RuntimePublishVolume(ctxOf(t), p.request()); status.Code(err) != codes.Aborted {
+			if _, err := s.Client.RuntimePublishVolume(ctxOf(t), p.request()); status.Code(err) != codes.Aborted {
 				t.Errorf("a second call on the volume: %v", err)
 			}
 			if err := other.life(ctxOf(t), q, func() {}); err != nil {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-csi/crust-csi/internal/testcrust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
@@ -27,7 +28,7 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 	dir := t.TempDir()
 	ok(t, os.Mkdir(dir+"/tree", 0o755))
 	run(t, "env", "CGO_ENABLED=0", "go", "build", "-ldflags", "-s -w", "-o", dir+"/tree/hostile", "./hostile")
-	honest, evil := s.volume("honest", "ext4"), s.volume("evil", "ext4")
+	honest, evil := s.Volume("honest", "ext4"), s.Volume("evil", "ext4")
 	p, q := s.pod("honest", honest), s.pod("evil", evil)
 	ok(t, s.nodePublish(p))
 	ok(t, s.nodePublish(q))
@@ -36,18 +37,18 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 	bad := s.boot(q, "q35", "")
 	ok(t, s.runtimePublish(p))
 	ok(t, s.runtimePublish(q))
-	sh(t, m, "echo kept > %s/f", m.path(p.target))
-	s.stop()
-	s.args = append(s.args, "--timeout", "5s") // boots are over
-	s.start()
+	sh(t, m, "echo kept > %s/f", m.Path(p.target))
+	s.Stop()
+	s.Args = append(s.Args, "--timeout", "5s") // boots are over
+	s.Start()
 	ok(t, s.runtimePublish(p))
 	ok(t, s.runtimePublish(q))
 	before := s.memory()
 	for _, mode := range []string{"lies", "huge", "silent", "noise"} {
-		_, _ = bad.exec("/hostile " + mode + " >/dev/console 2>&1 &") // who answers is killed, or becomes worse
-		for deadline := time.Now().Add(longest); ; time.Sleep(20 * time.Millisecond) {
+		_, _ = bad.Exec("/hostile " + mode + " >/dev/console 2>&1 &") // who answers is killed, or becomes worse
+		for deadline := time.Now().Add(testcrust.Longest); ; time.Sleep(20 * time.Millisecond) {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-			r, err := s.client.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: q.name, Argv: []string{"/bin/echo", "honest"}})
+			r, err := s.Client.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: q.name, Argv: []string{"/bin/echo", "honest"}})
 			cancel()
 			if err != nil || strings.TrimSpace(string(r.GetOutput())) != "honest" {
 				break
@@ -59,7 +60,7 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 		var calls sync.WaitGroup
 		for name, call := range map[string]func(context.Context) (string, error){
 			"stats": func(ctx context.Context) (string, error) {
-				r, err := s.client.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: q.name, HostVolumeId: q.info.Source})
+				r, err := s.Client.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: q.name, HostVolumeId: q.info.Source})
 				for _, u := range r.GetUsage() {
 					if u.GetTotal() < 0 || u.GetAvailable() < 0 || u.GetUsed() < 0 {
 						t.Errorf("%s: usage %v", mode, u)
@@ -68,28 +69,28 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 				return "", err
 			},
 			"resolve": func(ctx context.Context) (string, error) {
-				r, err := s.client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: q.name, Source: q.target + "/lost+found"})
+				r, err := s.Client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: q.name, Source: q.target + "/lost+found"})
 				return r.GetPath(), err
 			},
 			"publish": func(ctx context.Context) (string, error) {
-				_, err := s.client.RuntimePublishVolume(ctx, q.request())
+				_, err := s.Client.RuntimePublishVolume(ctx, q.request())
 				return "", err
 			},
 			"expand": func(ctx context.Context) (string, error) {
-				_, err := s.client.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: q.name, HostVolumeId: q.info.Source, RequiredBytes: 1 << 20})
+				_, err := s.Client.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: q.name, HostVolumeId: q.info.Source, RequiredBytes: 1 << 20})
 				return "", err
 			},
 			"exec": func(ctx context.Context) (string, error) {
-				_, err := s.client.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: q.name, Argv: []string{"/bin/true"}})
+				_, err := s.Client.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: q.name, Argv: []string{"/bin/true"}})
 				return "", err // its output is what was asked for
 			},
 			"list": func(ctx context.Context) (string, error) {
-				r, err := s.client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
+				r, err := s.Client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
 				return r.String(), err
 			},
 		} {
 			calls.Go(func() {
-				ctx, cancel := context.WithTimeout(context.Background(), longest)
+				ctx, cancel := context.WithTimeout(context.Background(), testcrust.Longest)
 				defer cancel()
 				text, err := call(ctx)
 				if ctx.Err() != nil {
@@ -106,12 +107,12 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 		}
 		calls.Wait()
 		// What it says when it is asked to mount is remembered.
-		ctx, cancel := context.WithTimeout(context.Background(), longest)
-		_, err := s.client.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: q.name, HostVolumeId: q.info.Source})
+		ctx, cancel := context.WithTimeout(context.Background(), testcrust.Longest)
+		_, err := s.Client.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: q.name, HostVolumeId: q.info.Source})
 		inPlainWords(t, mode+": unpublish", status.Convert(err).Message())
-		_, err = s.client.RuntimePublishVolume(ctx, q.request())
+		_, err = s.Client.RuntimePublishVolume(ctx, q.request())
 		inPlainWords(t, mode+": publish anew", status.Convert(err).Message())
-		list, err := s.client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
+		list, err := s.Client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
 		cancel()
 		ok(t, err)
 		for _, sb := range list.GetSandboxes() {
@@ -119,7 +120,7 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 				inPlainWords(t, mode+": list", v.GetSandboxPath())
 			}
 		}
-		if out := sh(t, m, "cat %s/f", m.path(p.target)); out != "kept" {
+		if out := sh(t, m, "cat %s/f", m.Path(p.target)); out != "kept" {
 			t.Errorf("%s: the other microVM has %q", mode, out)
 		}
 		ok(t, s.runtimePublish(p))
@@ -127,9 +128,9 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 	if after := s.memory(); after > before+64<<20 {
 		t.Errorf("crustd had %d MiB, and has %d", before>>20, after>>20)
 	}
-	bad.kill()
-	for deadline := time.Now().Add(longest); ; time.Sleep(20 * time.Millisecond) {
-		list, err := s.client.ListSandboxes(ctxOf(t), &crustv1alpha1.ListSandboxesRequest{})
+	bad.Kill()
+	for deadline := time.Now().Add(testcrust.Longest); ; time.Sleep(20 * time.Millisecond) {
+		list, err := s.Client.ListSandboxes(ctxOf(t), &crustv1alpha1.ListSandboxesRequest{})
 		ok(t, err)
 		if len(list.GetSandboxes()) == 1 {
 			break
@@ -139,10 +140,10 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 		}
 	}
 	s.nodeUnpublish(q)
-	s.delete(evil)
+	s.Delete(evil)
 	s.deregister(p)
 	s.nodeUnpublish(p)
-	s.delete(honest)
+	s.Delete(honest)
 }
 
 // inPlainWords wants nothing that a terminal takes for more than text, and not much.
@@ -155,10 +156,10 @@ func inPlainWords(t *testing.T, what, text string) {
 
 // memory is what the server has in memory, in bytes.
 func (s *server) memory() int64 {
-	s.t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
-	ok(s.t, err)
+	s.T.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.Cmd.Process.Pid))
+	ok(s.T, err)
 	kib, err := strconv.ParseInt(regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindStringSubmatch(string(b))[1], 10, 64)
-	ok(s.t, err)
+	ok(s.T, err)
 	return kib << 10
 }

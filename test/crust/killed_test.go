@@ -53,27 +53,27 @@ func TestD06_CrustdKilledAtEveryStepOfAMicroVM(t *testing.T) {
 func killedAtEveryStep(t *testing.T, s *server, points []string, register func(*pod) *crustv1alpha1.RegisterSandboxRequest) {
 	for _, point := range points {
 		t.Run(point, func(t *testing.T) {
-			s.t = t
-			v := s.volume(point, "ext4")
+			s.T = t
+			v := s.Volume(point, "ext4")
 			p := s.pod("pod-"+point, v)
 			ok(t, s.nodePublish(p))
 			registration := register(p)
-			s.stop()
-			s.env = []string{"CRUST_FAILPOINT=" + point}
-			s.start()
+			s.Stop()
+			s.Env = []string{"CRUST_FAILPOINT=" + point}
+			s.Start()
 			hit := false
 			for _, step := range s.steps(p, registration) {
 				err := step(ctxOf(t))
 				if err == nil {
 					continue
 				}
-				if werr := s.cmd.Wait(); werr == nil || werr.Error() != "signal: killed" {
+				if werr := s.Cmd.Wait(); werr == nil || werr.Error() != "signal: killed" {
 					t.Fatalf("the call failed (%v), but crustd was not killed: %v", err, werr)
 				}
 				hit = true
-				s.client.Close()
-				s.cmd, s.env = nil, nil
-				s.start()
+				s.Client.Close()
+				s.Cmd, s.Env = nil, nil
+				s.Start()
 				if err := step(ctxOf(t)); err != nil {
 					t.Fatalf("the repeated call fails: %v", err)
 				}
@@ -81,12 +81,12 @@ func killedAtEveryStep(t *testing.T, s *server, points []string, register func(*
 			if !hit {
 				t.Errorf("no call came past %s", point)
 			}
-			s.stop()
-			s.env = nil
-			s.start()
+			s.Stop()
+			s.Env = nil
+			s.Start()
 			s.nodeUnpublish(p)
-			s.delete(v) // refused while anything is left
+			s.Delete(v) // refused while anything is left
 		})
 	}
-	s.t = t
+	s.T = t
 }

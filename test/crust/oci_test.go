@@ -74,7 +74,7 @@ func TestC15_C24_ContainersSeeTheSandboxesVolumes(t *testing.T) {
 	for name, runtime := range runtimes(t) {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t, "namespace", "")
-			v := s.volume("v", "ext4")
+			v := s.Volume("v", "ext4")
 			p := s.pod("pod", v)
 			ok(t, s.nodePublish(p))
 			// start runs a container, directly or through crust-oci; crun refuses the
@@ -91,7 +91,7 @@ func TestC15_C24_ContainersSeeTheSandboxesVolumes(t *testing.T) {
 				argv = append(argv, "run", "--bundle", bundle(t, p.name, source, script), id)
 				c := exec.Command("unshare", append([]string{"-m", "--propagation", "slave", "sh", "-c",
 					`[ "$(stat -f -c %T /sys/fs/cgroup)" = cgroup2fs ] || [ "$0" != crun ] || mount -t cgroup2 none /sys/fs/cgroup; exec "$@"`, name}, argv...)...)
-				c.Env = append(os.Environ(), "CRUST_OCI_RUNTIME="+runtime[0], "CRUST_ENDPOINT=unix://"+s.socket())
+				c.Env = append(os.Environ(), "CRUST_OCI_RUNTIME="+runtime[0], "CRUST_ENDPOINT=unix://"+s.Socket())
 				out, err := c.CombinedOutput()
 				if err != nil {
 					_ = exec.Command(runtime[0], append(append([]string{}, runtime[1:]...), "delete", "--force", id)...).Run()
@@ -164,14 +164,14 @@ func TestC15_C24_ContainersSeeTheSandboxesVolumes(t *testing.T) {
 				t.Error(err)
 			}
 			// Without crustd nobody can tell, so nothing is given.
-			s.kill()
+			s.Kill()
 			if out, err := start(true, p.target, write); err == nil {
 				t.Errorf("without crustd: %s", out)
 			}
-			s.start()
+			s.Start()
 			s.deregister(p)
 			s.nodeUnpublish(p)
-			s.delete(v)
+			s.Delete(v)
 		})
 	}
 }

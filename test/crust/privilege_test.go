@@ -16,6 +16,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/privilege"
+	"github.com/crust-csi/crust-csi/internal/testcrust"
 	"github.com/crust-csi/crust-csi/internal/testnode"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
@@ -47,18 +48,18 @@ func TestA09_EachCapabilityOfCrustdIsMissed(t *testing.T) {
 // begins starts a crustd, and tells if it ends instead of serving.
 func begins(t *testing.T, s *server) error {
 	t.Helper()
-	s.launch()
-	for deadline := time.Now().Add(longest); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.cmd.Process.Pid))
+	s.Launch()
+	for deadline := time.Now().Add(testcrust.Longest); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.Cmd.Process.Pid))
 		ok(t, err)
 		if rest := string(stat[bytes.LastIndexByte(stat, ')')+1:]); strings.HasPrefix(rest, " Z") {
-			err := fmt.Errorf("crustd ended: %w: %s", s.cmd.Wait(), s.log.String())
-			s.cmd = nil
+			err := fmt.Errorf("crustd ended: %w: %s", s.Cmd.Wait(), s.Log.String())
+			s.Cmd = nil
 			return err
 		}
-		if c, err := net.Dial("unix", s.socket()); err == nil {
+		if c, err := net.Dial("unix", s.Socket()); err == nil {
 			c.Close()
-			s.client, err = crust.Dial("unix://" + s.socket())
+			s.Client, err = crust.Dial("unix://" + s.Socket())
 			return err
 		}
 	}
@@ -76,16 +77,16 @@ func sandboxLife(t *testing.T, held privilege.Needs) error {
 		testnode.BuildCommand(t, program, "")
 	}
 	n := testnode.New(t, "")
-	s := &server{t: t, node: n, backend: "namespace", args: []string{
+	s := &server{Server: &testcrust.Server{T: t, Node: n, Backend: "namespace", Bin: testnode.BuildCommand(t, "crustd", ""), Args: []string{
 		"--capabilities", held.List(), "--host-mount-namespace", fmt.Sprintf("/proc/%d/ns/mnt", host.Process.Pid),
 		"--install-dir", filepath.Join(n.Dir, "installed"),
-	}}
-	t.Cleanup(s.cleanUp)
+	}}}
+	t.Cleanup(s.CleanUp)
 	if err := begins(t, s); err != nil {
-		s.args = nil // for the cleaning up
+		s.Args = nil // for the cleaning up
 		return err
 	}
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	at := n.Target("host")
 	ok(t, n.Client.Publish(ctxOf(t), v, at, false))
 	ok(t, os.MkdirAll(at+"/private/deep", 0o700))
@@ -108,7 +109,7 @@ func sandboxLife(t *testing.T, held privilege.Needs) error {
 	defer func() { _ = holder.Process.Kill(); _ = holder.Wait() }()
 
 	wrong := func() error {
-		_, err := s.client.RegisterSandbox(ctxOf(t), &crustv1alpha1.RegisterSandboxRequest{
+		_, err := s.Client.RegisterSandbox(ctxOf(t), &crustv1alpha1.RegisterSandboxRequest{
 			SandboxId: p.name, Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{
 				UserNamespace: fmt.Sprintf("/proc/%d/ns/user", holder.Process.Pid),
 			}},
@@ -119,19 +120,19 @@ func sandboxLife(t *testing.T, held privilege.Needs) error {
 		if err := s.runtimePublish(p); err != nil {
 			return err
 		}
-		sb := &namespaced{t: t, s: s, id: p.name, cmd: holder}
-		out, err := sb.exec("stat -c '%g %a' " + p.target + "/private/deep")
+		sb := &testcrust.Holder{T: t, S: s.Server, ID: p.name, Cmd: holder}
+		out, err := sb.Exec("stat -c '%g %a' " + p.target + "/private/deep")
 		if err == nil && strings.TrimSpace(out) != "103000 2770" {
 			err = fmt.Errorf("a directory has group and mode %s", out)
 		}
 		return err
 	}()
 	// A crustd with all of them undoes what is left.
-	s.stop()
-	s.args = nil
-	s.start()
+	s.Stop()
+	s.Args = nil
+	s.Start()
 	s.deregister(p)
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 	return wrong
 }

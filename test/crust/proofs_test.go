@@ -11,6 +11,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/crust-csi/crust-csi/internal/testcrust"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
@@ -20,10 +21,10 @@ import (
 func sameAsStatfs(t *testing.T, s *server, p *pod, sb sandboxed, fstype string) {
 	t.Helper()
 	sh(t, sb, "sync")
-	st, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+	st, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
 	ok(t, err)
 	var n []int64
-	for _, field := range strings.Fields(sh(t, sb, "stat -f -c '%%s %%b %%f %%a %%c %%d' %s", sb.path(p.target))) {
+	for _, field := range strings.Fields(sh(t, sb, "stat -f -c '%%s %%b %%f %%a %%c %%d' %s", sb.Path(p.target))) {
 		value, err := strconv.ParseInt(field, 10, 64)
 		ok(t, err)
 		n = append(n, value)
@@ -49,17 +50,17 @@ func sameAsStatfs(t *testing.T, s *server, p *pod, sb sandboxed, fstype string) 
 // statsOfEach compares the stats of a volume of each file system, empty and with files.
 func statsOfEach(t *testing.T, s *server, boot func(*pod) sandboxed) {
 	for _, fstype := range filesystems {
-		v := s.volume(fstype, fstype)
+		v := s.Volume(fstype, fstype)
 		p := s.pod("pod-"+fstype, v)
 		ok(t, s.nodePublish(p))
 		sb := boot(p)
 		ok(t, s.runtimePublish(p))
 		sameAsStatfs(t, s, p, sb, fstype)
-		sh(t, sb, "cd %s && dd if=/dev/urandom of=data bs=65536 count=96 2>/dev/null && mkdir d && for i in 1 2 3 4 5 6 7 8 9; do touch d/$i; done", sb.path(p.target))
+		sh(t, sb, "cd %s && dd if=/dev/urandom of=data bs=65536 count=96 2>/dev/null && mkdir d && for i in 1 2 3 4 5 6 7 8 9; do touch d/$i; done", sb.Path(p.target))
 		sameAsStatfs(t, s, p, sb, fstype)
 		s.deregister(p)
 		s.nodeUnpublish(p)
-		s.delete(v)
+		s.Delete(v)
 	}
 }
 
@@ -84,8 +85,8 @@ func TestC11_C13_C16_InAMicroVM(t *testing.T) {
 	}
 	first := &pod{name: "first"}
 	boot(first)
-	p := s.pod("none", s.volume("none", "ext4"))
-	for deadline := time.Now().Add(longest); len(p.asks.Filesystems) == 0; time.Sleep(20 * time.Millisecond) {
+	p := s.pod("none", s.Volume("none", "ext4"))
+	for deadline := time.Now().Add(testcrust.Longest); len(p.asks.Filesystems) == 0; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the guest does not tell its file systems")
 		}
@@ -105,7 +106,7 @@ func TestC11_C13_C16_InAMicroVM(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("the capabilities are %v, and a guest of this kernel can %v", got, want)
 	}
-	s.delete(p.v)
+	s.Delete(p.v)
 	s.deregister(first)
 	statsOfEach(t, s, boot) // has the modules loaded
 	last := &pod{name: "last"}
@@ -136,17 +137,17 @@ func givenToTheGroup(t *testing.T, s *server, boot func(*pod) sandboxed) {
 		{"again, always", "Always", true, "4242"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			v := s.volume(c.name, "ext4")
+			v := s.Volume(c.name, "ext4")
 			host := v
 			if c.known {
 				host.Group = "4242"
 			}
-			at := s.node.Target("host")
-			ok(t, s.node.Client.Publish(ctxOf(t), host, at, false))
+			at := s.Node.Target("host")
+			ok(t, s.Node.Client.Publish(ctxOf(t), host, at, false))
 			ok(t, os.MkdirAll(at+"/d/deep", 0o755))
 			ok(t, os.WriteFile(at+"/d/deep/f", nil, 0o600))
 			ok(t, os.Lchown(at+"/d/deep/f", 1000, 7))
-			ok(t, s.node.Client.Unpublish(ctxOf(t), v.ID, at))
+			ok(t, s.Node.Client.Unpublish(ctxOf(t), v.ID, at))
 			p := s.pod("pod-"+strings.NewReplacer(" ", "-", ",", "").Replace(c.name), v)
 			p.group, p.asks.Group, p.asks.GroupPolicy = &group, true, c.policy
 			ok(t, s.nodePublish(p))
@@ -155,7 +156,7 @@ func givenToTheGroup(t *testing.T, s *server, boot func(*pod) sandboxed) {
 			}
 			sb := boot(p)
 			ok(t, s.runtimePublish(p))
-			in := sb.path(p.target)
+			in := sb.Path(p.target)
 			if out := sh(t, sb, "stat -c '%%u %%g' %s/d/deep/f", in); out != "1000 "+c.want {
 				t.Errorf("a file deep in the volume is of %q, want group %s", out, c.want)
 			}
@@ -169,7 +170,7 @@ func givenToTheGroup(t *testing.T, s *server, boot func(*pod) sandboxed) {
 			}
 			s.deregister(p)
 			s.nodeUnpublish(p)
-			s.delete(v)
+			s.Delete(v)
 		})
 	}
 }
@@ -182,7 +183,7 @@ func TestC13_F05_TheGroupInASandbox(t *testing.T) {
 // C11 and C12, held against what the kernel says of itself.
 func TestC11_C12_WhatTheKernelSays(t *testing.T) {
 	s := newServer(t, "namespace", "")
-	p := s.pod("none", s.volume("a", "ext4"))
+	p := s.pod("none", s.Volume("a", "ext4"))
 	s.decide(p) // asks the runtime
 	read := func(path string) string {
 		b, err := os.ReadFile(path)
@@ -228,7 +229,7 @@ func TestC11_C12_WhatTheKernelSays(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("the capabilities are %v, and the kernel allows for %v", got, want)
 	}
-	s.delete(p.v)
+	s.Delete(p.v)
 }
 
 // mayGrowExt4 tells whether this process has CAP_SYS_RESOURCE, without which
@@ -251,7 +252,7 @@ func TestC17_C22_GrowthInANamespace(t *testing.T) {
 		if fstype == "ext4" && !mayGrowExt4(t) {
 			continue
 		}
-		v := s.volume(fstype, fstype)
+		v := s.Volume(fstype, fstype)
 		p := s.pod("pod-"+fstype, v)
 		ok(t, s.nodePublish(p))
 		sb := s.namespace(p)
@@ -262,16 +263,16 @@ func TestC17_C22_GrowthInANamespace(t *testing.T) {
 			return n
 		}
 		before := blocks()
-		_, err := s.node.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
+		_, err := s.Node.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
 		ok(t, err)
 		req := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: p.target, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}}
 		ok(t, crust.SetSupportsExpand(req, true))
-		_, err = s.node.Client.NodeExpandVolume(ctxOf(t), req)
+		_, err = s.Node.Client.NodeExpandVolume(ctxOf(t), req)
 		ok(t, err)
 		if now := blocks(); now != before {
 			t.Errorf("%s: the node grew it from %d to %d blocks", fstype, before, now)
 		}
-		r, err := s.client.RuntimeExpandVolume(ctxOf(t), &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source, RequiredBytes: 2 * size})
+		r, err := s.Client.RuntimeExpandVolume(ctxOf(t), &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source, RequiredBytes: 2 * size})
 		ok(t, err)
 		if now := blocks(); now < before*3/2 || r.GetCapacityBytes() != 2*size {
 			t.Errorf("%s: %d blocks, %d before; capacity %d", fstype, now, before, r.GetCapacityBytes())
@@ -279,7 +280,7 @@ func TestC17_C22_GrowthInANamespace(t *testing.T) {
 		sameAsStatfs(t, s, p, sb, fstype)
 		s.deregister(p)
 		s.nodeUnpublish(p)
-		s.delete(v)
+		s.Delete(v)
 	}
 }
 
@@ -287,7 +288,7 @@ func TestC17_C22_GrowthInANamespace(t *testing.T) {
 func TestR05_TheMountInTheSandboxIsReadOnly(t *testing.T) {
 	s := newServer(t, "namespace", "")
 	for _, fstype := range filesystems {
-		v := s.volume(fstype, fstype)
+		v := s.Volume(fstype, fstype)
 		p := s.pod("pod-"+fstype, v)
 		p.ro = true
 		ok(t, s.nodePublish(p))
@@ -298,12 +299,12 @@ func TestR05_TheMountInTheSandboxIsReadOnly(t *testing.T) {
 			t.Errorf("%s: the mount's own options are %q", fstype, options)
 		}
 		for _, command := range []string{"touch %s/f", "mkdir %s/d", "chmod 700 %s", "chown 1 %s"} {
-			if out, err := sb.exec(fmt.Sprintf(command, p.target)); err == nil || !strings.Contains(out, "Read-only file system") {
+			if out, err := sb.Exec(fmt.Sprintf(command, p.target)); err == nil || !strings.Contains(out, "Read-only file system") {
 				t.Errorf("%s: %s: %v %s", fstype, command, err, out)
 			}
 		}
 		s.deregister(p)
 		s.nodeUnpublish(p)
-		s.delete(v)
+		s.Delete(v)
 	}
 }

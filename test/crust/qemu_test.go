@@ -82,27 +82,27 @@ type machine struct {
 
 // boot starts a microVM and registers it.
 func (s *server) boot(p *pod, kind, more string) *machine {
-	s.t.Helper()
+	s.T.Helper()
 	dir, err := os.MkdirTemp("", "vm")
-	ok(s.t, err)
-	s.t.Cleanup(func() { ok(s.t, os.RemoveAll(dir)) })
-	g := guestDir(s.t)
+	ok(s.T, err)
+	s.T.Cleanup(func() { ok(s.T, os.RemoveAll(dir)) })
+	g := guestDir(s.T)
 	initrd := g + "/initramfs"
 	if s.initrd != "" {
 		initrd = s.initrd
 	}
-	vm, err := microvm.Start(ctxOf(s.t), microvm.Config{
+	vm, err := microvm.Start(ctxOf(s.T), microvm.Config{
 		Dir: dir, Kernel: g + "/vmlinuz", Initrd: initrd, Machine: kind, Append: more, DieWithParent: true,
 	})
-	ok(s.t, err)
-	m := &machine{t: s.t, s: s, id: p.name, vm: vm}
-	s.t.Cleanup(func() {
-		if s.t.Failed() {
+	ok(s.T, err)
+	m := &machine{t: s.T, s: s, id: p.name, vm: vm}
+	s.T.Cleanup(func() {
+		if s.T.Failed() {
 			if b, err := os.ReadFile(vm.Console); err == nil {
-				s.t.Logf("the guest's console:\n%s", b[max(0, len(b)-4000):])
+				s.T.Logf("the guest's console:\n%s", b[max(0, len(b)-4000):])
 			}
 		}
-		m.kill()
+		m.Kill()
 	})
 	m.register()
 	return m
@@ -112,16 +112,16 @@ func (m *machine) register() {
 	m.t.Helper()
 	magic, err := hex.DecodeString(m.vm.Magic)
 	ok(m.t, err)
-	_, err = m.s.client.RegisterSandbox(ctxOf(m.t), &crustv1alpha1.RegisterSandboxRequest{
+	_, err = m.s.Client.RegisterSandbox(ctxOf(m.t), &crustv1alpha1.RegisterSandboxRequest{
 		SandboxId: m.id, Pid: int64(m.vm.PID),
 		Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: m.vm.QMP, ChannelSocket: m.vm.Channel, ChannelMagic: magic}},
 	})
 	ok(m.t, err)
 }
 
-func (m *machine) kill() { m.vm.Kill() }
+func (m *machine) Kill() { m.vm.Kill() }
 
-func (m *machine) path(target string) string {
+func (m *machine) Path(target string) string {
 	m.t.Helper()
 	path, err := m.find(target)
 	ok(m.t, err)
@@ -129,7 +129,7 @@ func (m *machine) path(target string) string {
 }
 
 func (m *machine) find(target string) (string, error) {
-	list, err := m.s.client.ListSandboxes(ctxOf(m.t), &crustv1alpha1.ListSandboxesRequest{})
+	list, err := m.s.Client.ListSandboxes(ctxOf(m.t), &crustv1alpha1.ListSandboxesRequest{})
 	if err != nil {
 		return "", err
 	}
@@ -143,8 +143,8 @@ func (m *machine) find(target string) (string, error) {
 	return "", fmt.Errorf("sandbox %s has nothing of %s", m.id, target)
 }
 
-func (m *machine) exec(command string) (string, error) {
-	r, err := m.s.client.ExecInSandbox(ctxOf(m.t), &crustv1alpha1.ExecInSandboxRequest{SandboxId: m.id, Argv: []string{"/bin/sh", "-c", command}})
+func (m *machine) Exec(command string) (string, error) {
+	r, err := m.s.Client.ExecInSandbox(ctxOf(m.t), &crustv1alpha1.ExecInSandboxRequest{SandboxId: m.id, Argv: []string{"/bin/sh", "-c", command}})
 	if err == nil && r.GetExitCode() != 0 {
 		err = fmt.Errorf("exit status %d", r.GetExitCode())
 	}
@@ -153,27 +153,33 @@ func (m *machine) exec(command string) (string, error) {
 
 // acquaint has the server meet a guest, so that it knows what guests can.
 func (s *server) acquaint() {
-	s.t.Helper()
+	s.T.Helper()
 	p := &pod{name: "acquaintance"}
 	m := s.boot(p, "q35", "")
-	for deadline := time.Now().Add(patience(s.t)); ; time.Sleep(20 * time.Millisecond) {
-		fs, err := s.client.RuntimeGetSupportedFileSystems(ctxOf(s.t), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
-		ok(s.t, err)
+	s.hasAsked()
+	s.deregister(p)
+	m.Kill()
+}
+
+// hasAsked waits until the server has asked a guest for its file systems.
+func (s *server) hasAsked() {
+	s.T.Helper()
+	for deadline := time.Now().Add(patience(s.T)); ; time.Sleep(20 * time.Millisecond) {
+		fs, err := s.Client.RuntimeGetSupportedFileSystems(ctxOf(s.T), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
+		ok(s.T, err)
 		if len(fs.GetFileSystems()) > 0 {
-			break
+			return
 		}
 		if time.Now().After(deadline) {
-			s.t.Fatal("the guest does not tell its file systems")
+			s.T.Fatal("the guest does not tell its file systems")
 		}
 	}
-	s.deregister(p)
-	m.kill()
 }
 
 func TestC12_C14_C16_C17_C18_Story1InAMicroVM(t *testing.T) {
 	s := newServer(t, "qemu", "")
 	// Nothing is promised before a guest said what it can.
-	fs, err := s.client.RuntimeGetSupportedFileSystems(ctxOf(t), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
+	fs, err := s.Client.RuntimeGetSupportedFileSystems(ctxOf(t), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
 	ok(t, err)
 	if len(fs.GetFileSystems()) != 0 {
 		t.Errorf("%v, of no guest", fs.GetFileSystems())
@@ -181,39 +187,39 @@ func TestC12_C14_C16_C17_C18_Story1InAMicroVM(t *testing.T) {
 	s.acquaint()
 	for _, fs := range filesystems {
 		t.Run(fs, func(t *testing.T) {
-			s.t = t
-			defer func() { s.t = t }()
+			s.T = t
+			defer func() { s.T = t }()
 			story1(t, s, func(p *pod) sandboxed { return s.boot(p, "q35", "") }, fs)
 		})
 	}
 	t.Run("on a microvm machine", func(t *testing.T) {
-		s.t = t
+		s.T = t
 		story1(t, s, func(p *pod) sandboxed { p.name += "-micro"; return s.boot(p, "microvm", "") }, "ext4")
 	})
-	s.t = t
+	s.T = t
 }
 
 func TestC18_C19_AQEMUThatDies(t *testing.T) {
 	s := newServer(t, "qemu", "")
 	s.acquaint()
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
 	m := s.boot(p, "q35", "")
 	ok(t, s.runtimePublish(p))
 	// The kernel lets nobody else have the device, whatever crustd knows.
-	s.kill()
+	s.Kill()
 	if out, err := os.OpenFile(p.info.Source, os.O_RDWR|os.O_EXCL, 0); err == nil {
 		out.Close()
 		t.Error("the device is not claimed")
 	}
-	s.start()
-	sh(t, m, "echo kept > %s/f; sync", m.path(p.target))
-	events, err := s.client.Watch(ctxOf(t), &crustv1alpha1.WatchRequest{})
+	s.Start()
+	sh(t, m, "echo kept > %s/f; sync", m.Path(p.target))
+	events, err := s.Client.Watch(ctxOf(t), &crustv1alpha1.WatchRequest{})
 	ok(t, err)
 	_, err = events.Header()
 	ok(t, err)
-	m.kill()
+	m.Kill()
 	for {
 		e, err := events.Recv()
 		ok(t, err)
@@ -227,18 +233,18 @@ func TestC18_C19_AQEMUThatDies(t *testing.T) {
 	ok(t, s.nodePublish(q))
 	m2 := s.boot(q, "q35", "")
 	ok(t, s.runtimePublish(q))
-	if out := sh(t, m2, "cat %s/f", m2.path(q.target)); out != "kept" {
+	if out := sh(t, m2, "cat %s/f", m2.Path(q.target)); out != "kept" {
 		t.Errorf("the second guest reads %q", out)
 	}
 	s.deregister(q)
 	s.nodeUnpublish(q)
-	s.delete(v)
+	s.Delete(v)
 }
 
 func TestAFileSystemThatTheGuestCannotMount(t *testing.T) {
 	s := newServer(t, "qemu", "")
 	s.acquaint()
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
 	m := s.boot(p, "q35", "")
@@ -250,13 +256,13 @@ func TestAFileSystemThatTheGuestCannotMount(t *testing.T) {
 		t.Errorf("left mounted: %s", out)
 	}
 	// An option that the guest's kernel does not take comes back with its words.
-	w := s.volume("b", "ext4", "stripe=x")
+	w := s.Volume("b", "ext4", "stripe=x")
 	q := s.pod("pod2", w)
 	ok(t, s.nodePublish(q))
 	q.name = p.name
 	refused(t, s.runtimePublish(q), codes.InvalidArgument, "stripe", "kernel says")
 	// And the guest is as good as ever.
-	x := s.volume("c", "xfs")
+	x := s.Volume("c", "xfs")
 	r := s.pod("pod3", x)
 	ok(t, s.nodePublish(r))
 	r.name = p.name
@@ -264,7 +270,7 @@ func TestAFileSystemThatTheGuestCannotMount(t *testing.T) {
 	s.deregister(p)
 	for _, pd := range []*pod{p, q, r} {
 		s.nodeUnpublish(pd)
-		s.delete(pd.v)
+		s.Delete(pd.v)
 	}
 }
 
@@ -273,14 +279,14 @@ func TestAFileSystemThatTheGuestCannotMount(t *testing.T) {
 func TestC15_SubPathsInAGuest(t *testing.T) {
 	s := newServer(t, "qemu", "")
 	s.acquaint()
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
 	m := s.boot(p, "q35", "")
 	ok(t, s.runtimePublish(p))
-	sh(t, m, "cd %s && mkdir -p sub/dir && echo deep > sub/dir/f && ln -s sub/dir inside && ln -s / outside && ln -s ../../../.. up", m.path(p.target))
+	sh(t, m, "cd %s && mkdir -p sub/dir && echo deep > sub/dir/f && ln -s sub/dir inside && ln -s / outside && ln -s ../../../.. up", m.Path(p.target))
 	resolve := func(source string) (*crustv1alpha1.ResolveMountResponse, error) {
-		return s.client.ResolveMount(ctxOf(t), &crustv1alpha1.ResolveMountRequest{SandboxId: p.name, Source: source})
+		return s.Client.ResolveMount(ctxOf(t), &crustv1alpha1.ResolveMountRequest{SandboxId: p.name, Source: source})
 	}
 	for _, sub := range []string{"", "/sub/dir", "/inside", "/inside"} {
 		r, err := resolve(p.target + sub)
@@ -309,24 +315,24 @@ func TestC15_SubPathsInAGuest(t *testing.T) {
 	}
 	s.deregister(p)
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 }
 
 func TestR05_ReadOnlyInAGuest(t *testing.T) {
 	s := newServer(t, "qemu", "")
 	s.acquaint()
-	v := s.volume("a", "xfs")
+	v := s.Volume("a", "xfs")
 	p := s.pod("pod", v)
 	p.ro = true
 	ok(t, s.nodePublish(p))
 	m := s.boot(p, "q35", "")
 	before := run(t, "sha256sum", p.info.Source)
 	ok(t, s.runtimePublish(p))
-	if out, err := m.exec("touch " + m.path(p.target) + "/f"); err == nil || !strings.Contains(out, "Read-only file system") {
+	if out, err := m.Exec("touch " + m.Path(p.target) + "/f"); err == nil || !strings.Contains(out, "Read-only file system") {
 		t.Errorf("%v %s", err, out)
 	}
 	// Nor through the disk: it is read-only itself.
-	if out, err := m.exec("dd if=/dev/zero of=/dev/sda bs=4096 count=1"); err == nil {
+	if out, err := m.Exec("dd if=/dev/zero of=/dev/sda bs=4096 count=1"); err == nil {
 		t.Errorf("the disk was written: %s", out)
 	}
 	s.deregister(p)
@@ -334,7 +340,7 @@ func TestR05_ReadOnlyInAGuest(t *testing.T) {
 		t.Error("the volume changed")
 	}
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 }
 
 // withTree is the guests' initramfs with dir/tree behind it: the kernel unpacks both.
@@ -365,7 +371,7 @@ func TestS10_ALabelReachesTheGuest(t *testing.T) {
 		}
 	}
 	for _, fs := range filesystems {
-		v := s.volume(fs, fs, "context="+label)
+		v := s.Volume(fs, fs, "context="+label)
 		p := s.pod("pod-"+fs, v)
 		p.asks.Label, p.asks.LabelOnMount = true, true
 		ok(t, s.nodePublish(p))
@@ -374,18 +380,18 @@ func TestS10_ALabelReachesTheGuest(t *testing.T) {
 		}
 		p.name = first.name
 		ok(t, s.runtimePublish(p))
-		at := m.path(p.target)
+		at := m.Path(p.target)
 		sh(t, m, "echo x > %s/f", at)
 		if out := sh(t, m, "grep %s /proc/mounts", at); !strings.Contains(out, `context="`+label+`"`) && !strings.Contains(out, "context="+label) {
 			t.Errorf("%s in the guest: %s", fs, out)
 		}
-		_, err := s.client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+		_, err := s.Client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
 		ok(t, err)
 		// A label that the guest's policy does not have comes back as such.
 		p.info.Options["context"] = "system_u:object_r:no_such_t:s0"
 		refused(t, s.runtimePublish(p), codes.InvalidArgument, "label")
 		s.nodeUnpublish(p)
-		s.delete(v)
+		s.Delete(v)
 	}
 	s.deregister(first)
 }
@@ -394,18 +400,18 @@ func TestS10_ALabelReachesTheGuest(t *testing.T) {
 func TestAThousandCallsToAGuest(t *testing.T) {
 	s := newServer(t, "qemu", "", "--timeout", (patience(t) / 4).String())
 	s.acquaint()
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
 	s.boot(p, "q35", "")
 	ok(t, s.runtimePublish(p))
 	for i := range 500 {
 		begin := time.Now()
-		_, err := s.client.ExecInSandbox(ctxOf(t), &crustv1alpha1.ExecInSandboxRequest{SandboxId: p.name})
+		_, err := s.Client.ExecInSandbox(ctxOf(t), &crustv1alpha1.ExecInSandboxRequest{SandboxId: p.name})
 		if status.Code(err) != codes.InvalidArgument {
 			t.Fatalf("call %d: %v", i, err)
 		}
-		if _, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source}); err != nil {
+		if _, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source}); err != nil {
 			t.Fatalf("call %d: %v", i, err)
 		}
 		if took := time.Since(begin); took > time.Second {
@@ -414,7 +420,7 @@ func TestAThousandCallsToAGuest(t *testing.T) {
 	}
 	s.deregister(p)
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 }
 
 // As a service beside whatever else a guest runs, and over vsock: the kernel's
@@ -429,7 +435,7 @@ func TestTheAgentAsAServiceOverVsock(t *testing.T) {
 		t.Errorf("%s\n%s", out, sh(t, m, "cat /tmp/service.log"))
 	}
 	// Only the host is let in, unless it is said otherwise.
-	if out, err := m.exec("timeout 3 /init -ask vsock:1:1025"); err == nil {
+	if out, err := m.Exec("timeout 3 /init -ask vsock:1:1025"); err == nil {
 		t.Errorf("a process of the guest was let in: %s", out)
 	}
 	s.deregister(p)

@@ -12,20 +12,20 @@ import (
 
 func TestA10_ABadRecordOfASandboxIsThatSandboxesAlone(t *testing.T) {
 	s := newServer(t, "namespace", "")
-	v, w := s.volume("a", "ext4"), s.volume("b", "ext4")
+	v, w := s.Volume("a", "ext4"), s.Volume("b", "ext4")
 	p, q := s.pod("pod", v), s.pod("other", w)
 	ok(t, s.nodePublish(p))
 	sb := s.namespace(p)
 	ok(t, s.runtimePublish(p))
-	s.stop()
-	files, err := filepath.Glob(filepath.Join(s.stateDir(), "sandboxes", "*.json"))
+	s.Stop()
+	files, err := filepath.Glob(filepath.Join(s.StateDir(), "sandboxes", "*.json"))
 	if err != nil || len(files) != 1 {
 		t.Fatal(files, err)
 	}
 	good, err := os.ReadFile(files[0])
 	ok(t, err)
 	ok(t, os.WriteFile(files[0], nil, 0o600))
-	s.start()
+	s.Start()
 	// Others work.
 	ok(t, s.nodePublish(q))
 	s.namespace(q)
@@ -35,22 +35,22 @@ func TestA10_ABadRecordOfASandboxIsThatSandboxesAlone(t *testing.T) {
 	thief.info = p.info
 	refused(t, s.runtimePublish(thief), codes.FailedPrecondition, p.info.Source, "in use")
 	refused(t, s.runtimePublish(p), codes.FailedPrecondition, "pod", files[0], "end the sandbox")
-	_, err = s.client.DeregisterSandbox(ctxOf(t), &crustv1alpha1.DeregisterSandboxRequest{SandboxId: "pod"})
+	_, err = s.Client.DeregisterSandbox(ctxOf(t), &crustv1alpha1.DeregisterSandboxRequest{SandboxId: "pod"})
 	refused(t, err, codes.FailedPrecondition, "pod", files[0])
-	_, err = s.client.RegisterSandbox(ctxOf(t), &crustv1alpha1.RegisterSandboxRequest{SandboxId: "pod", Pid: int64(sb.cmd.Process.Pid),
+	_, err = s.Client.RegisterSandbox(ctxOf(t), &crustv1alpha1.RegisterSandboxRequest{SandboxId: "pod", Pid: int64(sb.Cmd.Process.Pid),
 		Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}}})
 	refused(t, err, codes.FailedPrecondition, "pod", files[0])
-	refused(t, s.node.Client.Unpublish(ctxOf(t), v.ID, p.target), codes.FailedPrecondition, "still mounted")
+	refused(t, s.Node.Client.Unpublish(ctxOf(t), v.ID, p.target), codes.FailedPrecondition, "still mounted")
 	s.deregister(q)
 	s.nodeUnpublish(q)
-	s.stop()
+	s.Stop()
 	if b, err := os.ReadFile(files[0]); err != nil || len(b) > 0 {
 		t.Errorf("the record was touched: %q %v", b, err)
 	}
 	ok(t, os.WriteFile(files[0], good, 0o600))
-	s.start()
+	s.Start()
 	s.deregister(p)
 	s.nodeUnpublish(p)
-	s.delete(v)
-	s.delete(w)
+	s.Delete(v)
+	s.Delete(w)
 }

@@ -13,15 +13,16 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/crust-csi/crust-csi/internal/testcrust"
 	"github.com/crust-csi/crust-csi/internal/testnode"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
 // listed are the ids of the sandboxes that crustd knows.
 func (s *server) listed() string {
-	s.t.Helper()
-	list, err := s.client.ListSandboxes(ctxOf(s.t), &crustv1alpha1.ListSandboxesRequest{})
-	ok(s.t, err)
+	s.T.Helper()
+	list, err := s.Client.ListSandboxes(ctxOf(s.T), &crustv1alpha1.ListSandboxesRequest{})
+	ok(s.T, err)
 	var ids []string
 	for _, sb := range list.GetSandboxes() {
 		ids = append(ids, sb.GetSandboxId())
@@ -29,19 +30,10 @@ func (s *server) listed() string {
 	return strings.Join(ids, " ")
 }
 
-func eventually(t testing.TB, most time.Duration, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(most); !is(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within %s: %s", most, what)
-		}
-	}
-}
-
 // crustctl runs it against this server and its node.
 func (s *server) crustctl(args ...string) (string, error) {
-	out, err := exec.Command(testnode.BuildCommand(s.t, "crustctl", ""), append([]string{
-		"--endpoint", s.node.Endpoint(), "--kubelet-dir", s.node.KubeletDir(), "sandbox", "--crust", "unix://" + s.socket()}, args...)...).CombinedOutput()
+	out, err := exec.Command(testnode.BuildCommand(s.T, "crustctl", ""), append([]string{
+		"--endpoint", s.Node.Endpoint(), "--kubelet-dir", s.Node.KubeletDir(), "sandbox", "--crust", "unix://" + s.Socket()}, args...)...).CombinedOutput()
 	return string(out), err
 }
 
@@ -49,13 +41,13 @@ func (s *server) crustctl(args ...string) (string, error) {
 // early, or names another sandbox, changes nothing.
 func TestC08_C19_UnpublishWaitsForTheSandbox(t *testing.T) {
 	s := newServer(t, "namespace", "")
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
 	sb := s.namespace(p)
 	ok(t, s.runtimePublish(p))
 	sh(t, sb, "echo precious > %s/f", p.target)
-	refused(t, s.node.Client.Unpublish(ctxOf(t), v.ID, p.target), codes.FailedPrecondition, v.ID, "still mounted by the sandbox", "crustctl sandbox unpublish")
+	refused(t, s.Node.Client.Unpublish(ctxOf(t), v.ID, p.target), codes.FailedPrecondition, v.ID, "still mounted by the sandbox", "crustctl sandbox unpublish")
 	if out, err := s.crustctl("unpublish", "other", v.ID, p.target); err == nil || !strings.Contains(out, `is in sandbox "pod", not in "other"`) {
 		t.Errorf("%v %s", err, out)
 	}
@@ -75,52 +67,52 @@ func TestC08_C19_UnpublishWaitsForTheSandbox(t *testing.T) {
 		t.Errorf("%v %s", err, out)
 	}
 	s.deregister(p)
-	ok(t, s.node.Client.Delete(ctxOf(t), v.ID))
+	ok(t, s.Node.Client.Delete(ctxOf(t), v.ID))
 }
 
 // A sandbox that ended while crustd was down keeps its volume for as long as one
 // of its processes has it.
 func TestC18_C19_ARestartAsksTheDevice(t *testing.T) {
 	s := newServer(t, "namespace", "")
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p, q := s.pod("pod", v), s.pod("other", v)
 	ok(t, s.nodePublish(p))
 	sb := s.namespace(p)
 	ok(t, s.runtimePublish(p))
-	container := exec.Command("nsenter", "--mount="+sb.pin(), "unshare", "-m", "sleep", "3600")
+	container := exec.Command("nsenter", "--mount="+sb.Pin(), "unshare", "-m", "sleep", "3600")
 	ok(t, container.Start())
 	t.Cleanup(func() { _ = container.Process.Kill(); _ = container.Wait() })
 	mine := fmt.Sprintf("/proc/%d/ns/mnt", container.Process.Pid)
 	before, err := os.Readlink("/proc/self/ns/mnt")
 	ok(t, err)
-	eventually(t, longest, "the container has its own mounts", func() bool {
+	eventually(t, testcrust.Longest, "the container has its own mounts", func() bool {
 		now, err := os.Readlink(mine)
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", container.Process.Pid))
 		return err == nil && now != before && string(b) == "sleep\n"
 	})
-	s.kill()
-	sb.kill()
-	s.start()
+	s.Kill()
+	sb.Kill()
+	s.Start()
 	q.info = p.info
 	ok(t, os.MkdirAll(q.target, 0o750))
 	s.namespace(q)
 	refused(t, s.runtimePublish(q), codes.FailedPrecondition, "in use")
-	refused(t, s.node.Client.Unpublish(ctxOf(t), v.ID, p.target), codes.FailedPrecondition, "still mounted")
+	refused(t, s.Node.Client.Unpublish(ctxOf(t), v.ID, p.target), codes.FailedPrecondition, "still mounted")
 	ok(t, container.Process.Kill())
 	_ = container.Wait()
-	eventually(t, longest, "the sandbox is cleaned up", func() bool { return s.listed() == "other" })
+	eventually(t, testcrust.Longest, "the sandbox is cleaned up", func() bool { return s.listed() == "other" })
 	ok(t, s.runtimePublish(q))
 	s.deregister(q)
 	ok(t, os.Remove(q.target))
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 }
 
 // What is mounted elsewhere is not mounted a second time, and places in one
 // sandbox do not lie in each other.
 func TestC19_NoSecondMountOfADevice(t *testing.T) {
 	s := newServer(t, "namespace", "")
-	v, w := s.volume("a", "ext4"), s.volume("b", "ext4")
+	v, w := s.Volume("a", "ext4"), s.Volume("b", "ext4")
 	p, below := s.pod("pod", v), s.pod("pod", w)
 	ok(t, s.nodePublish(p))
 	sb := s.namespace(p)
@@ -129,8 +121,8 @@ func TestC19_NoSecondMountOfADevice(t *testing.T) {
 	err := s.runtimePublish(p)
 	run(t, "umount", dir)
 	refused(t, err, codes.FailedPrecondition, p.info.Source, "in use outside of this sandbox", "the log says where")
-	if strings.Contains(err.Error(), dir) || !strings.Contains(s.log.String(), dir) {
-		t.Errorf("where it is mounted is for the log, not for %v; the log: %s", err, s.log.String())
+	if strings.Contains(err.Error(), dir) || !strings.Contains(s.Log.String(), dir) {
+		t.Errorf("where it is mounted is for the log, not for %v; the log: %s", err, s.Log.String())
 	}
 	ok(t, s.runtimePublish(p))
 	below.target = p.target + "/below"
@@ -145,15 +137,15 @@ func TestC19_NoSecondMountOfADevice(t *testing.T) {
 	s.deregister(p)
 	s.nodeUnpublish(p)
 	s.nodeUnpublish(second)
-	s.delete(v)
-	s.delete(w)
+	s.Delete(v)
+	s.Delete(w)
 }
 
 func TestOneServerForAStateDirectory(t *testing.T) {
 	s := newServer(t, "namespace", "")
 	second := func(backend string) string {
-		c := exec.Command(testnode.BuildCommand(t, "crustd", ""), "--endpoint", "unix://"+filepath.Join(t.TempDir(), "s"), "--backend", backend, "--state-dir", s.stateDir(),
-			"--kubelet-dir", s.node.KubeletDir(), "--allow-device", "/dev/loop*")
+		c := exec.Command(testnode.BuildCommand(t, "crustd", ""), "--endpoint", "unix://"+filepath.Join(t.TempDir(), "s"), "--backend", backend, "--state-dir", s.StateDir(),
+			"--kubelet-dir", s.Node.KubeletDir(), "--allow-device", "/dev/loop*")
 		out, err := c.CombinedOutput()
 		if err == nil {
 			t.Error("it ran")
@@ -165,12 +157,12 @@ func TestOneServerForAStateDirectory(t *testing.T) {
 	}
 	p := &pod{name: "pod"}
 	s.namespace(p)
-	s.kill()
+	s.Kill()
 	if out := second("qemu"); !strings.Contains(out, `has sandboxes of kind "namespace" (pod)`) || !strings.Contains(out, "--backend namespace") {
 		t.Error(out)
 	}
 	// As after a reboot: what an earlier boot left goes.
-	records, err := filepath.Glob(filepath.Join(s.stateDir(), "sandboxes", "*.json"))
+	records, err := filepath.Glob(filepath.Join(s.StateDir(), "sandboxes", "*.json"))
 	if err != nil || len(records) != 1 {
 		t.Fatal(records, err)
 	}
@@ -179,7 +171,7 @@ func TestOneServerForAStateDirectory(t *testing.T) {
 	b, err := os.ReadFile(records[0])
 	ok(t, err)
 	ok(t, os.WriteFile(records[0], bytes.ReplaceAll(b, bytes.TrimSpace(boot), []byte("another")), 0o600))
-	s.start()
+	s.Start()
 	if got := s.listed(); got != "" {
 		t.Errorf("still there: %s", got)
 	}
@@ -190,47 +182,47 @@ func TestOneServerForAStateDirectory(t *testing.T) {
 func TestC18_ASandboxOutOfReachIsTriedAgain(t *testing.T) {
 	s := newServer(t, "qemu", "")
 	s.acquaint()
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
 	m := s.boot(p, "q35", "")
 	ok(t, s.runtimePublish(p))
 	signal := func(n syscall.Signal) { t.Helper(); ok(t, syscall.Kill(m.vm.PID, n)) }
-	s.kill()
+	s.Kill()
 	signal(syscall.SIGSTOP)
 	begin := time.Now()
-	s.start()
+	s.Start()
 	if took := time.Since(begin); took > 20*time.Second {
 		t.Errorf("the start took %s", took)
 	}
 	if got := s.listed(); got != "pod" {
 		t.Errorf("known are %q", got)
 	}
-	_, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: "pod", HostVolumeId: p.info.Source})
+	_, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: "pod", HostVolumeId: p.info.Source})
 	refused(t, err, codes.FailedPrecondition, "cannot be reached")
 	signal(syscall.SIGCONT)
 	eventually(t, patience(t), "it is reached again", func() bool {
-		_, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: "pod", HostVolumeId: p.info.Source})
+		_, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: "pod", HostVolumeId: p.info.Source})
 		return err == nil
 	})
-	s.kill()
+	s.Kill()
 	signal(syscall.SIGSTOP)
-	s.start()
-	m.kill()
+	s.Start()
+	m.Kill()
 	eventually(t, patience(t), "it is cleaned up", func() bool { return s.listed() == "" })
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 }
 
 func TestC20_AUserWhoIsAllowed(t *testing.T) {
 	s := newServer(t, "namespace", "", "--allow-uid", "65533", "--allow-device", "/dev/loop*")
-	for dir := s.node.Dir; len(dir) >= len(os.TempDir()); dir = filepath.Dir(dir) {
+	for dir := s.Node.Dir; len(dir) >= len(os.TempDir()); dir = filepath.Dir(dir) {
 		ok(t, os.Chmod(dir, 0o755))
 	}
-	ctl := filepath.Join(s.node.Dir, "crustctl")
+	ctl := filepath.Join(s.Node.Dir, "crustctl")
 	run(t, "cp", testnode.BuildCommand(t, "crustctl", ""), ctl)
 	list := func(uid uint32) (string, error) {
-		c := exec.Command(ctl, "sandbox", "--crust", "unix://"+s.socket(), "list")
+		c := exec.Command(ctl, "sandbox", "--crust", "unix://"+s.Socket(), "list")
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 		out, err := c.CombinedOutput()
 		return string(out), err

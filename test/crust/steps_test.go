@@ -15,21 +15,21 @@ import (
 
 // steps are the life of a sandbox with a volume.
 func (s *server) steps(p *pod, registration *crustv1alpha1.RegisterSandboxRequest) []func(context.Context) error {
-	publish := func(ctx context.Context) error { _, err := s.client.RuntimePublishVolume(ctx, p.request()); return err }
+	publish := func(ctx context.Context) error { _, err := s.Client.RuntimePublishVolume(ctx, p.request()); return err }
 	return []func(context.Context) error{
-		func(ctx context.Context) error { _, err := s.client.RegisterSandbox(ctx, registration); return err },
+		func(ctx context.Context) error { _, err := s.Client.RegisterSandbox(ctx, registration); return err },
 		publish,
 		func(ctx context.Context) error {
-			_, err := s.client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: p.name, Source: p.target + "/lost+found"})
+			_, err := s.Client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: p.name, Source: p.target + "/lost+found"})
 			return err
 		},
 		func(ctx context.Context) error {
-			_, err := s.client.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+			_, err := s.Client.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
 			return err
 		},
 		publish,
 		func(ctx context.Context) error {
-			_, err := s.client.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: p.name})
+			_, err := s.Client.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: p.name})
 			return err
 		},
 	}
@@ -37,10 +37,10 @@ func (s *server) steps(p *pod, registration *crustv1alpha1.RegisterSandboxReques
 
 // holder registers a pod's sandbox by a process that does nothing.
 func (s *server) holder(p *pod) *crustv1alpha1.RegisterSandboxRequest {
-	s.t.Helper()
+	s.T.Helper()
 	sleep := exec.Command("sleep", "3600")
-	ok(s.t, sleep.Start())
-	s.t.Cleanup(func() { _ = sleep.Process.Kill(); _ = sleep.Wait() })
+	ok(s.T, sleep.Start())
+	s.T.Cleanup(func() { _ = sleep.Process.Kill(); _ = sleep.Wait() })
 	return &crustv1alpha1.RegisterSandboxRequest{
 		SandboxId: p.name, Pid: int64(sleep.Process.Pid), Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
 	}
@@ -50,9 +50,9 @@ func (s *server) holder(p *pod) *crustv1alpha1.RegisterSandboxRequest {
 func switchable(t *testing.T) (*server, testnode.Failpoints) {
 	t.Helper()
 	s, points := newServer(t, "namespace", "failpoint"), testnode.NewFailpoints(t)
-	s.stop()
-	s.env = points.Env()
-	s.start()
+	s.Stop()
+	s.Env = points.Env()
+	s.Start()
 	return s, points
 }
 
@@ -62,8 +62,8 @@ func TestD06_CrustdErrorAtEveryStep(t *testing.T) {
 	s, at := switchable(t)
 	for _, point := range failpoints(t, "../../pkg/crust") {
 		t.Run(point, func(t *testing.T) {
-			s.t = t
-			v := s.volume(point, "ext4")
+			s.T = t
+			v := s.Volume(point, "ext4")
 			p := s.pod("pod-"+point, v)
 			ok(t, s.nodePublish(p))
 			hit := false
@@ -86,10 +86,10 @@ func TestD06_CrustdErrorAtEveryStep(t *testing.T) {
 				t.Errorf("no call failed for the error at %s", point)
 			}
 			s.nodeUnpublish(p)
-			s.delete(v) // refused while anything is left
+			s.Delete(v) // refused while anything is left
 		})
 	}
-	s.t = t
+	s.T = t
 }
 
 // TestD06_CrustdHungAtEveryStep has each step hang in turn: another sandbox lives its
@@ -99,8 +99,8 @@ func TestD06_CrustdHungAtEveryStep(t *testing.T) {
 	s, at := switchable(t)
 	for _, point := range failpoints(t, "../../pkg/crust") {
 		t.Run(point, func(t *testing.T) {
-			s.t = t
-			v, other := s.volume(point, "ext4"), s.volume("other-"+point, "ext4")
+			s.T = t
+			v, other := s.Volume(point, "ext4"), s.Volume("other-"+point, "ext4")
 			p, q := s.pod("pod-"+point, v), s.pod("other-"+point, other)
 			ok(t, s.nodePublish(p))
 			ok(t, s.nodePublish(q))
@@ -130,9 +130,9 @@ func TestD06_CrustdHungAtEveryStep(t *testing.T) {
 			for _, x := range []*pod{p, q} {
 				s.nodeUnpublish(x)
 			}
-			s.delete(v)
-			s.delete(other)
+			s.Delete(v)
+			s.Delete(other)
 		})
 	}
-	s.t = t
+	s.T = t
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/crust-csi/crust-csi/internal/testcrust"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
@@ -27,7 +28,7 @@ func has(p *pod, c crust.Capability) bool {
 
 // story1 is the whole life of a deferred volume (KEP-2857, story 1).
 func story1(t *testing.T, s *server, boot func(*pod) sandboxed, fstype string) {
-	v := s.volume("story1-"+fstype, fstype)
+	v := s.Volume("story1-"+fstype, fstype)
 	p := s.pod("pod1-"+fstype, v)
 	group := uint32(4242)
 	p.group, p.asks.Group, p.asks.SubPath = &group, true, true
@@ -38,7 +39,7 @@ func story1(t *testing.T, s *server, boot func(*pod) sandboxed, fstype string) {
 	sb := boot(p)
 	ok(t, s.runtimePublish(p))
 	ok(t, s.runtimePublish(p)) // it may be repeated
-	at := sb.path(p.target)
+	at := sb.Path(p.target)
 	// C14: the host shows nothing, the sandbox does.
 	if lines := onHost(t, p.info.Source); lines != "" {
 		t.Errorf("the host's mount table shows the volume:\n%s", lines)
@@ -58,11 +59,11 @@ func story1(t *testing.T, s *server, boot func(*pod) sandboxed, fstype string) {
 	stats := func() (total, used int64) {
 		req := &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: p.target}
 		ok(t, crust.SetSupportsStats(req, has(p, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS)))
-		r, err := s.node.Client.NodeGetVolumeStats(ctxOf(t), req)
+		r, err := s.Node.Client.NodeGetVolumeStats(ctxOf(t), req)
 		ok(t, err)
 		source, err := crust.StatsSource(r)
 		ok(t, err)
-		st, err := s.client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: source})
+		st, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: source})
 		ok(t, err)
 		if st.GetVolumeCondition().GetAbnormal() {
 			t.Errorf("abnormal: %s", st.GetVolumeCondition().GetMessage())
@@ -74,19 +75,19 @@ func story1(t *testing.T, s *server, boot func(*pod) sandboxed, fstype string) {
 		t.Errorf("%d bytes, %d used", total, used)
 	}
 	// C17, or story 6 where the runtime cannot.
-	_, err := s.node.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
+	_, err := s.Node.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
 	ok(t, err)
 	grows := has(p, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE)
 	req := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: p.target, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}}
 	ok(t, crust.SetSupportsExpand(req, grows))
-	e, err := s.node.Client.NodeExpandVolume(ctxOf(t), req)
+	e, err := s.Node.Client.NodeExpandVolume(ctxOf(t), req)
 	if grows {
 		ok(t, err)
 		source, err := crust.ExpandSource(e)
 		ok(t, err)
 		// While a writer runs.
 		sh(t, sb, "(while [ ! -e %[1]s/stop ]; do date >> %[1]s/log; done) >/dev/null 2>&1 &", at)
-		r, err := s.client.RuntimeExpandVolume(ctxOf(t), &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: p.name, HostVolumeId: source, RequiredBytes: 2 * size})
+		r, err := s.Client.RuntimeExpandVolume(ctxOf(t), &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: p.name, HostVolumeId: source, RequiredBytes: 2 * size})
 		sh(t, sb, "touch %s/stop; sleep 0.2", at)
 		ok(t, err)
 		if r.GetCapacityBytes() != 2*size {
@@ -109,21 +110,21 @@ func story1(t *testing.T, s *server, boot func(*pod) sandboxed, fstype string) {
 	}
 	// Back on the host the bytes are the same. What a guest has had is mounted here
 	// only where the class says so.
-	back := s.node.Target("back-" + fstype)
-	ok(t, s.node.Client.Unstage(ctxOf(t), v.ID))
-	ok(t, s.node.Client.Stage(ctxOf(t), v))
-	if s.backend == "qemu" {
-		refused(t, s.node.Client.Publish(ctxOf(t), v, back, false), codes.FailedPrecondition, v.ID, "given to a guest")
-		ok(t, s.node.Client.Unstage(ctxOf(t), v.ID))
+	back := s.Node.Target("back-" + fstype)
+	ok(t, s.Node.Client.Unstage(ctxOf(t), v.ID))
+	ok(t, s.Node.Client.Stage(ctxOf(t), v))
+	if s.Backend == "qemu" {
+		refused(t, s.Node.Client.Publish(ctxOf(t), v, back, false), codes.FailedPrecondition, v.ID, "given to a guest")
+		ok(t, s.Node.Client.Unstage(ctxOf(t), v.ID))
 		v.Context = map[string]string{"allowRuntimeAssistedMount": "true", "hostMayMount": "true"}
-		ok(t, s.node.Client.Stage(ctxOf(t), v))
+		ok(t, s.Node.Client.Stage(ctxOf(t), v))
 	}
-	ok(t, s.node.Client.Publish(ctxOf(t), v, back, false))
+	ok(t, s.Node.Client.Publish(ctxOf(t), v, back, false))
 	if out := run(t, "sha256sum", back+"/data"); !strings.HasPrefix(out, sum) {
 		t.Errorf("on the host: %s, in the sandbox %s", out, sum)
 	}
-	ok(t, s.node.Client.Unpublish(ctxOf(t), v.ID, back))
-	s.delete(v)
+	ok(t, s.Node.Client.Unpublish(ctxOf(t), v.ID, back))
+	s.Delete(v)
 }
 
 // otherStories are those in which the host mounts the volume after all.
@@ -138,7 +139,7 @@ func otherStories(t *testing.T, s *server) {
 		"story 5: another file system is on the device": {nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := s.volume(strings.Fields(name)[1], "ext4")
+			v := s.Volume(strings.Fields(name)[1], "ext4")
 			p := s.pod("pod-"+strings.Trim(strings.Fields(name)[1], ":"), v)
 			if c.why == "" {
 				// Decided by the driver, from what is on the device.
@@ -155,7 +156,7 @@ func otherStories(t *testing.T, s *server) {
 			}
 			ok(t, os.WriteFile(p.target+"/f", []byte("mounted by the node"), 0o644))
 			s.nodeUnpublish(p)
-			s.delete(v)
+			s.Delete(v)
 		})
 	}
 }
@@ -173,16 +174,16 @@ func TestC04_C21_Stories2To5(t *testing.T) { otherStories(t, newServer(t, "names
 
 func TestC18_ASandboxThatDiesIsCleanedUp(t *testing.T) {
 	s := newServer(t, "namespace", "")
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
 	sb := s.namespace(p)
 	ok(t, s.runtimePublish(p))
-	events, err := s.client.Watch(ctxOf(t), &crustv1alpha1.WatchRequest{})
+	events, err := s.Client.Watch(ctxOf(t), &crustv1alpha1.WatchRequest{})
 	ok(t, err)
 	_, err = events.Header()
 	ok(t, err)
-	sb.kill()
+	sb.Kill()
 	for {
 		e, err := events.Recv()
 		ok(t, err)
@@ -191,12 +192,12 @@ func TestC18_ASandboxThatDiesIsCleanedUp(t *testing.T) {
 		}
 	}
 	s.nodeUnpublish(p)
-	s.delete(v) // refused while anything holds the device
+	s.Delete(v) // refused while anything holds the device
 }
 
 func TestC19_OneDeviceInOneSandbox(t *testing.T) {
 	s := newServer(t, "namespace", "")
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("one", v)
 	ok(t, s.nodePublish(p))
 	s.namespace(p)
@@ -208,27 +209,27 @@ func TestC19_OneDeviceInOneSandbox(t *testing.T) {
 	refused(t, s.runtimePublish(q), codes.FailedPrecondition, p.info.Source, "one")
 	q.info.Options = map[string]string{"ro": ""}
 	refused(t, s.runtimePublish(q), codes.FailedPrecondition, p.info.Source)
-	s.restart()
+	s.Restart()
 	refused(t, s.runtimePublish(q), codes.FailedPrecondition, p.info.Source)
-	_, err := s.client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: "one", HostVolumeId: p.info.Source})
+	_, err := s.Client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: "one", HostVolumeId: p.info.Source})
 	ok(t, err)
 	ok(t, s.runtimePublish(q))
 	s.deregister(p)
 	s.deregister(q)
 	ok(t, os.Remove(q.target))
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 }
 
 // Two pods that only read one volume have it in two sandboxes at once.
 func TestC19_C21_ReadersOfOneVolume(t *testing.T) {
 	s := newServer(t, "namespace", "")
-	v := s.volume("a", "xfs") // of which one kernel mounts no second superblock
-	w := s.node.Target("writer")
+	v := s.Volume("a", "xfs") // of which one kernel mounts no second superblock
+	w := s.Node.Target("writer")
 	ok(t, os.MkdirAll(filepath.Dir(w), 0o750))
-	ok(t, s.node.Client.Publish(ctxOf(t), v, w, false))
+	ok(t, s.Node.Client.Publish(ctxOf(t), v, w, false))
 	ok(t, os.WriteFile(w+"/f", []byte("read by two\n"), 0o644))
-	ok(t, s.node.Client.Unpublish(ctxOf(t), v.ID, w))
+	ok(t, s.Node.Client.Unpublish(ctxOf(t), v.ID, w))
 	var pods []*pod
 	for _, name := range []string{"one", "two"} {
 		p := s.pod(name, v)
@@ -240,29 +241,29 @@ func TestC19_C21_ReadersOfOneVolume(t *testing.T) {
 		}
 		sb := s.namespace(p)
 		ok(t, s.runtimePublish(p))
-		if out, err := sb.exec("cat " + p.target + "/f; touch " + p.target + "/g"); err == nil || !strings.Contains(out, "read by two\n") || !strings.Contains(out, "Read-only file system") {
+		if out, err := sb.Exec("cat " + p.target + "/f; touch " + p.target + "/g"); err == nil || !strings.Contains(out, "read by two\n") || !strings.Contains(out, "Read-only file system") {
 			t.Errorf("%s: %v %s", name, err, out)
 		}
 	}
 	// Each goes by itself.
 	s.deregister(pods[0])
 	s.nodeUnpublish(pods[0])
-	s.restart()
+	s.Restart()
 	ok(t, s.runtimePublish(pods[1])) // it has it still
 	s.deregister(pods[1])
 	s.nodeUnpublish(pods[1])
-	s.delete(v)
+	s.Delete(v)
 }
 
 func TestR05_S08_ReadOnlyAndLabelsReachTheSandbox(t *testing.T) {
 	s := newServer(t, "namespace", "")
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	p.ro = true
 	ok(t, s.nodePublish(p))
 	sb := s.namespace(p)
 	ok(t, s.runtimePublish(p))
-	if out, err := sb.exec("touch " + p.target + "/f"); err == nil || !strings.Contains(out, "Read-only file system") {
+	if out, err := sb.Exec("touch " + p.target + "/f"); err == nil || !strings.Contains(out, "Read-only file system") {
 		t.Errorf("%v %s", err, out)
 	}
 	// Recursively: what is mounted below later is as it is, what was there is not
@@ -272,12 +273,12 @@ func TestR05_S08_ReadOnlyAndLabelsReachTheSandbox(t *testing.T) {
 	}
 	s.deregister(p)
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 }
 
 func TestU04_TheSandboxesUserNamespaceMapsTheVolume(t *testing.T) {
 	s := newServer(t, "namespace", "")
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	group := uint32(3000)
 	p.group = &group
@@ -288,11 +289,11 @@ func TestU04_TheSandboxesUserNamespaceMapsTheVolume(t *testing.T) {
 	ok(t, holder.Start())
 	defer func() { _ = holder.Process.Kill(); _ = holder.Wait() }()
 	userns := fmt.Sprintf("/proc/%d/ns/user", holder.Process.Pid)
-	_, err := s.client.RegisterSandbox(ctxOf(t), &crustv1alpha1.RegisterSandboxRequest{
+	_, err := s.Client.RegisterSandbox(ctxOf(t), &crustv1alpha1.RegisterSandboxRequest{
 		SandboxId: p.name, Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{UserNamespace: userns}},
 	})
 	ok(t, err)
-	sb := &namespaced{t: t, s: s, id: p.name, cmd: holder}
+	sb := &testcrust.Holder{T: t, S: s.Server, ID: p.name, Cmd: holder}
 	ok(t, s.runtimePublish(p))
 	// Seen from the host, the container's root and its group own the volume.
 	if out := sh(t, sb, "stat -c '%%u:%%g' %s", p.target); out != "100000:103000" {
@@ -304,5 +305,5 @@ func TestU04_TheSandboxesUserNamespaceMapsTheVolume(t *testing.T) {
 	}
 	s.deregister(p)
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 }

@@ -87,6 +87,21 @@ func State(root *os.File) (r Record, ok bool, err error) {
 	return r, ok, errors.Join(err, dir.Close())
 }
 
+// Doubt has the record say that a walk is due, where there is a record: somebody else may change
+// what it says.
+func Doubt(root *os.File) error {
+	dir, err := linux.OpenRootDir(root)
+	if err != nil {
+		return err
+	}
+	r, known, err := read(dir)
+	if known && r.Clean {
+		r.Clean = false
+		err = r.write(dir)
+	}
+	return errors.Join(err, dir.Close())
+}
+
 // Due tells whether Apply would look at the files: it takes time then.
 func Due(root *os.File, gid uint32, policy Policy) (bool, error) {
 	top, err := linux.OpenRootDir(root)

@@ -1,0 +1,11 @@
+package qemu
+
+import (
+	"testing"
+
+	"github.com/crust-csi/crust-csi/internal/recordtest"
+)
+
+func TestRecordsOfReleasesAreRead(t *testing.T) {
+	recordtest.Read[guestFacts](t, factsType)
+}
