@@ -182,7 +182,9 @@ func observe(metrics *telemetry.Metrics) grpc.StreamServerInterceptor {
 	}
 }
 
-func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, agent *orchestrator.Agent, conn grpc.ClientConnInterface, options []grpc.ServerOption) error {
+func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, agent *orchestrator.Agent,
+	conn grpc.ClientConnInterface, options []grpc.ServerOption) error {
+
 	var nri atomic.Pointer[error]
 	notYet := errors.New("NRI is not connected yet")
 	nri.Store(&notYet)

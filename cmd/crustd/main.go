@@ -163,7 +163,9 @@ func run(args []string) error {
 	return serve(ctx, o, log, metrics, l, m, traces.Server())
 }
 
-func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, l net.Listener, m *sandbox.Manager, options []grpc.ServerOption) error {
+func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, l net.Listener, m *sandbox.Manager,
+	options []grpc.ServerOption) error {
+
 	g := rpcserver.New(log, metrics, append(options, crust.Limits()...)...)
 	(&sandbox.Server{Manager: m}).Serve(g)
 	failed := make(chan error, 2)

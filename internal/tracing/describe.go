@@ -27,7 +27,9 @@ func ExitCode(ctx context.Context, code int) {
 
 // Pod says which pod a span is about.
 func Pod(namespace, name, uid string) []attribute.KeyValue {
-	return []attribute.KeyValue{attribute.String("k8s.namespace.name", namespace), attribute.String("k8s.pod.name", name), attribute.String("k8s.pod.uid", uid)}
+	return []attribute.KeyValue{
+		attribute.String("k8s.namespace.name", namespace), attribute.String("k8s.pod.name", name), attribute.String("k8s.pod.uid", uid),
+	}
 }
 
 // Describe says on the context's span what a request is about. It names what it takes

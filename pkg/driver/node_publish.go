@@ -258,7 +258,9 @@ func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mou
 	switch {
 	case p.attachment.Share != nil:
 		nctx, end := tracing.Begin(ctx, "mount", tracing.Volume(p.id))
-		m, err := mounter.OpenNFS(nctx, mounter.NFS{Source: p.attachment.Share.Source, Options: p.use.options, ReadOnly: p.readOnly, Network: d.HostNetwork})
+		m, err := mounter.OpenNFS(nctx, mounter.NFS{
+			Source: p.attachment.Share.Source, Options: p.use.options, ReadOnly: p.readOnly, Network: d.HostNetwork,
+		})
 		end(err)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", p.id, err)

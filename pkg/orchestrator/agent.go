@@ -78,7 +78,10 @@ type Agent struct {
 
 // New makes one. Close it at the end.
 func New(c Config) *Agent {
-	a := &Agent{Config: c, told: map[string]time.Time{}, tasks: map[string]*task{}, calls: map[string]bool{}, ending: map[string]bool{}, runtimes: runtimes{options: c.DialOptions, m: map[string]*crust.Client{}}}
+	a := &Agent{
+		Config: c, told: map[string]time.Time{}, tasks: map[string]*task{}, calls: map[string]bool{}, ending: map[string]bool{},
+		runtimes: runtimes{options: c.DialOptions, m: map[string]*crust.Client{}},
+	}
 	if a.Count == nil {
 		a.Count = func(string) {}
 	}

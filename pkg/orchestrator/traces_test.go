@@ -72,7 +72,8 @@ func TestTraces_OneFromTheKubeletToTheSandbox(t *testing.T) {
 	handled := c.Below(t, theirSpan, "crust-agent", nodePublish)
 	asked := c.Below(t, handled.ID, "crust-agent", nodePublish)
 	driver := c.Below(t, asked.ID, "csi-node", nodePublish)
-	if a := handled.Attributes; a["csi.volume.id"] != "vol" || a["k8s.pod.name"] != "p" || a["k8s.namespace.name"] != "ns" || a["k8s.pod.uid"] != "u1" {
+	a := handled.Attributes
+	if a["csi.volume.id"] != "vol" || a["k8s.pod.name"] != "p" || a["k8s.namespace.name"] != "ns" || a["k8s.pod.uid"] != "u1" {
 		t.Errorf("%v", a)
 	}
 	if got := r.driver.md.Get("traceparent"); len(got) != 1 || got[0] != "00-"+theirTrace+"-"+asked.ID+"-01" {

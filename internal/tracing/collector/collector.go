@@ -106,7 +106,8 @@ func (c *Collector) Export(_ context.Context, r *collectorpb.ExportTraceServiceR
 func span(service string, s *tracepb.Span) Span {
 	at := func(ns uint64) time.Time { return time.Unix(0, int64(ns)) }
 	out := Span{
-		Service: service, Name: s.GetName(), Trace: hex.EncodeToString(s.GetTraceId()), ID: hex.EncodeToString(s.GetSpanId()), Parent: hex.EncodeToString(s.GetParentSpanId()),
+		Service: service, Name: s.GetName(),
+		Trace: hex.EncodeToString(s.GetTraceId()), ID: hex.EncodeToString(s.GetSpanId()), Parent: hex.EncodeToString(s.GetParentSpanId()),
 		Attributes: map[string]string{}, Numbers: map[string]int64{}, Begin: at(s.GetStartTimeUnixNano()), End: at(s.GetEndTimeUnixNano()),
 		Failed: s.GetStatus().GetCode() == tracepb.Status_STATUS_CODE_ERROR, Words: s.GetStatus().GetMessage(),
 	}

@@ -142,7 +142,8 @@ func (t *Tracing) Client() []grpc.DialOption {
 
 func (t *Tracing) options() []otelgrpc.Option {
 	return []otelgrpc.Option{
-		otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithMeterProvider(noop.NewMeterProvider()), otelgrpc.WithPropagators(propagation.TraceContext{}),
+		otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithMeterProvider(noop.NewMeterProvider()),
+		otelgrpc.WithPropagators(propagation.TraceContext{}),
 		otelgrpc.WithFilter(func(i *stats.RPCTagInfo) bool { return !polls[path.Base(i.FullMethodName)] }),
 	}
 }

@@ -14,7 +14,9 @@ import (
 // spans makes a span of each call of a guest that belongs to a trace, and further ones
 // of the steps that the guest reports. The guest is told nothing of the trace, and no
 // text of its gets into one.
-func spans(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+func spans(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
+	options ...grpc.CallOption) error {
+
 	if !tracing.Sampled(ctx) {
 		return invoke(ctx, method, req, reply, conn, options...)
 	}
