@@ -17,11 +17,10 @@ import (
 )
 
 // traced is a context with a span, and what is made below it.
-func traced(t testing.TB) (context.Context, *tracetest.SpanRecorder) {
+func traced(ctx context.Context) (context.Context, *tracetest.SpanRecorder) {
 	recorder := tracetest.NewSpanRecorder()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
-	ctx, span := provider.Tracer("test").Start(t.Context(), "RuntimePublishVolume")
-	t.Cleanup(func() { span.End() })
+	ctx, _ = provider.Tracer("test").Start(ctx, "RuntimePublishVolume")
 	return ctx, recorder
 }
 
@@ -45,7 +44,7 @@ func TestTraces_AGuestThatLies(t *testing.T) {
 	}
 	l := newLiar(t)
 	l.answer = func() ([]byte, error) { return b, nil }
-	ctx, recorder := traced(t)
+	ctx, recorder := traced(t.Context())
 	if _, err := l.box.Publish(ctx, ofLiar); err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +90,7 @@ func TestTraces_WhatAGuestIsTold(t *testing.T) {
 	if r := ask(t.Context()); !proto.Equal(r, &guestv1.MountRequest{Serial: "x"}) {
 		t.Errorf("without a trace: %v", r)
 	}
-	ctx, recorder := traced(t)
+	ctx, recorder := traced(t.Context())
 	if r := ask(ctx); !r.GetReportSteps() || len(recorder.Ended()) != 1 {
 		t.Errorf("%v, %d spans", r, len(recorder.Ended()))
 	}
@@ -102,7 +101,7 @@ func TestTraces_WhatAGuestIsTold(t *testing.T) {
 func TestTraces_AGuestThatFails(t *testing.T) {
 	l := newLiar(t)
 	l.answer = func() ([]byte, error) { return nil, context.DeadlineExceeded }
-	ctx, recorder := traced(t)
+	ctx, recorder := traced(t.Context())
 	if _, err := l.box.Publish(ctx, sandbox.Volume{Device: ofLiar.Device}); err == nil {
 		t.Error("it was to fail")
 	}
