@@ -72,11 +72,9 @@ func fail(span trace.Span, err error) {
 
 const traceparent = "traceparent"
 
-// Parent is the context's span as W3C's traceparent, empty if it is not sampled.
+// Parent is the context's span as W3C's traceparent, empty if there is none. Of a span
+// that is not sampled it says so: what goes on below it is not sampled either.
 func Parent(ctx context.Context) string {
-	if !Sampled(ctx) {
-		return ""
-	}
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(ctx, carrier)
 	return carrier[traceparent]

@@ -40,8 +40,8 @@ type Deferral struct {
 	Sandbox   string `json:"sandbox,omitempty"`
 	Published bool   `json:"published,omitempty"`
 	BootID    string `json:"bootID"`
-	// Trace is W3C's traceparent of the call that deferred the volume, empty if that was
-	// not traced. It goes when the volume is published: versions that do not know the
+	// Trace is W3C's traceparent of the call that deferred the volume, empty while traces
+	// are off. It goes when the volume is published: versions that do not know the
 	// field refuse the record while it is there.
 	Trace string `json:"trace,omitempty"`
 }

@@ -125,13 +125,17 @@ func (a *Agent) refresh(target string, b box) {
 	if a.ending[target] || before != nil && before.running() {
 		return
 	}
+	d, _ := a.Records.Get(target)
 	const pause = 50 * time.Millisecond
 	a.run(target, b, before, registerTimeout, func(ctx context.Context, _ *task) error {
+		// Days may have passed: a trace of its own.
+		ctx, end := tracing.Continue(ctx, a.Tracer, "", "look after published volume", aboutDeferral(d, b)...)
 		err := a.attempt(ctx, target, b)
 		for status.Code(err) == codes.Aborted && ctx.Err() == nil { // busy with another volume of the pod
 			time.Sleep(pause)
 			err = a.attempt(ctx, target, b)
 		}
+		end(err)
 		if err != nil && !errors.Is(err, errEnded) && ctx.Err() == nil {
 			a.Log.Warn("a published volume cannot be looked after", "target", target, "sandbox_id", b.id, "error", err)
 		}

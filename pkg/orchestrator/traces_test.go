@@ -85,6 +85,7 @@ func TestTraces_OneFromTheKubeletToTheSandbox(t *testing.T) {
 	// The kubelet repeats itself; the volume belongs to the call that deferred it.
 	_, err = r.kubelet.NodePublishVolume(r.ctx(), request())
 	ok(t, err)
+	ok(t, r.agent.Records.Place(target, "sb", false)) // that far an agent came before it was killed
 	r.agent.Records, err = LoadRecords(r.records, "boot")
 	ok(t, err)
 	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
@@ -160,6 +161,25 @@ func TestTraces_OffChangesNothing(t *testing.T) {
 	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
 	if n := c.Connections(); n != 0 {
 		t.Errorf("%d connections", n)
+	}
+}
+
+// What a kubelet does not sample is not sampled later. What the agent does for a volume
+// that is published is a trace of its own.
+func TestTraces_NotSampledAndLater(t *testing.T) {
+	r, c := tracedRig(t)
+	no := metadata.AppendToOutgoingContext(r.ctx(), "traceparent", "00-"+theirTrace+"-"+theirSpan+"-00")
+	_, err := r.kubelet.NodePublishVolume(no, request())
+	ok(t, err)
+	sandbox := box{"sb", 1}
+	ok(t, r.agent.publishAll(r.ctx(), "u1", sandbox))
+	r.agent.refresh(target, sandbox)
+	later := c.Below(t, "", "crust-agent", "look after published volume")
+	c.Below(t, later.ID, "crust-agent", runtimePublish)
+	for _, s := range c.Spans() {
+		if s.Trace != later.Trace {
+			t.Errorf("%+v", s)
+		}
 	}
 }
 
