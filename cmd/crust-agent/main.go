@@ -31,6 +31,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/internal/statedir"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
+	"github.com/crust-csi/crust-csi/internal/tracing/otlp"
 	"github.com/crust-csi/crust-csi/internal/version"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/orchestrator"
@@ -92,6 +93,9 @@ func run(args []string) error {
 		return nil
 	}
 	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
+	traces := otlp.Start("crust-agent", version.String(), log)
+	defer traces.Stop()
+	log = traces.Logger(log)
 	lock, err := statedir.Lock(o.stateDir, "crust-agent")
 	if err != nil {
 		return err
@@ -118,7 +122,7 @@ func run(args []string) error {
 	for _, err := range records.Bad() {
 		log.Error("a record cannot be used; everything else goes on without it", "error", err)
 	}
-	conn, err := orchestrator.Dial(o.driver)
+	conn, err := orchestrator.Dial(o.driver, traces.Client()...)
 	if err != nil {
 		return fmt.Errorf("--driver: %w", err)
 	}
@@ -130,9 +134,10 @@ func run(args []string) error {
 	agent := orchestrator.New(orchestrator.Config{
 		Driver: conn, Pods: orchestrator.WatchPods(ctx, client, o.node), Records: records, Log: log, Count: metrics.Deferral,
 		Events: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "crust-agent", Host: o.node}),
+		Tracer: traces.Tracer(), DialOptions: traces.Client(),
 	})
 	log.Info("starting", "version", version.String(), "driver", o.driver, "node", o.node)
-	return errors.Join(serve(ctx, o, log, metrics, agent, conn), agent.Close())
+	return errors.Join(serve(ctx, o, log, metrics, agent, conn, traces.Server()), agent.Close())
 }
 
 // driverName waits until the driver is there.
@@ -173,7 +178,9 @@ func observe(metrics *telemetry.Metrics) grpc.StreamServerInterceptor {
 	}
 }
 
-func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, agent *orchestrator.Agent, conn grpc.ClientConnInterface) error {
+func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, agent *orchestrator.Agent,
+	conn grpc.ClientConnInterface, options []grpc.ServerOption) error {
+
 	var nri atomic.Pointer[error]
 	notYet := errors.New("NRI is not connected yet")
 	nri.Store(&notYet)
@@ -213,7 +220,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry
 	if err != nil {
 		return err
 	}
-	s := agent.Proxy().Server(grpc.StreamInterceptor(observe(metrics)))
+	s := agent.Proxy().Server(append(options, grpc.StreamInterceptor(observe(metrics)))...)
 	defer s.Stop()
 	go func() { failed <- s.Serve(l) }()
 	r, err := register(ctx, o, name, log)

@@ -139,17 +139,25 @@ func (s *server) Mount(ctx context.Context, r *guestv1.MountRequest) (*guestv1.M
 	if err != nil {
 		return nil, err
 	}
+	measured := steps{since: time.Now()}
+	found := measured.begin(stepDevice)
 	d, _, err := device(ctx, r.GetSerial())
+	found(err)
 	if err != nil {
 		return nil, err
 	}
 	resp := &guestv1.MountResponse{Path: t.Path, Device: d.Path}
+	defer func() {
+		if r.GetReportSteps() {
+			resp.Steps = measured.list
+		}
+	}()
 	if mounted, err := showing(t, d); err != nil || mounted {
 		return resp, err
 	}
 	m, err := engine.Open(ctx, engine.Request{
 		Device: d, Type: r.GetFileSystem(), Options: o, ReadOnly: r.GetReadOnly(), Group: r.Group, Policy: ownership.Policy(r.GetGroupPolicy()),
-		Scratch: filepath.Join(s.dir, "scratch", r.GetSerial()),
+		Scratch: filepath.Join(s.dir, "scratch", r.GetSerial()), Step: measured.begin,
 	})
 	if err != nil {
 		return nil, err

@@ -15,11 +15,14 @@ import (
 	"strconv"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/privilege"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/internal/statedir"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
+	"github.com/crust-csi/crust-csi/internal/tracing/otlp"
 	"github.com/crust-csi/crust-csi/internal/version"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
@@ -114,6 +117,9 @@ func run(args []string) error {
 		return enterHost(o)
 	}
 	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
+	traces := otlp.Start("crustd", version.String(), log)
+	defer traces.Stop()
+	log = traces.Logger(log)
 	metrics := telemetry.New(version.String())
 	root, err := mounter.OpenRoot(o.kubeletDir)
 	if err != nil {
@@ -154,11 +160,13 @@ func run(args []string) error {
 	}
 	defer m.Stop()
 	log.Info("starting", "version", version.String(), "backend", o.backend, "capabilities", fmt.Sprint(backend.Capabilities()))
-	return serve(ctx, o, log, metrics, l, m)
+	return serve(ctx, o, log, metrics, l, m, traces.Server())
 }
 
-func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, l net.Listener, m *sandbox.Manager) error {
-	g := rpcserver.New(log, metrics, crust.Limits()...)
+func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, l net.Listener, m *sandbox.Manager,
+	options []grpc.ServerOption) error {
+
+	g := rpcserver.New(log, metrics, append(options, crust.Limits()...)...)
 	(&sandbox.Server{Manager: m}).Serve(g)
 	failed := make(chan error, 2)
 	closeHTTP, err := rpcserver.ServeHTTP(o.metricsAddress, metrics.Handler(func() error { return nil }), failed)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/confine"
@@ -27,6 +28,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/internal/statedir"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
+	"github.com/crust-csi/crust-csi/internal/tracing/otlp"
 	"github.com/crust-csi/crust-csi/internal/version"
 	"github.com/crust-csi/crust-csi/pkg/driver"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -60,6 +62,9 @@ func run(args []string) error {
 		return err
 	}
 	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
+	traces := otlp.Start("csi-node", version.String(), log)
+	defer traces.Stop()
+	log = traces.Logger(log)
 	sayMissing(log)
 	metrics := telemetry.New(version.String())
 	// Before anything is read or recovered: another process may be using it.
@@ -130,7 +135,7 @@ func run(args []string) error {
 	if o.idmapProbe {
 		probeIdmaps(context.Background(), o, log, metrics)
 	}
-	return serve(o, log, metrics, d)
+	return serve(o, log, metrics, d, traces.Server())
 }
 
 // sayMissing logs what will not work for want of a capability.
@@ -252,14 +257,14 @@ func needingAttention(d *driver.Driver) telemetry.Volumes {
 	return v
 }
 
-func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.Driver) error {
+func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.Driver, options []grpc.ServerOption) error {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
 	defer cancel()
 	l, err := rpcserver.Listen(o.endpoint)
 	if err != nil {
 		return err
 	}
-	s := rpcserver.New(log, metrics)
+	s := rpcserver.New(log, metrics, options...)
 	csi.RegisterIdentityServer(s, d)
 	csi.RegisterControllerServer(s, d)
 	csi.RegisterNodeServer(s, d)

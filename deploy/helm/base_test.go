@@ -30,6 +30,10 @@ storageClasses:
 		"crust":                        crust,
 		"overlays/second-pool-example": secondPool,
 		"overlays/device-example":      {"allowDevices": []any{"/dev/disk/by-id/example-*"}},
+		"overlays/traces-example": {"crust": values{"enabled": true}, "traces": values{
+			"OTEL_EXPORTER_OTLP_ENDPOINT": "http://$(HOST_IP):4317",
+			"OTEL_TRACES_SAMPLER":         "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.1",
+		}},
 	}
 )
 

@@ -30,6 +30,7 @@ var other = map[string]string{
 	"log.format":               `json`,
 	"log.verbosity":            `0`,
 	"log.sidecarVerbosity":     `5`,
+	"traces":                   `{OTEL_EXPORTER_OTLP_ENDPOINT: "https://collector.example:4317"}`,
 	"imagePullSecrets":         `[{name: registry}]`,
 	"nodes.nodeSelector":       `{"example.com/storage": "true"}`,
 	"nodes.nodeAffinity": `{requiredDuringSchedulingIgnoredDuringExecution:

@@ -85,3 +85,32 @@ func TestCRUST(t *testing.T) {
 		t.Error("no class allows it")
 	}
 }
+
+// All three daemons send traces to the same collector, by an address of the node that
+// is known before it is used, and say which node they are on.
+func TestTraces_Overlay(t *testing.T) {
+	o := renderAny(t, "overlays/traces-example")
+	for daemon, container := range map[string]string{"csi-node": "csi-node", "crust": "crustd", "crust-agent": "crust-agent"} {
+		known := map[string]bool{}
+		values := map[string]string{}
+		for _, e := range checkPod(t, o.daemon(t, daemon).Spec.Template.Spec)[container].Env {
+			for _, name := range []string{"HOST_IP", "NODE_NAME"} {
+				if strings.Contains(e.Value, "$("+name+")") && !known[name] {
+					t.Errorf("%s: %s uses %s before it is known", daemon, e.Name, name)
+				}
+			}
+			known[e.Name], values[e.Name] = true, e.Value
+		}
+		endpoint, node := values["OTEL_EXPORTER_OTLP_ENDPOINT"], values["OTEL_RESOURCE_ATTRIBUTES"]
+		if endpoint != "http://$(HOST_IP):4317" || node != "k8s.node.name=$(NODE_NAME)" {
+			t.Errorf("%s: %v", daemon, values)
+		}
+	}
+	for _, d := range renderAny(t, "crust").daemons {
+		for _, c := range d.Spec.Template.Spec.Containers {
+			if slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return strings.HasPrefix(e.Name, "OTEL_") }) {
+				t.Errorf("%s sends traces without being asked to", c.Name)
+			}
+		}
+	}
+}

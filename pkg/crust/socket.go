@@ -37,6 +37,11 @@ func (c *Client) Close() error { return c.conn.Close() }
 // it asks the kernel who serves there (SO_PEERCRED, unix(7)) and goes no further
 // unless that is one of the users; without any, root.
 func Dial(endpoint string, uids ...uint32) (*Client, error) {
+	return DialWith(endpoint, nil, uids...)
+}
+
+// DialWith is Dial with options of gRPC's beside its own: a stats handler, for one.
+func DialWith(endpoint string, options []grpc.DialOption, uids ...uint32) (*Client, error) {
 	path, err := socketPath(endpoint)
 	if err != nil {
 		return nil, err
@@ -44,7 +49,7 @@ func Dial(endpoint string, uids ...uint32) (*Client, error) {
 	if len(uids) == 0 {
 		uids = []uint32{0}
 	}
-	conn, err := grpc.NewClient("passthrough:///crust",
+	own := []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		grpc.WithUnaryInterceptor(plainErrors),
@@ -57,7 +62,9 @@ func Dial(endpoint string, uids ...uint32) (*Client, error) {
 				return nil, errors.Join(fmt.Errorf("%s: the server %w", endpoint, err), c.Close())
 			}
 			return c, nil
-		}))
+		}),
+	}
+	conn, err := grpc.NewClient("passthrough:///crust", append(own, options...)...)
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/internal/tracing"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -203,8 +204,10 @@ func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mo
 	if err != nil || !v.Facts.GrowDue || dev.ReadOnly {
 		return err
 	}
+	_, end := tracing.Begin(ctx, "grow file system", tracing.Volume(id))
 	err = growDetached(fs)
 	if errors.Is(err, mounter.ErrGrowOffline) {
+		end(nil) // nothing has failed: a program does it, or it stays due
 		busy, berr := d.busy(id, dev.Path)
 		if berr != nil {
 			return fmt.Errorf("volume %s: %w", id, berr)
@@ -217,6 +220,7 @@ func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mo
 		}
 		return d.growOffline(ctx, src, v, dev)
 	}
+	end(err)
 	if err != nil {
 		return fmt.Errorf("volume %s: %w", id, err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/crust-csi/crust-csi/internal/tracing"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
@@ -206,7 +207,9 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 	if p.alone && p.staged.FSType == "ext4" {
 		inodes = ownership.Ext4Inodes(p.attachment.Device.Path)
 	}
-	r, err := ownership.Apply(ctx, root, gid, policy, inodes, &counts)
+	actx, end := tracing.Begin(ctx, "give files to group", tracing.Volume(p.id))
+	r, err := ownership.Apply(actx, root, gid, policy, inodes, &counts)
+	end(err)
 	d.Metrics.OwnershipApplied(p.strategy, time.Since(begin), r.Looked, r.Changed)
 	if err != nil {
 		return fmt.Errorf("volume %s: giving its files to group %d: %w (%s)", p.id, gid, err, describe())

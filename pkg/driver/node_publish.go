@@ -9,6 +9,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/tracing"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -256,7 +257,11 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mounter.Detached, error) {
 	switch {
 	case p.attachment.Share != nil:
-		m, err := mounter.OpenNFS(ctx, mounter.NFS{Source: p.attachment.Share.Source, Options: p.use.options, ReadOnly: p.readOnly, Network: d.HostNetwork})
+		nctx, end := tracing.Begin(ctx, "mount", tracing.Volume(p.id))
+		m, err := mounter.OpenNFS(nctx, mounter.NFS{
+			Source: p.attachment.Share.Source, Options: p.use.options, ReadOnly: p.readOnly, Network: d.HostNetwork,
+		})
+		end(err)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", p.id, err)
 		}
@@ -287,7 +292,9 @@ func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mou
 		}
 		p.alone = !busy
 	}
+	_, end := tracing.Begin(ctx, "mount", tracing.Volume(p.id))
 	m, err := mounter.Open(d.mountable(p))
+	end(err)
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", p.id, err)
 	}

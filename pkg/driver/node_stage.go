@@ -10,6 +10,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/tracing"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
@@ -134,7 +135,9 @@ func (d *Driver) stage(
 	if v.Block && !u.block {
 		return invalid("volume %s was created for block access; it has no file system to mount", v.ID)
 	}
-	a, err := src.Attach(ctx, v.ID)
+	actx, end := tracing.Begin(ctx, "attach device", tracing.Volume(v.ID))
+	a, err := src.Attach(actx, v.ID)
+	end(err)
 	if err != nil {
 		return err
 	}
@@ -230,7 +233,10 @@ func (d *Driver) ensureFilesystem(
 		blank = superblock.BlankDevice{} // that of an earlier format
 	}
 	if found.Answer == superblock.Blank && v.Facts.Formatted == "" {
-		if found, blank, err = volume.ProveBlank(ctx, src, v.ID, dev, progress); err != nil {
+		pctx, end := tracing.Begin(ctx, "prove that the device is blank", tracing.Volume(v.ID))
+		found, blank, err = volume.ProveBlank(pctx, src, v.ID, dev, progress)
+		end(err)
+		if err != nil {
 			return "", fmt.Errorf("volume %s: %w", v.ID, err)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/plain"
+	"github.com/crust-csi/crust-csi/internal/tracing"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
 
@@ -53,6 +55,10 @@ type Config struct {
 	Log     *slog.Logger
 	// Count is told of decisions and of what became of them; nil for nobody.
 	Count func(outcome string)
+	// Tracer makes spans of what is carried out after the call that deferred it; nil for
+	// none. DialOptions are for connections to runtimes: they tell these of the span.
+	Tracer      trace.Tracer
+	DialOptions []grpc.DialOption
 }
 
 // Agent decides and carries out.
@@ -72,7 +78,10 @@ type Agent struct {
 
 // New makes one. Close it at the end.
 func New(c Config) *Agent {
-	a := &Agent{Config: c, told: map[string]time.Time{}, tasks: map[string]*task{}, calls: map[string]bool{}, ending: map[string]bool{}, runtimes: runtimes{m: map[string]*crust.Client{}}}
+	a := &Agent{
+		Config: c, told: map[string]time.Time{}, tasks: map[string]*task{}, calls: map[string]bool{}, ending: map[string]bool{},
+		runtimes: runtimes{options: c.DialOptions, m: map[string]*crust.Client{}},
+	}
 	if a.Count == nil {
 		a.Count = func(string) {}
 	}
@@ -110,6 +119,7 @@ func decoded[T any, P interface {
 		if err := proto.Unmarshal(raw, req); err != nil {
 			return nil, status.Errorf(codes.InvalidArgument, "%s: %s", req.ProtoReflect().Descriptor().Name(), err)
 		}
+		tracing.Describe(ctx, req)
 		return h(ctx, req, raw, next)
 	}
 }
@@ -269,6 +279,9 @@ func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRe
 		return raw, a.notDeferred(ctx, d, known)
 	}
 	d.Source, d.Type, d.Options = info.Source, info.Type, info.Options
+	if !known {
+		d.Trace = tracing.Parent(ctx)
+	}
 	if readOnly(req) { // whether the driver says so or not
 		d.Options = maps.Clone(d.Options)
 		if d.Options == nil {

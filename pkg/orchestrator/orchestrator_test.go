@@ -29,6 +29,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	eventrecorder "k8s.io/client-go/tools/record"
 
+	"github.com/crust-csi/crust-csi/internal/tracing/otlp"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/crust/crusttest"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
@@ -180,11 +181,19 @@ func deferredRig(t testing.TB) *rig {
 
 func newRig(t testing.TB, objects ...runtime.Object) *rig {
 	t.Helper()
+	return newTracedRig(t, tracings{}, objects...)
+}
+
+// tracings are those of a rig's processes; nil ones are off.
+type tracings struct{ agent, driver, runtime *otlp.Tracing }
+
+func newTracedRig(t testing.TB, traces tracings, objects ...runtime.Object) *rig {
+	t.Helper()
 	r := &rig{t: t, driver: &driver{deferred: map[string]bool{}, options: map[string]string{"noatime": ""}}, runtime: crusttest.New(), events: eventrecorder.NewFakeRecorder(100), records: t.TempDir(), manager: &sandboxes{}}
-	ds := grpc.NewServer()
+	ds := grpc.NewServer(traces.driver.Server()...)
 	csi.RegisterNodeServer(ds, r.driver)
 	own := serve(t, ds, "csi.sock")
-	rs := grpc.NewServer()
+	rs := grpc.NewServer(traces.runtime.Server()...)
 	crustv1alpha1.RegisterRuntimeAssistedStorageManagementServer(rs, r.runtime)
 	crustv1alpha1.RegisterSandboxManagementServer(rs, r.manager)
 	socket := serve(t, rs, "crust.sock")
@@ -193,14 +202,15 @@ func newRig(t testing.TB, objects ...runtime.Object) *rig {
 	ctx, cancel := context.WithCancel(context.Background())
 	records, err := LoadRecords(r.records, "boot")
 	ok(t, err)
-	conn, err := Dial(own)
+	conn, err := Dial(own, traces.agent.Client()...)
 	ok(t, err)
 	t.Cleanup(func() { conn.Close() })
 	r.agent = New(Config{
 		Driver: conn, Pods: WatchPods(ctx, r.cluster, "node"), Records: records, Events: r.events, Log: slog.New(slog.DiscardHandler),
+		Tracer: traces.agent.Tracer(), DialOptions: traces.agent.Client(),
 	})
 	t.Cleanup(func() { cancel(); ok(t, r.agent.Close()) })
-	r.conn = dialer(t, serve(t, r.agent.Proxy().Server(), "agent.sock"))
+	r.conn = dialer(t, serve(t, r.agent.Proxy().Server(traces.agent.Server()...), "agent.sock"))
 	r.kubelet = csi.NewNodeClient(r.conn)
 	return r
 }

@@ -70,9 +70,11 @@ func (p *Proxy) Server(options ...grpc.ServerOption) *grpc.Server {
 }
 
 // Dial connects to a CSI driver's socket, unix:///path.
-func Dial(endpoint string) (*grpc.ClientConn, error) {
-	return grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window))
+func Dial(endpoint string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	return grpc.NewClient(endpoint, append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
+	}, options...)...)
 }
 
 func (p *Proxy) handle(_ any, stream grpc.ServerStream) error {

@@ -40,6 +40,10 @@ type Deferral struct {
 	Sandbox   string `json:"sandbox,omitempty"`
 	Published bool   `json:"published,omitempty"`
 	BootID    string `json:"bootID"`
+	// Trace is W3C's traceparent of the call that deferred the volume, empty while traces
+	// are off. It goes when the volume is published: versions that do not know the
+	// field refuse the record while it is there.
+	Trace string `json:"trace,omitempty"`
 }
 
 // in tells whether it is published in a sandbox.
@@ -179,6 +183,9 @@ func (r *Records) Place(target, sandbox string, published bool) error {
 		return nil
 	}
 	d.Sandbox, d.Published = sandbox, published
+	if published {
+		d.Trace = ""
+	}
 	return r.keep(d)
 }
 

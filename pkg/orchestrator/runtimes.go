@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -17,8 +18,9 @@ import (
 
 // runtimes are the CRUST servers that RuntimeClasses name.
 type runtimes struct {
-	mu sync.Mutex
-	m  map[string]*crust.Client
+	options []grpc.DialOption
+	mu      sync.Mutex
+	m       map[string]*crust.Client
 }
 
 func (r *runtimes) client(socket string) (*crust.Client, error) {
@@ -27,7 +29,7 @@ func (r *runtimes) client(socket string) (*crust.Client, error) {
 	if c, ok := r.m[socket]; ok {
 		return c, nil
 	}
-	c, err := crust.Dial(socket)
+	c, err := crust.DialWith(socket, r.options)
 	if err != nil {
 		return nil, err
 	}

@@ -7,11 +7,13 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/tracing"
 )
 
 // publishTimeout bounds one attempt to publish a volume in a sandbox; giving many
@@ -80,13 +82,22 @@ func (a *Agent) start(target string, b box) *task {
 		before.cancel() // of a sandbox that the pod does not have any more
 	}
 	return a.run(target, b, before, publishTimeout, func(ctx context.Context, t *task) error {
+		// A child of the call that deferred the volume, not a link to it: the pod waits for
+		// both, and one trace is to show for what.
+		ctx, end := tracing.Continue(ctx, a.Tracer, d.Trace, "publish in sandbox", aboutDeferral(d, b)...)
 		err := a.publish(ctx, target, b, t)
+		end(err)
 		if err == nil {
 			a.Count("published")
 			a.tell(d.Pod, corev1.EventTypeNormal, EventPublished, fmt.Sprintf("volume %s (%s) is mounted in the pod's sandbox", d.Volume, d.Type), b.id)
 		}
 		return err
 	})
+}
+
+// aboutDeferral is what a span says of a deferral that is carried out.
+func aboutDeferral(d Deferral, b box) []attribute.KeyValue {
+	return append(tracing.Pod(d.Pod.Namespace, d.Pod.Name, d.Pod.UID), tracing.Volume(d.VolumeID), tracing.Sandbox(b.id))
 }
 
 // run begins a task, after the one before it. The caller holds a.mu.
@@ -114,13 +125,17 @@ func (a *Agent) refresh(target string, b box) {
 	if a.ending[target] || before != nil && before.running() {
 		return
 	}
+	d, _ := a.Records.Get(target)
 	const pause = 50 * time.Millisecond
 	a.run(target, b, before, registerTimeout, func(ctx context.Context, _ *task) error {
+		// Days may have passed: a trace of its own.
+		ctx, end := tracing.Continue(ctx, a.Tracer, "", "look after published volume", aboutDeferral(d, b)...)
 		err := a.attempt(ctx, target, b)
 		for status.Code(err) == codes.Aborted && ctx.Err() == nil { // busy with another volume of the pod
 			time.Sleep(pause)
 			err = a.attempt(ctx, target, b)
 		}
+		end(err)
 		if err != nil && !errors.Is(err, errEnded) && ctx.Err() == nil {
 			a.Log.Warn("a published volume cannot be looked after", "target", target, "sandbox_id", b.id, "error", err)
 		}

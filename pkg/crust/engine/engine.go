@@ -32,6 +32,27 @@ type Request struct {
 	// mount(2) with some options; see mounter.Filesystem.
 	Scratch string
 	NoPanic bool // this is the host's kernel; see mounter.Filesystem
+	// Step is told when one of the Steps begins, and of its end by what it returns. Nil
+	// for nobody.
+	Step func(name string) (end func(error))
+}
+
+// Steps of Open that may take long.
+const (
+	StepMount     = "mount"
+	StepGrow      = "grow file system"
+	StepOwnership = "give files to group"
+)
+
+// step runs f as one of the Steps.
+func (r Request) step(name string, f func() error) error {
+	if r.Step == nil {
+		return f()
+	}
+	end := r.Step(name)
+	err := f()
+	end(err)
+	return err
 }
 
 // Open mounts the volume, detached: nobody sees it before it is as it was asked
@@ -54,7 +75,11 @@ func Open(ctx context.Context, r Request) (*mounter.Detached, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := mounter.Open(mounter.Filesystem{Device: r.Device, Type: r.Type, Options: o, Scratch: r.Scratch, NoPanic: r.NoPanic})
+	var m *mounter.Detached
+	err = r.step(StepMount, func() error {
+		m, err = mounter.Open(mounter.Filesystem{Device: r.Device, Type: r.Type, Options: o, Scratch: r.Scratch, NoPanic: r.NoPanic})
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +97,13 @@ func prepare(ctx context.Context, r Request, m *mounter.Detached, unfilled bool)
 	defer dir.Close()
 	if !r.ReadOnly && !r.Device.ReadOnly && !r.Options.ReadOnly() {
 		if unfilled {
-			if err := mounter.Grow(dir, r.Type, r.Device); err != nil && !errors.Is(err, mounter.ErrGrowOffline) {
+			grow := func() error {
+				if err := mounter.Grow(dir, r.Type, r.Device); !errors.Is(err, mounter.ErrGrowOffline) {
+					return err
+				}
+				return nil
+			}
+			if err := r.step(StepGrow, grow); err != nil {
 				return err
 			}
 		}
@@ -82,7 +113,11 @@ func prepare(ctx context.Context, r Request, m *mounter.Detached, unfilled bool)
 				inodes = ownership.Ext4Inodes(r.Device.Path)
 			}
 			var p ownership.Progress
-			if _, err := ownership.Apply(ctx, dir, *r.Group, r.Policy, inodes, &p); err != nil {
+			walk := func() error {
+				_, err := ownership.Apply(ctx, dir, *r.Group, r.Policy, inodes, &p)
+				return err
+			}
+			if err := r.step(StepOwnership, walk); err != nil {
 				return fmt.Errorf("giving its files to group %d: %w (%d looked at)", *r.Group, err, p.Looked.Load())
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/confine"
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/tracing"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
@@ -192,9 +193,14 @@ func (p *Programs) runMortal(ctx context.Context, argv []string, device string) 
 }
 
 // start runs a program in confinement: what it reads was written by a tenant.
-func (p *Programs) start(ctx context.Context, cmd *exec.Cmd, limits confine.Limits) (string, int, error) {
+func (p *Programs) start(ctx context.Context, cmd *exec.Cmd, limits confine.Limits) (output string, code int, err error) {
 	program, device := cmd.Args[0], limits.Device
 	p.started(program)
+	sctx, end := tracing.Begin(ctx, program)
+	defer func() {
+		tracing.ExitCode(sctx, code)
+		end(err)
+	}()
 	// A file, not a pipe: writing into the pipe of a process that is gone would
 	// end a check half-way.
 	said, err := linux.Memfd("output of " + program)

@@ -45,6 +45,20 @@ updateStrategy:
 {{- end }}
 {{- end }}
 
+{{/* Environment of csi-node, crustd and crust-agent. The node's address comes first: what
+follows may name it. */}}
+{{- define "crust-csi.tracesEnv" -}}
+{{- if .Values.traces }}
+- {name: HOST_IP, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}
+{{- if not .Values.traces.OTEL_RESOURCE_ATTRIBUTES }}
+- {name: OTEL_RESOURCE_ATTRIBUTES, value: k8s.node.name=$(NODE_NAME)}
+{{- end }}
+{{- range $name, $value := .Values.traces }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "crust-csi.sidecarFlags" -}}
 {{- if .Values.log.sidecarVerbosity }}
 - --v={{ .Values.log.sidecarVerbosity }}

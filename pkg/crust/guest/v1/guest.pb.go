@@ -24,6 +24,61 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type Step_Kind int32
+
+const (
+	Step_KIND_UNSPECIFIED Step_Kind = 0
+	Step_KIND_DEVICE      Step_Kind = 1 // the wait for the disk
+	Step_KIND_MOUNT       Step_Kind = 2
+	Step_KIND_GROW        Step_Kind = 3 // the file system
+	Step_KIND_OWNERSHIP   Step_Kind = 4 // giving files to the group
+)
+
+// Enum value maps for Step_Kind.
+var (
+	Step_Kind_name = map[int32]string{
+		0: "KIND_UNSPECIFIED",
+		1: "KIND_DEVICE",
+		2: "KIND_MOUNT",
+		3: "KIND_GROW",
+		4: "KIND_OWNERSHIP",
+	}
+	Step_Kind_value = map[string]int32{
+		"KIND_UNSPECIFIED": 0,
+		"KIND_DEVICE":      1,
+		"KIND_MOUNT":       2,
+		"KIND_GROW":        3,
+		"KIND_OWNERSHIP":   4,
+	}
+)
+
+func (x Step_Kind) Enum() *Step_Kind {
+	p := new(Step_Kind)
+	*p = x
+	return p
+}
+
+func (x Step_Kind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Step_Kind) Descriptor() protoreflect.EnumDescriptor {
+	return file_guest_v1_guest_proto_enumTypes[0].Descriptor()
+}
+
+func (Step_Kind) Type() protoreflect.EnumType {
+	return &file_guest_v1_guest_proto_enumTypes[0]
+}
+
+func (x Step_Kind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Step_Kind.Descriptor instead.
+func (Step_Kind) EnumDescriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{5, 0}
+}
+
 type InfoRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -189,13 +244,15 @@ func (x *MountedVolume) GetDevice() string {
 }
 
 type MountRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Serial        string                 `protobuf:"bytes,1,opt,name=serial,proto3" json:"serial,omitempty"`
-	FileSystem    string                 `protobuf:"bytes,2,opt,name=file_system,json=fileSystem,proto3" json:"file_system,omitempty"`
-	Options       []string               `protobuf:"bytes,3,rep,name=options,proto3" json:"options,omitempty"`
-	ReadOnly      bool                   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
-	Group         *uint32                `protobuf:"varint,5,opt,name=group,proto3,oneof" json:"group,omitempty"`
-	GroupPolicy   string                 `protobuf:"bytes,6,opt,name=group_policy,json=groupPolicy,proto3" json:"group_policy,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Serial      string                 `protobuf:"bytes,1,opt,name=serial,proto3" json:"serial,omitempty"`
+	FileSystem  string                 `protobuf:"bytes,2,opt,name=file_system,json=fileSystem,proto3" json:"file_system,omitempty"`
+	Options     []string               `protobuf:"bytes,3,rep,name=options,proto3" json:"options,omitempty"`
+	ReadOnly    bool                   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	Group       *uint32                `protobuf:"varint,5,opt,name=group,proto3,oneof" json:"group,omitempty"`
+	GroupPolicy string                 `protobuf:"bytes,6,opt,name=group_policy,json=groupPolicy,proto3" json:"group_policy,omitempty"`
+	// The answer is to have the steps.
+	ReportSteps   bool `protobuf:"varint,7,opt,name=report_steps,json=reportSteps,proto3" json:"report_steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -272,10 +329,19 @@ func (x *MountRequest) GetGroupPolicy() string {
 	return ""
 }
 
+func (x *MountRequest) GetReportSteps() bool {
+	if x != nil {
+		return x.ReportSteps
+	}
+	return false
+}
+
 type MountResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	Device        string                 `protobuf:"bytes,2,opt,name=device,proto3" json:"device,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Path   string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Device string                 `protobuf:"bytes,2,opt,name=device,proto3" json:"device,omitempty"`
+	// What took how long, in the order in which it began.
+	Steps         []*Step `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -324,6 +390,76 @@ func (x *MountResponse) GetDevice() string {
 	return ""
 }
 
+func (x *MountResponse) GetSteps() []*Step {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+// Step is what a guest measured by its own clock. It has no text: whatever a guest
+// chooses to say, it is one of these.
+type Step struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Kind  Step_Kind              `protobuf:"varint,1,opt,name=kind,proto3,enum=crust.guest.v1.Step_Kind" json:"kind,omitempty"`
+	// Since the call came, in nanoseconds.
+	Begin         int64 `protobuf:"varint,2,opt,name=begin,proto3" json:"begin,omitempty"`
+	End           int64 `protobuf:"varint,3,opt,name=end,proto3" json:"end,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Step) Reset() {
+	*x = Step{}
+	mi := &file_guest_v1_guest_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Step) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Step) ProtoMessage() {}
+
+func (x *Step) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Step.ProtoReflect.Descriptor instead.
+func (*Step) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Step) GetKind() Step_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return Step_KIND_UNSPECIFIED
+}
+
+func (x *Step) GetBegin() int64 {
+	if x != nil {
+		return x.Begin
+	}
+	return 0
+}
+
+func (x *Step) GetEnd() int64 {
+	if x != nil {
+		return x.End
+	}
+	return 0
+}
+
 type UnmountRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Serial        string                 `protobuf:"bytes,1,opt,name=serial,proto3" json:"serial,omitempty"`
@@ -333,7 +469,7 @@ type UnmountRequest struct {
 
 func (x *UnmountRequest) Reset() {
 	*x = UnmountRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[5]
+	mi := &file_guest_v1_guest_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -345,7 +481,7 @@ func (x *UnmountRequest) String() string {
 func (*UnmountRequest) ProtoMessage() {}
 
 func (x *UnmountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[5]
+	mi := &file_guest_v1_guest_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -358,7 +494,7 @@ func (x *UnmountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnmountRequest.ProtoReflect.Descriptor instead.
 func (*UnmountRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{5}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *UnmountRequest) GetSerial() string {
@@ -376,7 +512,7 @@ type UnmountResponse struct {
 
 func (x *UnmountResponse) Reset() {
 	*x = UnmountResponse{}
-	mi := &file_guest_v1_guest_proto_msgTypes[6]
+	mi := &file_guest_v1_guest_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -388,7 +524,7 @@ func (x *UnmountResponse) String() string {
 func (*UnmountResponse) ProtoMessage() {}
 
 func (x *UnmountResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[6]
+	mi := &file_guest_v1_guest_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -401,7 +537,7 @@ func (x *UnmountResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnmountResponse.ProtoReflect.Descriptor instead.
 func (*UnmountResponse) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{6}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{7}
 }
 
 type StatsRequest struct {
@@ -413,7 +549,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[7]
+	mi := &file_guest_v1_guest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -425,7 +561,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[7]
+	mi := &file_guest_v1_guest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -438,7 +574,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{7}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StatsRequest) GetSerial() string {
@@ -464,7 +600,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_guest_v1_guest_proto_msgTypes[8]
+	mi := &file_guest_v1_guest_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -476,7 +612,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[8]
+	mi := &file_guest_v1_guest_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -489,7 +625,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{8}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StatsResponse) GetTotalBytes() int64 {
@@ -551,7 +687,7 @@ type GrowRequest struct {
 
 func (x *GrowRequest) Reset() {
 	*x = GrowRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[9]
+	mi := &file_guest_v1_guest_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -563,7 +699,7 @@ func (x *GrowRequest) String() string {
 func (*GrowRequest) ProtoMessage() {}
 
 func (x *GrowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[9]
+	mi := &file_guest_v1_guest_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -576,7 +712,7 @@ func (x *GrowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowRequest.ProtoReflect.Descriptor instead.
 func (*GrowRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{9}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GrowRequest) GetSerial() string {
@@ -601,7 +737,7 @@ type GrowResponse struct {
 
 func (x *GrowResponse) Reset() {
 	*x = GrowResponse{}
-	mi := &file_guest_v1_guest_proto_msgTypes[10]
+	mi := &file_guest_v1_guest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -613,7 +749,7 @@ func (x *GrowResponse) String() string {
 func (*GrowResponse) ProtoMessage() {}
 
 func (x *GrowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[10]
+	mi := &file_guest_v1_guest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -626,7 +762,7 @@ func (x *GrowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowResponse.ProtoReflect.Descriptor instead.
 func (*GrowResponse) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{10}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{11}
 }
 
 type ResolveRequest struct {
@@ -639,7 +775,7 @@ type ResolveRequest struct {
 
 func (x *ResolveRequest) Reset() {
 	*x = ResolveRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[11]
+	mi := &file_guest_v1_guest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +787,7 @@ func (x *ResolveRequest) String() string {
 func (*ResolveRequest) ProtoMessage() {}
 
 func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[11]
+	mi := &file_guest_v1_guest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +800,7 @@ func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveRequest.ProtoReflect.Descriptor instead.
 func (*ResolveRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{11}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ResolveRequest) GetSerial() string {
@@ -690,7 +826,7 @@ type ResolveResponse struct {
 
 func (x *ResolveResponse) Reset() {
 	*x = ResolveResponse{}
-	mi := &file_guest_v1_guest_proto_msgTypes[12]
+	mi := &file_guest_v1_guest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -702,7 +838,7 @@ func (x *ResolveResponse) String() string {
 func (*ResolveResponse) ProtoMessage() {}
 
 func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[12]
+	mi := &file_guest_v1_guest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -715,7 +851,7 @@ func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveResponse.ProtoReflect.Descriptor instead.
 func (*ResolveResponse) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{12}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ResolveResponse) GetPath() string {
@@ -735,7 +871,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[13]
+	mi := &file_guest_v1_guest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -747,7 +883,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[13]
+	mi := &file_guest_v1_guest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -760,7 +896,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{13}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExecRequest) GetArgv() []string {
@@ -787,7 +923,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	mi := &file_guest_v1_guest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -799,7 +935,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	mi := &file_guest_v1_guest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -812,7 +948,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{14}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExecResponse) GetOutput() []byte {
@@ -843,7 +979,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\rMountedVolume\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\tR\x06serial\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x16\n" +
-	"\x06device\x18\x03 \x01(\tR\x06device\"\xc6\x01\n" +
+	"\x06device\x18\x03 \x01(\tR\x06device\"\xe9\x01\n" +
 	"\fMountRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\tR\x06serial\x12\x1f\n" +
 	"\vfile_system\x18\x02 \x01(\tR\n" +
@@ -851,11 +987,24 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\aoptions\x18\x03 \x03(\tR\aoptions\x12\x1b\n" +
 	"\tread_only\x18\x04 \x01(\bR\breadOnly\x12\x19\n" +
 	"\x05group\x18\x05 \x01(\rH\x00R\x05group\x88\x01\x01\x12!\n" +
-	"\fgroup_policy\x18\x06 \x01(\tR\vgroupPolicyB\b\n" +
-	"\x06_group\";\n" +
+	"\fgroup_policy\x18\x06 \x01(\tR\vgroupPolicy\x12!\n" +
+	"\freport_steps\x18\a \x01(\bR\vreportStepsB\b\n" +
+	"\x06_group\"g\n" +
 	"\rMountResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
-	"\x06device\x18\x02 \x01(\tR\x06device\"(\n" +
+	"\x06device\x18\x02 \x01(\tR\x06device\x12*\n" +
+	"\x05steps\x18\x03 \x03(\v2\x14.crust.guest.v1.StepR\x05steps\"\xbf\x01\n" +
+	"\x04Step\x12-\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x19.crust.guest.v1.Step.KindR\x04kind\x12\x14\n" +
+	"\x05begin\x18\x02 \x01(\x03R\x05begin\x12\x10\n" +
+	"\x03end\x18\x03 \x01(\x03R\x03end\"`\n" +
+	"\x04Kind\x12\x14\n" +
+	"\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n" +
+	"\vKIND_DEVICE\x10\x01\x12\x0e\n" +
+	"\n" +
+	"KIND_MOUNT\x10\x02\x12\r\n" +
+	"\tKIND_GROW\x10\x03\x12\x12\n" +
+	"\x0eKIND_OWNERSHIP\x10\x04\"(\n" +
 	"\x0eUnmountRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\tR\x06serial\"\x11\n" +
 	"\x0fUnmountResponse\"&\n" +
@@ -908,45 +1057,50 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_guest_v1_guest_proto_rawDescData
 }
 
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_guest_v1_guest_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_guest_v1_guest_proto_goTypes = []any{
-	(*InfoRequest)(nil),     // 0: crust.guest.v1.InfoRequest
-	(*InfoResponse)(nil),    // 1: crust.guest.v1.InfoResponse
-	(*MountedVolume)(nil),   // 2: crust.guest.v1.MountedVolume
-	(*MountRequest)(nil),    // 3: crust.guest.v1.MountRequest
-	(*MountResponse)(nil),   // 4: crust.guest.v1.MountResponse
-	(*UnmountRequest)(nil),  // 5: crust.guest.v1.UnmountRequest
-	(*UnmountResponse)(nil), // 6: crust.guest.v1.UnmountResponse
-	(*StatsRequest)(nil),    // 7: crust.guest.v1.StatsRequest
-	(*StatsResponse)(nil),   // 8: crust.guest.v1.StatsResponse
-	(*GrowRequest)(nil),     // 9: crust.guest.v1.GrowRequest
-	(*GrowResponse)(nil),    // 10: crust.guest.v1.GrowResponse
-	(*ResolveRequest)(nil),  // 11: crust.guest.v1.ResolveRequest
-	(*ResolveResponse)(nil), // 12: crust.guest.v1.ResolveResponse
-	(*ExecRequest)(nil),     // 13: crust.guest.v1.ExecRequest
-	(*ExecResponse)(nil),    // 14: crust.guest.v1.ExecResponse
+	(Step_Kind)(0),          // 0: crust.guest.v1.Step.Kind
+	(*InfoRequest)(nil),     // 1: crust.guest.v1.InfoRequest
+	(*InfoResponse)(nil),    // 2: crust.guest.v1.InfoResponse
+	(*MountedVolume)(nil),   // 3: crust.guest.v1.MountedVolume
+	(*MountRequest)(nil),    // 4: crust.guest.v1.MountRequest
+	(*MountResponse)(nil),   // 5: crust.guest.v1.MountResponse
+	(*Step)(nil),            // 6: crust.guest.v1.Step
+	(*UnmountRequest)(nil),  // 7: crust.guest.v1.UnmountRequest
+	(*UnmountResponse)(nil), // 8: crust.guest.v1.UnmountResponse
+	(*StatsRequest)(nil),    // 9: crust.guest.v1.StatsRequest
+	(*StatsResponse)(nil),   // 10: crust.guest.v1.StatsResponse
+	(*GrowRequest)(nil),     // 11: crust.guest.v1.GrowRequest
+	(*GrowResponse)(nil),    // 12: crust.guest.v1.GrowResponse
+	(*ResolveRequest)(nil),  // 13: crust.guest.v1.ResolveRequest
+	(*ResolveResponse)(nil), // 14: crust.guest.v1.ResolveResponse
+	(*ExecRequest)(nil),     // 15: crust.guest.v1.ExecRequest
+	(*ExecResponse)(nil),    // 16: crust.guest.v1.ExecResponse
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
-	2,  // 0: crust.guest.v1.InfoResponse.volumes:type_name -> crust.guest.v1.MountedVolume
-	0,  // 1: crust.guest.v1.Guest.Info:input_type -> crust.guest.v1.InfoRequest
-	3,  // 2: crust.guest.v1.Guest.Mount:input_type -> crust.guest.v1.MountRequest
-	5,  // 3: crust.guest.v1.Guest.Unmount:input_type -> crust.guest.v1.UnmountRequest
-	7,  // 4: crust.guest.v1.Guest.Stats:input_type -> crust.guest.v1.StatsRequest
-	9,  // 5: crust.guest.v1.Guest.Grow:input_type -> crust.guest.v1.GrowRequest
-	11, // 6: crust.guest.v1.Guest.Resolve:input_type -> crust.guest.v1.ResolveRequest
-	13, // 7: crust.guest.v1.Guest.Exec:input_type -> crust.guest.v1.ExecRequest
-	1,  // 8: crust.guest.v1.Guest.Info:output_type -> crust.guest.v1.InfoResponse
-	4,  // 9: crust.guest.v1.Guest.Mount:output_type -> crust.guest.v1.MountResponse
-	6,  // 10: crust.guest.v1.Guest.Unmount:output_type -> crust.guest.v1.UnmountResponse
-	8,  // 11: crust.guest.v1.Guest.Stats:output_type -> crust.guest.v1.StatsResponse
-	10, // 12: crust.guest.v1.Guest.Grow:output_type -> crust.guest.v1.GrowResponse
-	12, // 13: crust.guest.v1.Guest.Resolve:output_type -> crust.guest.v1.ResolveResponse
-	14, // 14: crust.guest.v1.Guest.Exec:output_type -> crust.guest.v1.ExecResponse
-	8,  // [8:15] is the sub-list for method output_type
-	1,  // [1:8] is the sub-list for method input_type
-	1,  // [1:1] is the sub-list for extension type_name
-	1,  // [1:1] is the sub-list for extension extendee
-	0,  // [0:1] is the sub-list for field type_name
+	3,  // 0: crust.guest.v1.InfoResponse.volumes:type_name -> crust.guest.v1.MountedVolume
+	6,  // 1: crust.guest.v1.MountResponse.steps:type_name -> crust.guest.v1.Step
+	0,  // 2: crust.guest.v1.Step.kind:type_name -> crust.guest.v1.Step.Kind
+	1,  // 3: crust.guest.v1.Guest.Info:input_type -> crust.guest.v1.InfoRequest
+	4,  // 4: crust.guest.v1.Guest.Mount:input_type -> crust.guest.v1.MountRequest
+	7,  // 5: crust.guest.v1.Guest.Unmount:input_type -> crust.guest.v1.UnmountRequest
+	9,  // 6: crust.guest.v1.Guest.Stats:input_type -> crust.guest.v1.StatsRequest
+	11, // 7: crust.guest.v1.Guest.Grow:input_type -> crust.guest.v1.GrowRequest
+	13, // 8: crust.guest.v1.Guest.Resolve:input_type -> crust.guest.v1.ResolveRequest
+	15, // 9: crust.guest.v1.Guest.Exec:input_type -> crust.guest.v1.ExecRequest
+	2,  // 10: crust.guest.v1.Guest.Info:output_type -> crust.guest.v1.InfoResponse
+	5,  // 11: crust.guest.v1.Guest.Mount:output_type -> crust.guest.v1.MountResponse
+	8,  // 12: crust.guest.v1.Guest.Unmount:output_type -> crust.guest.v1.UnmountResponse
+	10, // 13: crust.guest.v1.Guest.Stats:output_type -> crust.guest.v1.StatsResponse
+	12, // 14: crust.guest.v1.Guest.Grow:output_type -> crust.guest.v1.GrowResponse
+	14, // 15: crust.guest.v1.Guest.Resolve:output_type -> crust.guest.v1.ResolveResponse
+	16, // 16: crust.guest.v1.Guest.Exec:output_type -> crust.guest.v1.ExecResponse
+	10, // [10:17] is the sub-list for method output_type
+	3,  // [3:10] is the sub-list for method input_type
+	3,  // [3:3] is the sub-list for extension type_name
+	3,  // [3:3] is the sub-list for extension extendee
+	0,  // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_guest_v1_guest_proto_init() }
@@ -960,13 +1114,14 @@ func file_guest_v1_guest_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   15,
+			NumEnums:      1,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_guest_v1_guest_proto_goTypes,
 		DependencyIndexes: file_guest_v1_guest_proto_depIdxs,
+		EnumInfos:         file_guest_v1_guest_proto_enumTypes,
 		MessageInfos:      file_guest_v1_guest_proto_msgTypes,
 	}.Build()
 	File_guest_v1_guest_proto = out.File

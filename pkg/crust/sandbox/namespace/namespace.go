@@ -16,6 +16,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/tracing"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/crust/engine"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
@@ -196,6 +197,10 @@ func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, err
 			Device: v.Device, Type: v.Type, Options: v.Options, ReadOnly: v.ReadOnly, Group: v.Group, Policy: v.Policy,
 			UserNamespace: s.userns, Scratch: filepath.Join(s.b.dir, "scratch", engine.Name(s.spec.ID+v.Target)),
 			NoPanic: true, // this is the host's kernel
+			Step: func(name string) func(error) {
+				_, end := tracing.Begin(ctx, name)
+				return end
+			},
 		})
 		if err != nil {
 			return err

@@ -13,6 +13,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/plain"
 	"github.com/crust-csi/crust-csi/internal/qmp"
+	"github.com/crust-csi/crust-csi/internal/tracing"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -115,10 +116,12 @@ func (s *box) within(ctx context.Context, f func(context.Context, *qmp.Client) e
 func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, error) {
 	var r *guestv1.MountResponse
 	err := s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
-		if err := attach(ctx, q, v); err != nil {
+		actx, end := tracing.Begin(ctx, "plug in disk")
+		err := attach(actx, q, v)
+		end(err)
+		if err != nil {
 			return err
 		}
-		var err error
 		r, err = s.guest.Mount(ctx, &guestv1.MountRequest{
 			Serial: v.Serial(), FileSystem: v.Type, Options: v.Options.List(), ReadOnly: v.ReadOnly, Group: v.Group, GroupPolicy: string(v.Policy),
 		})

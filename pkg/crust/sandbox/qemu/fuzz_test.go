@@ -173,7 +173,11 @@ func (l *liar) try(t *testing.T, method uint8, message []byte, more, code uint32
 		}
 	case 1:
 		var place sandbox.Place
-		place, err = s.Publish(ctx, ofLiar)
+		sctx, recorder := traced(ctx)
+		place, err = s.Publish(sctx, ofLiar)
+		if n := len(recorder.Ended()); n > 2+len(shown) {
+			t.Errorf("%d spans", n)
+		}
 		show["device"], show["path"] = place.Device, place.Path
 	case 2:
 		var u mounter.Usage
@@ -224,6 +228,7 @@ func FuzzGuest(f *testing.F) {
 	}
 	add(0, &guestv1.InfoResponse{Kernel: "6.12\x1b[2J", FileSystems: []string{"ext4", "proc", "xfs", "\n"}, Selinux: true}, 0)
 	add(1, &guestv1.MountResponse{Path: "/run/crust\u202e\x1b]0;t\a", Device: string(bytes.Repeat([]byte("/dev/sda"), 1000))}, 0)
+	add(1, &guestv1.MountResponse{Steps: []*guestv1.Step{{Kind: 1, Begin: -1 << 63, End: 1<<63 - 1}, {Kind: 2}, {Kind: 2}, {Kind: -1}}}, 0)
 	add(2, &guestv1.StatsResponse{TotalBytes: -1, AvailableBytes: -1 << 63, UsedBytes: -2, TotalInodes: -3, AvailableInodes: -4, UsedInodes: -5, Ailment: "\x1b[31m"}, 0)
 	add(3, &guestv1.ResolveResponse{Path: "\r\n/etc/shadow"}, 0)
 	add(4, &guestv1.ExecResponse{Output: []byte("\x00\xff"), ExitCode: -1}, 0)

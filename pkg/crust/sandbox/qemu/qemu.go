@@ -224,7 +224,7 @@ func (b *Backend) Open(ctx context.Context, o sandbox.Opening) (sandbox.Sandbox,
 func dial(spec sandbox.Spec) (*grpc.ClientConn, error) {
 	const most = 512 << 10
 	return grpc.NewClient("passthrough:///guest",
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("guest"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("guest"), grpc.WithUnaryInterceptor(spans),
 		// A guest is not trusted with more than this.
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(most), grpc.WaitForReady(true)), grpc.WithMaxHeaderListSize(16<<10),
 		// A channel that is stuck is made anew, rather than waited for.

@@ -1,0 +1,110 @@
+package crust
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/metadata"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/tracing/collector"
+)
+
+const (
+	theirTrace = "4bf92f3577b34da6a3ce929d0e0e4736"
+	theirSpan  = "00f067aa0ba902b7"
+)
+
+// traced is the context of a caller that traces.
+func traced(t testing.TB) context.Context {
+	return metadata.AppendToOutgoingContext(ctxOf(t), "traceparent", "00-"+theirTrace+"-"+theirSpan+"-01")
+}
+
+const runtimePublishing = "crust.v1alpha1.RuntimeAssistedStorageManagement/RuntimePublishVolume"
+
+// What the kubelet asks for and what the sandbox gets is one trace, of the real
+// processes: crust-agent, csi-node and crustd.
+func TestTraces_FromTheKubeletToTheSandbox(t *testing.T) {
+	c := collector.New(t)
+	c.Use(t)
+	a := newAgent(t)
+	v := csiclient.Volume{FSType: "ext4", Context: map[string]string{"allowRuntimeAssistedMount": "true"}}
+	made, err := a.s.node.Client.Create(ctxOf(t), "traced", size, v, nil, nil)
+	ok(t, err)
+	v.ID = made.GetVolumeId()
+	t.Cleanup(func() { a.s.delete(v) })
+	ok(t, os.MkdirAll(a.kubelet.StagingPath(v.ID), 0o750))
+	ok(t, a.kubelet.Stage(traced(t), v))
+	p := a.tenant(t, "pa", v)
+	ok(t, p.publish(traced(t)))
+	ok(t, p.run(ctxOf(t)))
+	ok(t, p.create(ctxOf(t)))
+
+	forwarded := func(method string) (handled, served collector.Span) {
+		t.Helper()
+		handled = c.Below(t, theirSpan, "crust-agent", method)
+		served = c.Below(t, c.Below(t, handled.ID, "crust-agent", method).ID, "csi-node", method)
+		return handled, served
+	}
+	_, staged := forwarded("csi.v1.Node/NodeStageVolume")
+	c.Below(t, staged.ID, "csi-node", "attach device")
+	if s := c.Below(t, staged.ID, "csi-node", "mkfs.ext4"); s.Failed || s.Trace != theirTrace {
+		t.Errorf("%+v", s)
+	}
+	deferred, served := forwarded("csi.v1.Node/NodePublishVolume")
+	if served.Attributes["csi.volume.id"] != v.ID || served.Attributes["k8s.pod.name"] != "pa" {
+		t.Errorf("%+v", served)
+	}
+	later := c.Below(t, deferred.ID, "crust-agent", "publish in sandbox")
+	told := c.Below(t, later.ID, "crust-agent", runtimePublishing)
+	mounted := c.Below(t, c.Below(t, told.ID, "crustd", runtimePublishing).ID, "crustd", "mount")
+	if mounted.Trace != theirTrace || mounted.Failed {
+		t.Errorf("%+v", mounted)
+	}
+	files, err := filepath.Glob(filepath.Join(a.dir, "state/deferrals/*"))
+	if err != nil || len(files) != 1 {
+		t.Fatal(files, err)
+	}
+	record, err := os.ReadFile(files[0])
+	ok(t, err)
+	if strings.Contains(string(record), "trace") {
+		t.Errorf("the record of a published volume:\n%s", record)
+	}
+	if !strings.Contains(a.s.log.String(), "trace_id="+theirTrace) {
+		t.Errorf("crustd's log does not name the trace:\n%s", a.s.log)
+	}
+	ok(t, p.stop(ctxOf(t)))
+	ok(t, p.unpublish(traced(t)))
+	forwarded("csi.v1.Node/NodeUnpublishVolume")
+}
+
+// A guest has no network, and its part is in the trace.
+func TestTraces_FromTheCallerIntoTheGuest(t *testing.T) {
+	c := collector.New(t)
+	c.Use(t)
+	s := newServer(t, "qemu", "")
+	s.acquaint()
+	v := s.volume("a", "ext4")
+	p := s.pod("pod", v)
+	group := uint32(3000)
+	p.group = &group
+	ok(t, s.nodePublish(p))
+	m := s.boot(p, "q35", "")
+	_, err := s.client.RuntimePublishVolume(traced(t), p.request())
+	ok(t, err)
+	served := c.Below(t, theirSpan, "crustd", runtimePublishing)
+	plugged := c.Below(t, served.ID, "crustd", "plug in disk")
+	asked := c.Below(t, served.ID, "crustd", "guest Mount")
+	for _, name := range []string{"guest: wait for disk", "guest: mount", "guest: give files to group"} {
+		if step := c.Below(t, asked.ID, "crustd", name); step.Trace != theirTrace || step.Begin.Before(plugged.End) || step.End.After(asked.End) {
+			t.Errorf("%+v", step)
+		}
+	}
+	s.deregister(p)
+	m.kill()
+	s.nodeUnpublish(p)
+	s.delete(v)
+}
