@@ -1,0 +1,42 @@
+package helm_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// csi-node itself reads the file that the chart makes, and each node has what the values
+// say.
+func TestCsiNodeReadsTheConfigurationFile(t *testing.T) {
+	v := with(with(nodePools, "allowDevices", []any{"/dev/disk/by-id/a-*"}), "pools", []any{values{
+		"name": "default", "path": "/mnt/a/pool", "disk": "/mnt/a", "overcommit": 1.5, "reserve": "1Gi",
+	}})
+	v = with(v, "nodePools.directories", []any{"/mnt/crust-csi", "/var/lib/crust-csi"})
+	text := text(at(render(t, namespace, v)["ConfigMap "+namespace+"/csi-node-config"], "data", "config.yaml"))
+	dir := t.TempDir()
+	config, labels := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "labels")
+	for label, want := range map[string]string{
+		"none": "--pool=default=loop:/mnt/a/pool,overcommit=1.5,reserve=1073741824\n--allow-device=/dev/disk/by-id/a-*\n-v=2\n",
+		"nvme": "# entry \"nvme\" of nodes\n--pool=default=loop:/var/lib/crust-csi/pool\n--pool=fast=loop:/mnt/crust-csi/nvme\n" +
+			"--allow-device=/dev/disk/by-id/a-*\n-v=2\n",
+	} {
+		for path, content := range map[string]string{config: text, labels: "example.com/disk=\"" + label + "\"\n"} {
+			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out, err := exec.Command(filepath.Join(programs(t), "csi-node"), "--config", config, "--node-labels", labels, "--check-config").CombinedOutput()
+		if err != nil || string(out) != want {
+			t.Errorf("%s: %v\n%s\nwant:\n%s\nof:\n%s", label, err, out, want, text)
+		}
+	}
+	// Without entries there are flags, and no file that says the same.
+	for key := range render(t, namespace, values{}) {
+		if strings.HasPrefix(key, "ConfigMap") {
+			t.Errorf("%s", key)
+		}
+	}
+}
