@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -32,6 +33,17 @@ func TestCsiNodeReadsTheConfigurationFile(t *testing.T) {
 		if err != nil || string(out) != want {
 			t.Errorf("%s: %v\n%s\nwant:\n%s\nof:\n%s", label, err, out, want, text)
 		}
+	}
+	page, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	example := regexp.MustCompile("(?ms)^```yaml helm\n(.*?)^```$").FindSubmatch(page)
+	if example == nil {
+		t.Fatal("docs/configuration.md has no example of values")
+	}
+	if render(t, namespace, read(string(example[1])))["ConfigMap "+namespace+"/csi-node-config"] == nil {
+		t.Error("the example makes no file")
 	}
 	// Without entries there are flags, and no file that says the same.
 	for key := range render(t, namespace, values{}) {

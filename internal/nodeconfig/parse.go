@@ -28,7 +28,7 @@ func Parse(b []byte) (*Config, error) {
 	if err := checkDocument(b); err != nil {
 		return nil, err
 	}
-	text, err := yaml.YAMLToJSONStrict(b)
+	text, err := yaml.YAMLToJSON(b)
 	if err != nil {
 		return nil, plainYAML(err)
 	}
@@ -57,7 +57,7 @@ func Parse(b []byte) (*Config, error) {
 // checkDocument looks at what the conversion to JSON would hide.
 func checkDocument(b []byte) error {
 	d := goyaml.NewDecoder(bytes.NewReader(b))
-	d.SetStrict(true)
+	d.SetStrict(true) // no key twice
 	var tree, more any
 	if err := d.Decode(&tree); errors.Is(err, io.EOF) || err == nil && tree == nil {
 		return fmt.Errorf("the file is empty; it begins with apiVersion: %s and kind: %s", APIVersion, Kind)
