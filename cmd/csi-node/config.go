@@ -14,7 +14,9 @@ import (
 )
 
 // watchConfig takes over what changes in the configuration file, until it is stopped.
-func watchConfig(config *nodeconfig.Live, devices *static.Source, level *slog.LevelVar, log *slog.Logger, metrics *telemetry.Metrics) (stop func()) {
+func watchConfig(
+	config *nodeconfig.Live, devices *static.Source, level *slog.LevelVar, log *slog.Logger, metrics *telemetry.Metrics,
+) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	asked := make(chan os.Signal, 1)
 	signal.Notify(asked, linux.SIGHUP)

@@ -25,6 +25,7 @@ func TestAConfigurationThatCannotBeUsedEndsTheProcess(t *testing.T) {
 	pool := "--pool=a=loop:" + t.TempDir()
 	state := filepath.Join(t.TempDir(), "state")
 	broken, pools := file(t, header+"pool: []"), file(t, header+"pools: [{name: a, path: /a}]")
+	nodes := file(t, header+"nodes: [{name: a, selector: {matchLabels: {a: b}}, pools: []}]")
 	for words, args := range map[string][]string{
 		broken + ": the key pool is not known":                 {"--config", broken, pool},
 		"no such file":                                         {"--config", broken + "x", pool},
@@ -34,7 +35,7 @@ func TestAConfigurationThatCannotBeUsedEndsTheProcess(t *testing.T) {
 		"it says logging.verbosity, and the command line -v":   {"--config", file(t, header+"logging: {verbosity: 2}"), pool, "-v=2"},
 		"the file is empty; it begins with apiVersion":         {"--config", file(t, ""), pool},
 		`"a" is no absolute path or pattern`:                   {"--allow-device", "a"},
-		"nodes are chosen by their labels: give --node-labels": {"--config", file(t, header+"nodes: [{name: a, selector: {matchLabels: {a: b}}, pools: []}]")},
+		"nodes are chosen by their labels: give --node-labels": {"--config", nodes},
 		"unexpected argument":                                  {pool, "more"},
 	} {
 		err := run(append([]string{"--capabilities=all", "--state-dir", state}, args...))
@@ -49,7 +50,9 @@ func TestAConfigurationThatCannotBeUsedEndsTheProcess(t *testing.T) {
 
 func TestTheConfigurationIsCheckedWithoutAStart(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
-	for text, good := range map[string]bool{header + "pools: [{name: a, path: /none}]": true, header + "pools: [{name: a, path: none}]": false} {
+	for text, good := range map[string]bool{
+		header + "pools: [{name: a, path: /none}]": true, header + "pools: [{name: a, path: none}]": false,
+	} {
 		if err := run([]string{"--check-config", "--state-dir", state, "--config", file(t, text)}); (err == nil) != good {
 			t.Errorf("%s: %v", text, err)
 		}

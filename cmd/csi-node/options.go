@@ -51,11 +51,13 @@ func (o *options) flags() *flag.FlagSet {
 	f.StringVar(&o.capabilities, "capabilities", privilege.Storage.List(), "capabilities that are kept; all others are given back at the start, and programs that are started have none of them. all: keep every one")
 	f.StringVar(&o.nodeID, "node-id", "", "id of this node (default: host name)")
 	f.StringVar(&o.driverName, "driver-name", driver.DefaultName, "name of the CSI driver")
-	f.StringVar(&o.config.File, "config", "", "configuration file: pools by labels of nodes, devices, verbosity; read again when it changes, and upon SIGHUP (default: none)")
-	f.StringVar(&o.config.LabelsFile, "node-labels", "", `file with the labels of this node, key="value" on each line, for a configuration file that asks for them`)
+	f.StringVar(&o.config.File, "config", "", "configuration file: pools by labels of nodes, devices, verbosity; "+
+		"read again when it changes, and upon SIGHUP (default: none)")
+	f.StringVar(&o.config.LabelsFile, "node-labels", "",
+		`file with the labels of this node, key="value" on each line, for a configuration file that asks for them`)
 	f.BoolVar(&o.checkConfig, "check-config", false, "read the configuration file, print what this node would have, and exit")
-	f.Func("pool", nodeconfig.PoolSyntax+": a pool of volumes that are files in DIR; N is how many times its room may be promised (default 1), "+
-		"SIZE what is kept of it for the driver's records (default 64Mi, less in a small pool); repeatable, the first is the default", func(s string) error {
+	f.Func("pool", nodeconfig.PoolSyntax+": a pool of volumes that are files in DIR; "+
+		"N is how many times its room may be promised (default 1), SIZE what is kept of it for the driver's records (default 64Mi, less in a small pool); repeatable, the first is the default", func(s string) error {
 		p, err := nodeconfig.ParsePool(s)
 		o.config.Flags.Pools = append(o.config.Flags.Pools, p)
 		return err
@@ -75,7 +77,8 @@ func (o *options) flags() *flag.FlagSet {
 	f.StringVar(&o.registration, "kubelet-registration-dir", "", "the kubelet's directory of plugins (/var/lib/kubelet/plugins_registry), in which the driver makes itself known; the kubelet must see the path of --endpoint as it is written (default: a registrar beside the driver does it)")
 	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz; without HOST this machine only, * for every interface (default: off)")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
-	f.IntVar(&o.config.Flags.Verbosity, "v", 2, "log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
+	f.IntVar(&o.config.Flags.Verbosity, "v", 2,
+		"log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
 	f.BoolVar(&o.showVersion, "version", false, "print the version and exit")
 	return f
 }

@@ -29,7 +29,8 @@ func TestCsiNodeReadsTheConfigurationFile(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		out, err := exec.Command(filepath.Join(programs(t), "csi-node"), "--config", config, "--node-labels", labels, "--check-config").CombinedOutput()
+		program := exec.Command(filepath.Join(programs(t), "csi-node"), "--config", config, "--node-labels", labels, "--check-config")
+		out, err := program.CombinedOutput()
 		if err != nil || string(out) != want {
 			t.Errorf("%s: %v\n%s\nwant:\n%s\nof:\n%s", label, err, out, want, text)
 		}
@@ -49,6 +50,30 @@ func TestCsiNodeReadsTheConfigurationFile(t *testing.T) {
 	for key := range render(t, namespace, values{}) {
 		if strings.HasPrefix(key, "ConfigMap") {
 			t.Errorf("%s", key)
+		}
+	}
+}
+
+func TestWrongNodePoolsAreRefused(t *testing.T) {
+	const some = "selector: {matchLabels: {a: b}}, pools: []"
+	for _, c := range [][2]string{
+		{`nodes: [{name: a, pools: []}]`, `missing property 'selector'`},
+		{`nodes: [{name: a, selector: {}, pools: []}]`, `at '/nodePools/nodes/0/selector': minProperties`},
+		{`nodes: [{name: a, selector: {matchLabels: {a: b}}}]`, `at '/nodePools/nodes/0': `},
+		{`nodes: [{name: a, selector: {matchExpressions: [{key: a, operator: Gt, values: ["1"]}]}, pools: []}]`, `/operator'`},
+		{`nodes: [{name: a, selector: {matchLabels: {a: b}}, pools: [{name: b, path: /b, disk: /b}]}]`, `'disk' not allowed`},
+		{
+			`nodes: [{name: a, selector: {matchLabels: {a: b}}, pools: [{name: b, path: /mnt/bc}]}], directories: [/mnt/b]`,
+			`the path /mnt/bc of pool b of a is in none of nodePools.directories`,
+		},
+		{`nodes: [{name: a, ` + some + `}, {name: a, ` + some + `}]`, `a is there twice`},
+		{`directories: [/var/lib/crust-csi/pool]`, `nodePools.directories: /var/lib/crust-csi/pool is that of pool default`},
+		{`directories: [/a, /a]`, `/a is that of nodePools.directories`},
+		{`directories: [/etc/csi-node]`, `/etc/csi-node is that of csi-node`},
+	} {
+		_, err := template(t, chart, namespace, read("{nodePools: {"+c[0]+"}}"))
+		if err == nil || !strings.Contains(err.Error(), c[1]) {
+			t.Errorf("%s: %v; want %s", c[0], err, c[1])
 		}
 	}
 }

@@ -59,7 +59,8 @@ func TestNodeConfigOverlay(t *testing.T) {
 	m := mountOf(c, config)
 	v := volumeOf(t, pod, m.Name)
 	// A mount of a single file (subPath) would never follow the ConfigMap.
-	if v.ConfigMap == nil || m.SubPath != "" || len(o.configMaps) != 1 || v.ConfigMap.Name != o.configMaps[0].Name || o.configMaps[0].Namespace != namespace {
+	if v.ConfigMap == nil || m.SubPath != "" || len(o.configMaps) != 1 ||
+		v.ConfigMap.Name != o.configMaps[0].Name || o.configMaps[0].Namespace != namespace {
 		t.Fatalf("--config=%s is in %+v, %+v", config, m, v)
 	}
 	dir := t.TempDir()

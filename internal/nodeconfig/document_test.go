@@ -18,7 +18,7 @@ func TestThePageOfTheConfigurationFile(t *testing.T) {
 	if len(blocks) != 1 {
 		t.Fatalf("%d examples", len(blocks))
 	}
-	c := parse(t, string(blocks[0][1]))
+	c := mustParse(t, string(blocks[0][1]))
 	for disk, entry := range map[string]string{"nvme": "nvme", "san": "diskless", "hdd": ""} {
 		if s, err := c.choose(map[string]string{"example.com/disk": disk}); err != nil || s.Entry != entry {
 			t.Errorf("%s: %+v, %v", disk, s, err)

@@ -89,9 +89,10 @@ func (l *Live) reload(to Changes) {
 	to.Verbosity(next.Verbosity)
 	l.current.AllowDevices, l.current.Verbosity, l.current.Entry = next.AllowDevices, next.Verbosity, next.Entry
 	l.set(true, restart)
-	to.Log.Info("the configuration was read again", "file", l.source.File, "entry", next.Entry, "allow_devices", next.AllowDevices, "verbosity", next.Verbosity)
+	to.Log.Info("the configuration was read again", "file", l.source.File, "entry", next.Entry,
+		"allow_devices", next.AllowDevices, "verbosity", next.Verbosity)
 	if restart {
-		to.Log.Warn("the pools in the configuration have changed: restart csi-node to use them; until then it has those that it started with",
+		to.Log.Warn("the pools in the configuration have changed: restart csi-node to use them. Until then it has those that it started with",
 			"file", l.source.File, "has", l.current.Pools, "configured", next.Pools)
 	}
 }

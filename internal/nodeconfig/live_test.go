@@ -149,7 +149,9 @@ func TestWhatIsSafeIsTakenOver(t *testing.T) {
 func TestPoolsWaitForARestart(t *testing.T) {
 	f, s := newFiles(t, first, none)
 	w := watch(t, s, 5*time.Millisecond)
-	for _, pools := range []string{"[]", "[{name: a, path: /a}, {name: b, path: /b}]", "[{name: a, path: /b}]", "[{name: a, path: /a, overcommit: 2}]"} {
+	for _, pools := range []string{
+		"[]", "[{name: a, path: /a}, {name: b, path: /b}]", "[{name: a, path: /b}]", "[{name: a, path: /a, overcommit: 2}]",
+	} {
 		f.swap(head+"allowDevices: [/dev/c]\npools: "+pools, none)
 		text := w.until("restart csi-node")
 		w.want(true, true, 2, "/dev/c")
@@ -170,7 +172,9 @@ func TestABrokenFileLeavesTheConfigurationAsItWas(t *testing.T) {
 	f.swap(second, none)
 	w.until("read again")
 	w.want(true, false, 4, "/dev/b")
-	for _, broken := range []string{head + "allowDevice: [/dev/x]", head + "allowDevices: [x]", "", head + "allowDevices: []\npools: []", first[:40]} {
+	for _, broken := range []string{
+		head + "allowDevice: [/dev/x]", head + "allowDevices: [x]", "", head + "allowDevices: []\npools: []", first[:40],
+	} {
 		f.swap(broken, none)
 		if text := w.until("cannot be used"); strings.Count(text, "\n") != 1 || !strings.Contains(text, "level=ERROR") {
 			t.Error(text)
@@ -264,7 +268,8 @@ func TestFilesThatCannotBeUsedAtTheStart(t *testing.T) {
 	}
 	without := s
 	without.LabelsFile = ""
-	if _, err := Open(without); err == nil || !strings.Contains(err.Error(), "--config "+s.File) || !strings.Contains(err.Error(), "give --node-labels") {
+	_, err := Open(without)
+	if err == nil || !strings.Contains(err.Error(), "--config "+s.File) || !strings.Contains(err.Error(), "give --node-labels") {
 		t.Errorf("%v", err)
 	}
 	for _, missing := range []Source{{File: s.File + "x"}, {File: s.File, LabelsFile: s.LabelsFile + "x"}} {

@@ -156,10 +156,12 @@ func (c *Config) choose(labels map[string]string) (Settings, error) {
 	}
 	switch {
 	case len(matching) > 1:
-		return Settings{}, fmt.Errorf("the entries %s of nodes all match this node, which %s: change a selector or a label, so that one does",
+		return Settings{}, fmt.Errorf("the entries %s of nodes all match this node, which %s: "+
+			"change a selector or a label, so that one does",
 			strings.Join(matching, ", "), c.labelsAskedFor(labels))
 	case len(matching) == 0 && c.Pools == nil && slices.ContainsFunc(c.Nodes, func(n NodeItem) bool { return n.Pools != nil }):
-		return Settings{}, fmt.Errorf("no entry of nodes matches this node, which %s; and the top level, which all other nodes have, has no pools: "+
+		return Settings{}, fmt.Errorf("no entry of nodes matches this node, which %s; "+
+			"and the top level, which all other nodes have, has no pools: "+
 			"label the node, add an entry, or give pools at the top level ([] for none)", c.labelsAskedFor(labels))
 	}
 	list, err := readPools(pools)
@@ -199,4 +201,5 @@ func (c *Config) keys() []string {
 	return slices.Compact(keys)
 }
 
-var errNothing = errors.New("give at least one --pool NAME=loop:DIR, or --allow-device GLOB, or a --config FILE that has pools or allowDevices for this node")
+var errNothing = errors.New("give at least one --pool NAME=loop:DIR, or --allow-device GLOB, " +
+	"or a --config FILE that has pools or allowDevices for this node")

@@ -13,6 +13,8 @@ import (
 	goyaml "go.yaml.in/yaml/v2"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
+
+	"github.com/crust-csi/crust-csi/internal/plain"
 )
 
 // maxSize is the most that a ConfigMap holds.
@@ -22,6 +24,15 @@ const maxSize = 1 << 20
 // YAML or JSON would let through in silence: keys in another case, a key that is there
 // twice, a second document, a key without a value.
 func Parse(b []byte) (*Config, error) {
+	c, err := parse(b)
+	if err != nil {
+		// It quotes the file, in which a key may have several lines.
+		return nil, errors.New(plain.Text(err.Error(), plain.Most))
+	}
+	return c, nil
+}
+
+func parse(b []byte) (*Config, error) {
 	if len(b) > maxSize {
 		return nil, fmt.Errorf("the file is larger than %d bytes", maxSize)
 	}
@@ -41,7 +52,8 @@ func Parse(b []byte) (*Config, error) {
 		return nil, plainType(err)
 	}
 	if head.APIVersion != APIVersion || head.Kind != Kind {
-		return nil, fmt.Errorf("it says apiVersion %q and kind %q; this csi-node knows apiVersion: %s with kind: %s", head.APIVersion, head.Kind, APIVersion, Kind)
+		return nil, fmt.Errorf("it says apiVersion %q and kind %q; this csi-node knows apiVersion: %s with kind: %s",
+			head.APIVersion, head.Kind, APIVersion, Kind)
 	}
 	c := &Config{}
 	unknown, err := kjson.UnmarshalStrict(text, c)

@@ -31,7 +31,7 @@ nodes:
     allowDevices: [/dev/mapper/*]
 `
 
-func parse(t *testing.T, text string) *Config {
+func mustParse(t *testing.T, text string) *Config {
 	t.Helper()
 	c, err := Parse([]byte(text))
 	if err != nil {
@@ -53,7 +53,7 @@ func TestWhatANodeIsGiven(t *testing.T) {
 		{map[string]string{"zone": "b"}, Settings{"diskless", []Pool{}, []string{"/dev/mapper/*"}, 4}},
 		{map[string]string{"zone": "c"}, Settings{"", []Pool{fallback}, top, 4}},
 	} {
-		if got, err := parse(t, whole).choose(c.labels); err != nil || !reflect.DeepEqual(got, c.want) {
+		if got, err := mustParse(t, whole).choose(c.labels); err != nil || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%v: %+v, %v", c.labels, got, err)
 		}
 	}
@@ -63,7 +63,7 @@ func TestWhatANodeIsGiven(t *testing.T) {
 func TestANodeThatNoEntryMatches(t *testing.T) {
 	const nodes = "\nnodes: [{name: a, selector: {matchLabels: {disk: a}, matchExpressions: [{key: gpu, operator: Exists}]}, pools: []}]"
 	for top, word := range map[string]string{"": "label the node", "allowDevices: [/dev/a]": "label the node", "pools: []": ""} {
-		_, err := parse(t, head+top+nodes).choose(map[string]string{"disk": "b", "kubernetes.io/hostname": "n"})
+		_, err := mustParse(t, head+top+nodes).choose(map[string]string{"disk": "b", "kubernetes.io/hostname": "n"})
 		if word == "" && err != nil || word != "" && (err == nil || !strings.Contains(err.Error(), word)) {
 			t.Errorf("%q: %v", top, err)
 		}
@@ -75,7 +75,7 @@ func TestANodeThatNoEntryMatches(t *testing.T) {
 }
 
 func TestANodeThatTwoEntriesMatch(t *testing.T) {
-	c := parse(t, head+`
+	c := mustParse(t, head+`
 pools: [{name: p, path: /p}]
 nodes:
   - {name: one, selector: {matchLabels: {a: b}}, pools: []}
@@ -94,66 +94,73 @@ nodes:
 // Each error names the key and the way out, in one line.
 func TestTheFileIsReadStrictly(t *testing.T) {
 	const entry = head + "nodes: [{name: a, "
-	for text, words := range map[string]string{
-		"":                "the file is empty; it begins with apiVersion",
-		"# nothing\n":     "the file is empty",
-		"- a":             "no map",
-		"a: b: c":         "mapping values",
-		"apiVersion: [a]": "apiVersion is a array and has to be text",
-		"apiVersion: v1\nkind: NodeConfig\nother: 1":       `apiVersion "v1" and kind "NodeConfig"; this csi-node knows apiVersion: csi.crust.dev/v1alpha1 with kind`,
-		"apiVersion: csi.crust.dev/v1alpha1\nkind: Config": `kind "Config"`,
-		"pools: []":                                                 `apiVersion ""`,
-		head + "pool: []":                                           "the key pool is not known; known there are apiVersion, kind, logging, pools, allowDevices, nodes",
-		head + "Pools: []":                                          "the key Pools is not known",
-		head + "pools: []\nPools: []":                               "the key Pools is not known",
-		head + "pools: []\npools: []":                               `line 4: the key "pools" is there twice`,
-		head + "pools: [{name: a, path: /a, path: /b}]":             `the key "path" is there twice`,
-		head + "pools: [{name: a, path: /a, overcomit: 2}]":         "the key pools[0].overcomit is not known; known there are name, path, overcommit, reserve",
-		head + "logging: {v: 2}":                                    "the key logging.v is not known; known there are verbosity",
-		entry + "selector: {matchLabel: {a: b}}}]":                  "the key nodes[0].selector.matchLabel is not known; known there are matchLabels, matchExpressions",
-		entry + "selector: {matchExpressions: [{keys: a}]}}]":       "known there are key, operator, values",
-		head + "---\npools: []":                                     "second document",
-		head + "...\npools: []":                                     "second document",
-		head + "pools:":                                             "pools has no value",
-		head + "pools: [null]":                                      "pools[0] has no value",
-		head + "logging: {verbosity: ~}":                            "logging.verbosity has no value",
-		head + "1: a":                                               "write it in quotes",
-		head + "logging: {verbosity: high}":                         "logging.verbosity is a string and has to be a whole number",
-		head + "logging: {verbosity: 2.5}":                          "has to be a whole number",
-		head + "logging: {verbosity: 6}":                            "from 0 to 5",
-		head + "logging: {verbosity: -1}":                           "from 0 to 5",
-		head + "pools: {name: a}":                                   "pools is a object and has to be a list",
-		head + "pools: [{name: a, path: a}]":                        `pools[0]: path "a" of pool a is no absolute`,
-		head + "pools: [{name: a}]":                                 "no absolute",
-		head + "pools: [{path: /a}]":                                "pool name",
-		head + "pools: [{name: A, path: /a}]":                       "pool name",
-		head + "pools: [{name: a, path: /a, overcommit: 0.5}]":      "overcommit of pool a: the value must be a number from 1",
-		head + "pools: [{name: a, path: /a, overcommit: 0}]":        "overcommit of pool a",
-		head + "pools: [{name: a, path: /a, overcommit: \"2\"}]":    "has to be a number",
-		head + "pools: [{name: a, path: /a, reserve: 64M}]":         "reserve of pool a: the value must be a size",
-		head + "pools: [{name: a, path: /a, reserve: \"\"}]":        "reserve of pool a",
-		head + "pools: [{name: a, path: /a, reserve: 1048576}]":     "in quotes",
-		head + "pools: [{name: a, path: /a}, {name: a, path: /b}]":  "the pool a is there twice",
-		head + "pools: [{name: a, path: /a}, {name: b, path: /a/}]": "the pools a and b have one directory, /a",
-		head + "allowDevices: [sda]":                                `allowDevices: "sda" is no absolute`,
-		head + "allowDevices: [\"/dev/[a\"]":                        "is no absolute path or pattern",
-		entry + "selector: {matchLabels: {a: b}}}]":                 "gives its nodes nothing",
-		entry + "selector: {}, pools: []}]":                         "it is empty",
-		entry + "pools: []}]":                                       "it is empty",
-		entry + "selector: {matchLabels: {}}, pools: []}]":          "it is empty",
-		entry + "selector: {matchLabels: {a: true}}, pools: []}]":   "text (write it in quotes)",
-		entry + "selector: {matchLabels: {a: b c}}, pools: []}]":    "matchLabels",
-		entry + "selector: {matchLabels: {a b: c}}, pools: []}]":    "matchLabels",
-		entry + "selector: {matchExpressions: [{key: a, operator: in, values: [b]}]}, pools: []}]":                    "In, NotIn, Exists or DoesNotExist",
-		entry + "selector: {matchExpressions: [{key: a, operator: Gt, values: [\"1\"]}]}, pools: []}]":                "In, NotIn, Exists or DoesNotExist",
-		entry + "selector: {matchExpressions: [{key: a, operator: In}]}, pools: []}]":                                 "matchExpressions[0]",
-		entry + "selector: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}, pools: []}]":                "matchExpressions[0]",
-		entry + "selector: {matchLabels: {a: b}}, pools: [{name: a, path: a}]}]":                                      `nodes[0] ("a"): pools[0]`,
-		entry + "selector: {matchLabels: {a: b}}, allowDevices: [a]}]":                                                `nodes[0] ("a"): allowDevices`,
-		entry + "selector: {matchLabels: {a: b}}, pools: []}, {name: a, selector: {matchLabels: {a: c}}, pools: []}]": "the same name",
-		head + "nodes: [{selector: {matchLabels: {a: b}}, pools: []}]":                                                "nodes[0] has no name",
-		head + "#" + strings.Repeat("x", maxSize):                                                                     "larger",
+	for _, c := range [][2]string{
+		{"", "the file is empty; it begins with apiVersion"},
+		{"# nothing\n", "the file is empty"},
+		{"- a", "no map"},
+		{"a: b: c", "mapping values"},
+		{"apiVersion: [a]", "apiVersion is a array and has to be text"},
+		{
+			"apiVersion: v1\nkind: NodeConfig\nother: 1",
+			`apiVersion "v1" and kind "NodeConfig"; this csi-node knows apiVersion: csi.crust.dev/v1`,
+		},
+		{"apiVersion: csi.crust.dev/v1alpha1\nkind: Config", `kind "Config"`},
+		{"pools: []", `apiVersion ""`},
+		{head + "pool: []", "pool is not known; known there are apiVersion, kind, logging, pools, allowDevices, nodes"},
+		{head + "Pools: []", "the key Pools is not known"},
+		{head + "pools: []\nPools: []", "the key Pools is not known"},
+		{head + "pools: []\npools: []", `line 4: the key "pools" is there twice`},
+		{head + "pools: [{name: a, path: /a, path: /b}]", `the key "path" is there twice`},
+		{
+			head + "pools: [{name: a, path: /a, overcomit: 2}]",
+			"pools[0].overcomit is not known; known there are name, path, overcommit, reserve",
+		},
+		{head + "logging: {v: 2}", "the key logging.v is not known; known there are verbosity"},
+		{entry + "selector: {matchLabel: {a: b}}}]", "nodes[0].selector.matchLabel is not known; known there are matchLabels, matchExp"},
+		{entry + "selector: {matchExpressions: [{keys: a}]}}]", "known there are key, operator, values"},
+		{head + "---\npools: []", "second document"},
+		{head + "...\npools: []", "second document"},
+		{head + "pools:", "pools has no value"},
+		{head + "pools: [null]", "pools[0] has no value"},
+		{head + "logging: {verbosity: ~}", "logging.verbosity has no value"},
+		{head + "1: a", "write it in quotes"},
+		{head + "logging: {verbosity: high}", "logging.verbosity is a string and has to be a whole number"},
+		{head + "logging: {verbosity: 2.5}", "has to be a whole number"},
+		{head + "logging: {verbosity: 6}", "from 0 to 5"},
+		{head + "logging: {verbosity: -1}", "from 0 to 5"},
+		{head + "pools: {name: a}", "pools is a object and has to be a list"},
+		{head + "pools: [{name: a, path: a}]", `pools[0]: path "a" of pool a is no absolute`},
+		{head + "pools: [{name: a}]", "no absolute"},
+		{head + "pools: [{path: /a}]", "pool name"},
+		{head + "pools: [{name: A, path: /a}]", "pool name"},
+		{head + "pools: [{name: a, path: /a, overcommit: 0.5}]", "overcommit of pool a: the value must be a number from 1"},
+		{head + "pools: [{name: a, path: /a, overcommit: 0}]", "overcommit of pool a"},
+		{head + "pools: [{name: a, path: /a, overcommit: \"2\"}]", "has to be a number"},
+		{head + "pools: [{name: a, path: /a, reserve: 64M}]", "reserve of pool a: the value must be a size"},
+		{head + "pools: [{name: a, path: /a, reserve: \"\"}]", "reserve of pool a"},
+		{head + "pools: [{name: a, path: /a, reserve: 1048576}]", "in quotes"},
+		{head + "pools: [{name: a, path: /a}, {name: a, path: /b}]", "the pool a is there twice"},
+		{head + "pools: [{name: a, path: /a}, {name: b, path: /a/}]", "the pools a and b have one directory, /a"},
+		{head + "allowDevices: [sda]", `allowDevices: "sda" is no absolute`},
+		{head + "allowDevices: [\"/dev/[a\"]", "is no absolute path or pattern"},
+		{entry + "selector: {matchLabels: {a: b}}}]", "gives its nodes nothing"},
+		{entry + "selector: {}, pools: []}]", "it is empty"},
+		{entry + "pools: []}]", "it is empty"},
+		{entry + "selector: {matchLabels: {}}, pools: []}]", "it is empty"},
+		{entry + "selector: {matchLabels: {a: true}}, pools: []}]", "text (write it in quotes)"},
+		{entry + "selector: {matchLabels: {a: b c}}, pools: []}]", "matchLabels"},
+		{entry + "selector: {matchLabels: {a b: c}}, pools: []}]", "matchLabels"},
+		{entry + "selector: {matchExpressions: [{key: a, operator: in, values: [b]}]}, pools: []}]", "In, NotIn, Exists or"},
+		{entry + "selector: {matchExpressions: [{key: a, operator: Gt, values: [\"1\"]}]}, pools: []}]", "In, NotIn, Exists or"},
+		{entry + "selector: {matchExpressions: [{key: a, operator: In}]}, pools: []}]", "matchExpressions[0]"},
+		{entry + "selector: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}, pools: []}]", "matchExpressions[0]"},
+		{entry + "selector: {matchLabels: {a: b}}, pools: [{name: a, path: a}]}]", `nodes[0] ("a"): pools[0]`},
+		{entry + "selector: {matchLabels: {a: b}}, allowDevices: [a]}]", `nodes[0] ("a"): allowDevices`},
+		{entry + "selector: {matchLabels: {a: b}}, pools: []}, " + "{name: a, selector: {matchLabels: {a: c}}, pools: []}]", "the same name"},
+		{head + "nodes: [{selector: {matchLabels: {a: b}}, pools: []}]", "nodes[0] has no name"},
+		{head + "#" + strings.Repeat("x", maxSize), "larger"},
 	} {
+		text, words := c[0], c[1]
 		_, err := Parse([]byte(text))
 		if err == nil || !strings.Contains(err.Error(), words) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%.120q: %v; want %s", text, err, words)
@@ -163,7 +170,7 @@ func TestTheFileIsReadStrictly(t *testing.T) {
 
 // Devices that some nodes have are no reason to have pools in the file.
 func TestEntriesWithoutPools(t *testing.T) {
-	c := parse(t, head+"nodes: [{name: a, selector: {matchLabels: {disk: a}}, allowDevices: [/dev/a]}]")
+	c := mustParse(t, head+"nodes: [{name: a, selector: {matchLabels: {disk: a}}, allowDevices: [/dev/a]}]")
 	if s, err := c.choose(map[string]string{"disk": "b"}); err != nil || s.AllowDevices != nil || s.Pools != nil || s.Entry != "" {
 		t.Errorf("%+v, %v", s, err)
 	}

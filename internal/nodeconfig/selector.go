@@ -40,7 +40,7 @@ func (s *Selector) compile() (labels.Selector, error) {
 	for key, value := range s.MatchLabels {
 		r, err := labels.NewRequirement(key, selection.In, []string{value})
 		if err != nil {
-			return nil, fmt.Errorf("matchLabels: %w", plain(err))
+			return nil, fmt.Errorf("matchLabels: %w", oneLine(err))
 		}
 		selector = selector.Add(*r)
 	}
@@ -51,15 +51,15 @@ func (s *Selector) compile() (labels.Selector, error) {
 		}
 		r, err := labels.NewRequirement(e.Key, operator, slices.Clone(e.Values))
 		if err != nil {
-			return nil, fmt.Errorf("matchExpressions[%d]: %w", i, plain(err))
+			return nil, fmt.Errorf("matchExpressions[%d]: %w", i, oneLine(err))
 		}
 		selector = selector.Add(*r)
 	}
 	return selector, nil
 }
 
-// plain makes one line of an error that is a list.
-func plain(err error) error {
+// oneLine makes one line of an error that is a list.
+func oneLine(err error) error {
 	return errors.New(strings.Join(strings.Fields(err.Error()), " "))
 }
 

@@ -37,7 +37,8 @@ func TestANodeFollowsItsConfigurationFile(t *testing.T) {
 	}
 	entries := func(pools string) string {
 		return "\nnodes:\n  - {name: nvme, selector: {matchLabels: {example.com/disk: nvme}}, pools: [" + pools + "]}\n" +
-			"  - {name: others, selector: {matchExpressions: [{key: example.com/disk, operator: NotIn, values: [nvme]}]}, pools: [" + pool("never") + "]}\n"
+			"  - {name: others, selector: {matchExpressions: [{key: example.com/disk, operator: NotIn, values: [nvme]}]}, " +
+			"pools: [" + pool("never") + "]}\n"
 	}
 	replace(t, labels, "example.com/disk=\"nvme\"\nkubernetes.io/hostname=\"node-1\"\n")
 	replace(t, config, configHead+entries(pool("fast")))
@@ -70,6 +71,7 @@ func TestANodeFollowsItsConfigurationFile(t *testing.T) {
 	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
 	byHand := static("disk", dev, "ext4")
 	refused(t, n.Client.Stage(ctxOf(t), byHand), codes.InvalidArgument, "allowDevices", "--config")
+	after("read again", configHead+entries(pool("fast"))) // the same: SIGHUP alone has it read
 	state("1", "0")
 
 	after("read again", configHead+"allowDevices: ["+dev+"]\nlogging: {verbosity: 4}"+entries(pool("fast")))

@@ -260,7 +260,8 @@ func (s *Source) save(e entry) error {
 func (s *Source) resolve(id, attr string) (mounter.Device, error) {
 	path := filepath.Clean(attr)
 	if !s.allowed(path) {
-		return mounter.Device{}, fault.New(fault.Invalid, "volume %s: device %q is not among those that --allow-device permits on this node (%s)", id, attr,
+		return mounter.Device{}, fault.New(fault.Invalid,
+			"volume %s: device %q is not among those that --allow-device permits on this node (%s)", id, attr,
 			cmp.Or(strings.Join(*s.allow.Load(), ", "), "none are: start csi-node with --allow-device, or give allowDevices in its --config"))
 	}
 	real, err := filepath.EvalSymlinks(path)
