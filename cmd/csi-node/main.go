@@ -22,6 +22,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/inventory"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/nodeconfig"
 	"github.com/crust-csi/crust-csi/internal/privilege"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/registration"
@@ -35,8 +36,6 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 	"github.com/crust-csi/crust-csi/pkg/volume/looppool"
-	"github.com/crust-csi/crust-csi/pkg/volume/poolhome"
-	"github.com/crust-csi/crust-csi/pkg/volume/static"
 )
 
 func main() {
@@ -58,10 +57,21 @@ func run(args []string) error {
 		fmt.Println(version.String())
 		return nil
 	}
+	if o.checkConfig {
+		text, err := o.config.Describe()
+		fmt.Print(text)
+		return err
+	}
 	if err := privilege.Keep(o.capabilities); err != nil {
 		return err
 	}
-	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
+	config, err := nodeconfig.Open(o.config)
+	if err != nil {
+		return err
+	}
+	level := &slog.LevelVar{}
+	level.Set(rpcserver.LevelOf(config.Settings().Verbosity))
+	log := rpcserver.LoggerAt(os.Stderr, o.logFormat, level)
 	traces := otlp.Start("csi-node", version.String(), log)
 	defer traces.Stop()
 	log = traces.Logger(log)
@@ -78,11 +88,15 @@ func run(args []string) error {
 		return fmt.Errorf("--kubelet-dir: %w; give the directory of this node's kubelet, or create it", err)
 	}
 	defer root.Close()
-	volumes, closePools, err := openVolumes(o, log, metrics)
+	volumes, devices, closePools, err := openVolumes(o, config.Settings(), log, metrics)
 	if err != nil {
 		return err
 	}
 	defer closePools()
+	if o.config.File != "" {
+		stop := watchConfig(config, devices, level, log, metrics)
+		defer stop()
+	}
 	log.Info("starting", "version", version.String(), "driver", o.driverName, "node_id", o.nodeID, "features", mounter.Summary(mounter.Features()))
 	log.Info(rawdevice.Describe(filepath.Join(o.stateDir, "dev")))
 	host, err := openHostNamespace(o, log)
@@ -189,56 +203,6 @@ func probeIdmaps(ctx context.Context, o *options, log *slog.Logger, metrics *tel
 		list = append(list, programs.ProbeIdmap(ctx, fs, o.stateDir, loopdev.Nodes{Dir: filepath.Join(o.stateDir, "dev")}))
 	}
 	log.Info("user namespaces", "features", mounter.Summary(list))
-}
-
-func openVolumes(o *options, log *slog.Logger, metrics *telemetry.Metrics) (*volume.Registry, func(), error) {
-	var pools []volume.Pool
-	closeAll := func() {
-		for _, p := range pools {
-			if err := p.Close(); err != nil {
-				log.Warn("closing a pool", "pool", p.Name(), "error", err)
-			}
-		}
-	}
-	nodes := filepath.Join(o.stateDir, "dev")
-	for _, spec := range o.pools {
-		p, err := poolhome.Open(poolhome.Options{
-			Name: spec.name, Dir: spec.dir, State: filepath.Join(o.stateDir, "pools"), Log: log,
-			Open: func() (volume.Pool, error) {
-				return looppool.Open(looppool.Options{
-					Name: spec.name, Dir: spec.dir, NodesDir: nodes, Log: log, Copied: metrics.Copied(spec.name), Overcommit: spec.overcommit, Reserve: spec.reserve,
-				})
-			},
-		})
-		if err != nil {
-			closeAll()
-			return nil, nil, err
-		}
-		pools = append(pools, p)
-		metrics.Pool(spec.name, func() (telemetry.PoolBytes, error) {
-			c, err := p.Capacity()
-			return telemetry.PoolBytes{Size: c.Total, Available: c.Available, Used: c.Used, Promised: c.Promised, Left: c.Left, Reserve: c.Reserve}, err
-		})
-	}
-	st, err := static.Open(static.Options{
-		Dir: filepath.Join(o.stateDir, "static"), Allow: o.allowDevices, NodesDir: nodes, Log: log,
-		Claimed: func(d mounter.Device) (string, bool) {
-			for _, p := range pools {
-				if id, ok := p.Owns(d); ok {
-					return id, true
-				}
-			}
-			return "", false
-		},
-	})
-	if err == nil {
-		var r *volume.Registry
-		if r, err = volume.NewRegistry(st, pools...); err == nil {
-			return r, closeAll, nil
-		}
-	}
-	closeAll()
-	return nil, nil, err
 }
 
 // needingAttention is what the metrics show of single volumes.

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/crust-csi/crust-csi/internal/nodeconfig"
 	"github.com/crust-csi/crust-csi/internal/privilege"
 	"github.com/crust-csi/crust-csi/pkg/driver"
 )
@@ -22,11 +23,10 @@ type options struct {
 	defers        bool
 	hostNamespace string
 	registration  string
-	pools         []poolSpec
-	allowDevices  []string
+	config        nodeconfig.Source
+	checkConfig   bool
 	capabilities  string
 	endpointGroup int
-	verbosity     int
 	showVersion   bool
 }
 
@@ -38,6 +38,9 @@ func parseFlags(args []string) (*options, error) {
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
+	f.Visit(func(given *flag.Flag) {
+		o.config.Flags.VerbosityGiven = o.config.Flags.VerbosityGiven || given.Name == "v"
+	})
 	return o, o.check(f.Args())
 }
 
@@ -48,18 +51,20 @@ func (o *options) flags() *flag.FlagSet {
 	f.StringVar(&o.capabilities, "capabilities", privilege.Storage.List(), "capabilities that are kept; all others are given back at the start, and programs that are started have none of them. all: keep every one")
 	f.StringVar(&o.nodeID, "node-id", "", "id of this node (default: host name)")
 	f.StringVar(&o.driverName, "driver-name", driver.DefaultName, "name of the CSI driver")
-	f.Func("pool", poolSyntax+": a pool of volumes that are files in DIR; N is how many times its room may be promised (default 1), "+
-		"SIZE what is kept of it for the driver's records (default 64Mi, less in a small pool); repeatable, the first is the default", func(s string) error {
-		p, err := parsePool(s)
-		o.pools = append(o.pools, p)
+	f.StringVar(&o.config.File, "config", "", "configuration file: pools by labels of nodes, devices, verbosity; "+
+		"read again when it changes, and upon SIGHUP (default: none)")
+	f.StringVar(&o.config.LabelsFile, "node-labels", "",
+		`file with the labels of this node, key="value" on each line, for a configuration file that asks for them`)
+	f.BoolVar(&o.checkConfig, "check-config", false, "read the configuration file, print what this node would have, and exit")
+	f.Func("pool", nodeconfig.PoolSyntax+": a pool of volumes that are files in DIR; "+
+		"N is how many times its room may be promised (default 1), SIZE what is kept of it for the driver's records (default 64Mi, less in a small pool); repeatable, the first is the default", func(s string) error {
+		p, err := nodeconfig.ParsePool(s)
+		o.config.Flags.Pools = append(o.config.Flags.Pools, p)
 		return err
 	})
 	f.Func("allow-device", "path or glob of block devices that static volumes may name; repeatable", func(s string) error {
-		if _, err := filepath.Match(s, ""); err != nil || !filepath.IsAbs(s) {
-			return fmt.Errorf("%q is no absolute path or pattern", s)
-		}
-		o.allowDevices = append(o.allowDevices, s)
-		return nil
+		o.config.Flags.AllowDevices = append(o.config.Flags.AllowDevices, s)
+		return nodeconfig.CheckDevicePattern(s)
 	})
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/csi-node", "directory of what the driver has to remember")
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "directory below which every staging and target path lies")
@@ -72,7 +77,8 @@ func (o *options) flags() *flag.FlagSet {
 	f.StringVar(&o.registration, "kubelet-registration-dir", "", "the kubelet's directory of plugins (/var/lib/kubelet/plugins_registry), in which the driver makes itself known; the kubelet must see the path of --endpoint as it is written (default: a registrar beside the driver does it)")
 	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz; without HOST this machine only, * for every interface (default: off)")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
-	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
+	f.IntVar(&o.config.Flags.Verbosity, "v", 2,
+		"log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
 	f.BoolVar(&o.showVersion, "version", false, "print the version and exit")
 	return f
 }
@@ -84,8 +90,8 @@ func (o *options) check(rest []string) error {
 	if len(rest) > 0 {
 		return fmt.Errorf("unexpected argument %q", rest[0])
 	}
-	if len(o.pools) == 0 && len(o.allowDevices) == 0 {
-		return errors.New("give at least one --pool NAME=loop:DIR, or --allow-device GLOB")
+	if o.config.LabelsFile != "" && o.config.File == "" {
+		return errors.New("--node-labels: without --config nothing asks for labels")
 	}
 	if o.fsGroupPolicy != "Mount" && o.fsGroupPolicy != "File" {
 		return fmt.Errorf("--fsgroup-policy %q: Mount or File", o.fsGroupPolicy)

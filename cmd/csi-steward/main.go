@@ -5,6 +5,8 @@
 //	csi-steward node      one per node: takes VolumeSnapshotContents that were made by hand
 //	                      and whose snapshot is here, and writes events about volumes that
 //	                      are not well
+//	csi-steward node-labels   writes the labels of its node into a file, once, for
+//	                      csi-node, which does not talk to the API server
 package main
 
 import (
@@ -15,6 +17,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	snapshots "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
@@ -37,7 +40,7 @@ import (
 )
 
 type options struct {
-	role, driver, socket, node, kubeconfig, logFormat string
+	role, driver, socket, node, output, kubeconfig, logFormat string
 
 	verbosity int
 	adopt     bool
@@ -56,13 +59,14 @@ func parse(args []string) (*options, error) {
 	f := flag.NewFlagSet("csi-steward", flag.ContinueOnError)
 	f.StringVar(&o.driver, "driver-name", "csi.crust.dev", "name of the CSI driver")
 	f.StringVar(&o.socket, "csi-address", "/csi/csi.sock", "the driver's socket (node)")
-	f.StringVar(&o.node, "node-name", os.Getenv("NODE_NAME"), "name of this node (node)")
+	f.StringVar(&o.node, "node-name", os.Getenv("NODE_NAME"), "name of this node (node, node-labels)")
+	f.StringVar(&o.output, "output", "", "file to write the labels to, for csi-node's --node-labels (node-labels)")
 	f.BoolVar(&o.adopt, "adopt", true, "take VolumeSnapshotContents that were made by hand (node); false where the cluster has no CRDs of snapshots")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server (default: as a pod does)")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 what is done, 4 more")
 	f.BoolVar(&o.version, "version", false, "print the version and exit")
-	if len(args) > 0 && (args[0] == "cluster" || args[0] == "node") {
+	if len(args) > 0 && slices.Contains([]string{"cluster", "node", "node-labels"}, args[0]) {
 		o.role, args = args[0], args[1:]
 	}
 	if err := f.Parse(args); err != nil || o.version {
@@ -70,9 +74,11 @@ func parse(args []string) (*options, error) {
 	}
 	switch {
 	case o.role == "" || f.NArg() > 0:
-		return nil, errors.New("usage: csi-steward cluster|node [flags]")
-	case o.role == "node" && o.node == "":
+		return nil, errors.New("usage: csi-steward cluster|node|node-labels [flags]")
+	case o.role != "cluster" && o.node == "":
 		return nil, errors.New("give --node-name, or set NODE_NAME")
+	case (o.role == "node-labels") != (o.output != ""):
+		return nil, errors.New("--output FILE is for node-labels, which needs it")
 	case o.logFormat != "text" && o.logFormat != "json":
 		return nil, fmt.Errorf("--log-format %q: text or json", o.logFormat)
 	}
@@ -101,6 +107,9 @@ func run(args []string) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
+	}
+	if o.role == "node-labels" {
+		return writeLabels(ctx, client, o.node, o.output)
 	}
 	snapshots, err := snapshots.NewForConfig(config)
 	if err != nil {

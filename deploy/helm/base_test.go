@@ -24,11 +24,28 @@ storageClasses:
   - {name: crust-thick, parameters: {pool: default, csi.storage.k8s.io/fstype: ext4, provisioning: thick}}
   - {name: crust-fast, parameters: {pool: fast, csi.storage.k8s.io/fstype: xfs, provisioning: thin}}
 `)
+	nodePools = read(`
+nodePools:
+  nodes:
+    - name: nvme
+      selector: {matchLabels: {example.com/disk: nvme}}
+      pools:
+        - {name: default, path: /var/lib/crust-csi/pool}
+        - {name: fast, path: /mnt/crust-csi/nvme}
+  directories: [/mnt/crust-csi]
+storageClasses:
+  - {name: crust-ext4, parameters: {pool: default, csi.storage.k8s.io/fstype: ext4, provisioning: thin}}
+  - {name: crust-xfs, parameters: {pool: default, csi.storage.k8s.io/fstype: xfs, provisioning: thin}}
+  - {name: crust-btrfs, parameters: {pool: default, csi.storage.k8s.io/fstype: btrfs, provisioning: thin}}
+  - {name: crust-thick, parameters: {pool: default, csi.storage.k8s.io/fstype: ext4, provisioning: thick}}
+  - {name: crust-fast, parameters: {pool: fast, csi.storage.k8s.io/fstype: xfs, provisioning: thin}}
+`)
 	// same says with which values the chart is which directory of deploy/kubernetes.
 	same = map[string]values{
 		"base":                         {},
 		"crust":                        crust,
 		"overlays/second-pool-example": secondPool,
+		"overlays/node-config-example": nodePools,
 		"overlays/device-example":      {"allowDevices": []any{"/dev/disk/by-id/example-*"}},
 		"overlays/traces-example": {"crust": values{"enabled": true}, "traces": values{
 			"OTEL_EXPORTER_OTLP_ENDPOINT": "http://$(HOST_IP):4317",
@@ -41,6 +58,7 @@ storageClasses:
 //   - The namespace is made by `helm install --create-namespace`, or before.
 //   - Kustomize does not know VolumeSnapshotClass and gives it a namespace, which the
 //     API server drops.
+//   - The text of the configuration file: what it says is compared.
 func equal(t *testing.T, manifests, chart objects) {
 	t.Helper()
 	expected := map[string]bool{}
@@ -51,6 +69,12 @@ func equal(t *testing.T, manifests, chart objects) {
 		case "VolumeSnapshotClass":
 			delete(want["metadata"].(values), "namespace")
 			key = "VolumeSnapshotClass /" + text(at(want, "metadata", "name"))
+		case "ConfigMap":
+			for _, object := range []values{want, chart[key]} {
+				if data, ok := object["data"].(values); ok {
+					data["config.yaml"] = read(text(data["config.yaml"]))
+				}
+			}
 		}
 		expected[key] = true
 		if d := cmp.Diff(want, chart[key]); d != "" {

@@ -17,9 +17,12 @@ import (
 
 // other has for each value one that is not the default.
 var other = map[string]string{
-	"kubeletDir":   `/var/lib/k0s/kubelet`,
-	"pools":        `[{name: default, path: /mnt/a/pool, disk: /mnt/a, overcommit: 1.5, reserve: 1Gi}, {name: b, path: /srv/b}]`,
-	"allowDevices": `["/dev/disk/by-id/a-[0-9a-f]*", "/dev/mapper/x:"]`,
+	"kubeletDir": `/var/lib/k0s/kubelet`,
+	"pools":      `[{name: default, path: /mnt/a/pool, disk: /mnt/a, overcommit: 1.5, reserve: 1Gi}, {name: b, path: /srv/b}]`,
+	"nodePools.nodes": `[{name: a, selector: {matchExpressions: [{key: example.com/disk, operator: Exists}]},
+		pools: [{name: default, path: /var/lib/crust-csi/pool, overcommit: 2, reserve: 2Gi}], allowDevices: ["/dev/mapper/x-*"]}]`,
+	"nodePools.directories": `[/mnt/a, /mnt/b]`,
+	"allowDevices":          `["/dev/disk/by-id/a-[0-9a-f]*", "/dev/mapper/x:"]`,
 	"storageClasses": `[{name: "1", default: true, reclaimPolicy: Retain, allowVolumeExpansion: false, mountOptions: [noatime],
 		parameters: {hostMayMount: true}}]`,
 	"snapshots.enabled":        `false`,
@@ -280,6 +283,7 @@ func TestFlagsThatAreLeftOutAreTheDefaults(t *testing.T) {
 
 // Flags that no installation sets, with the reason.
 var unset = map[string]string{
+	"csi-node -check-config":         "it is for people",
 	"csi-node -driver-name":          "the admission policies and roles are of csi.crust.dev",
 	"csi-node -host-mount-namespace": "the default is the host's, by hostPID",
 	"csi-node -version":              "",

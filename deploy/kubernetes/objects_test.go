@@ -41,6 +41,7 @@ type objects struct {
 	policies        []admissionv1.ValidatingAdmissionPolicy
 	policyBindings  []admissionv1.ValidatingAdmissionPolicyBinding
 	kustomizations  []types.Kustomization
+	configMaps      []corev1.ConfigMap
 }
 
 type snapshotClass struct {
@@ -95,6 +96,8 @@ func (o *objects) add(t *testing.T, from string, b []byte) {
 		err = read(b, &o.policies)
 	case "admissionregistration.k8s.io/v1 ValidatingAdmissionPolicyBinding":
 		err = read(b, &o.policyBindings)
+	case "v1 ConfigMap":
+		err = read(b, &o.configMaps)
 	case "kustomize.config.k8s.io/v1beta1 Kustomization":
 		err = read(b, &o.kustomizations)
 	default:
@@ -174,7 +177,7 @@ func checkPod(t *testing.T, pod corev1.PodSpec) map[string]corev1.Container {
 		volumes[v.Name] = true
 	}
 	containers := map[string]corev1.Container{}
-	for _, c := range pod.Containers {
+	for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
 		containers[c.Name] = c
 		if _, tag, ok := strings.Cut(c.Image, ":"); !ok || tag == "latest" {
 			t.Errorf("%s: image %s is not pinned", c.Name, c.Image)

@@ -80,3 +80,6 @@ func fdOf(f *os.File) int {
 
 // SIGTERM asks a process to end.
 const SIGTERM = unix.SIGTERM
+
+// SIGHUP asks a daemon to read its configuration again.
+const SIGHUP = unix.SIGHUP

@@ -7,18 +7,27 @@ import (
 
 // Logger writes to w as text or json; verbosity is that of the commands' -v.
 func Logger(w io.Writer, format string, verbosity int) *slog.Logger {
-	level := slog.LevelError
-	switch {
-	case verbosity >= 5:
-		level = LevelRequests
-	case verbosity >= 4:
-		level = slog.LevelDebug
-	case verbosity >= 1:
-		level = slog.LevelInfo
-	}
+	return LoggerAt(w, format, LevelOf(verbosity))
+}
+
+// LoggerAt is a Logger whose level may change.
+func LoggerAt(w io.Writer, format string, level slog.Leveler) *slog.Logger {
 	h := &slog.HandlerOptions{Level: level}
 	if format == "json" {
 		return slog.New(slog.NewJSONHandler(w, h))
 	}
 	return slog.New(slog.NewTextHandler(w, h))
+}
+
+// LevelOf is the level of what is logged with -v.
+func LevelOf(verbosity int) slog.Level {
+	switch {
+	case verbosity >= 5:
+		return LevelRequests
+	case verbosity >= 4:
+		return slog.LevelDebug
+	case verbosity >= 1:
+		return slog.LevelInfo
+	}
+	return slog.LevelError
 }

@@ -85,7 +85,8 @@ func source(s string) string {
 // flags of csi-node. Their values are no secrets: a test of csi-node's looks that all
 // are here.
 var flags = words(`endpoint endpoint-group capabilities node-id driver-name pool allow-device state-dir kubelet-dir fsgroup-policy expansion idmap-probe
-	runtime-assisted-mounts host-mount-namespace kubelet-registration-dir metrics-address log-format v version`)
+	runtime-assisted-mounts host-mount-namespace kubelet-registration-dir metrics-address log-format v version
+	config node-labels check-config`)
 
 // KnowsFlag tells whether Args shows a flag of csi-node.
 func KnowsFlag(name string) bool { return flags[name] }

@@ -35,6 +35,7 @@ type Node struct {
 	Under       []string // a command that execs the driver
 	Pool        string   // directory of its pool, if not the usual one
 	PoolName    string   // if not "pool"
+	NoPoolFlag  bool     // a --config in Args has the pools
 	PoolOptions string   // what follows the directory in --pool, with a comma before it
 	Bin         string   // the program, if it is not today's
 
@@ -233,9 +234,12 @@ func (n *Node) PID() int { return n.cmd.Process.Pid }
 func (n *Node) Launch() {
 	n.T.Helper()
 	args := append([]string{
-		"--endpoint", n.Endpoint(), "--node-id", "node-1", "--pool", cmp.Or(n.PoolName, "pool") + "=loop:" + n.PoolDir() + n.PoolOptions,
-		"--state-dir", filepath.Join(n.Dir, "state"), "--kubelet-dir", n.KubeletDir(), "-v", "4", "--idmap-probe=false",
+		"--endpoint", n.Endpoint(), "--node-id", "node-1",
+		"--state-dir", filepath.Join(n.Dir, "state"), "--kubelet-dir", n.KubeletDir(), "--idmap-probe=false",
 	}, n.Args...)
+	if !n.NoPoolFlag {
+		args = append([]string{"-v", "4", "--pool", cmp.Or(n.PoolName, "pool") + "=loop:" + n.PoolDir() + n.PoolOptions}, args...)
+	}
 	command := slices.Concat(n.Under, []string{n.Bin}, args)
 	n.cmd = exec.Command(command[0], command[1:]...)
 	n.cmd.Env = append(os.Environ(), n.Env...)

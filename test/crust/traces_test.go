@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testcrust"
+	"github.com/crust-csi/crust-csi/internal/testnode"
 	"github.com/crust-csi/crust-csi/internal/tracing/collector"
 )
 
@@ -30,18 +32,18 @@ const runtimePublishing = "crust.v1alpha1.RuntimeAssistedStorageManagement/Runti
 func TestTraces_FromTheKubeletToTheSandbox(t *testing.T) {
 	c := collector.New(t)
 	c.Use(t)
-	a := newAgent(t)
+	a := testcrust.NewAgent(t, newServer(t, "namespace", "").Server, testnode.BuildCommand(t, "crust-agent", ""))
 	v := csiclient.Volume{FSType: "ext4", Context: map[string]string{"allowRuntimeAssistedMount": "true"}}
-	made, err := a.s.node.Client.Create(ctxOf(t), "traced", size, v, nil, nil)
+	made, err := a.S.Node.Client.Create(ctxOf(t), "traced", size, v, nil, nil)
 	ok(t, err)
 	v.ID = made.GetVolumeId()
-	t.Cleanup(func() { a.s.delete(v) })
-	ok(t, os.MkdirAll(a.kubelet.StagingPath(v.ID), 0o750))
-	ok(t, a.kubelet.Stage(traced(t), v))
-	p := a.tenant(t, "pa", v)
-	ok(t, p.publish(traced(t)))
-	ok(t, p.run(ctxOf(t)))
-	ok(t, p.create(ctxOf(t)))
+	t.Cleanup(func() { a.S.Delete(v) })
+	ok(t, os.MkdirAll(a.Kubelet.StagingPath(v.ID), 0o750))
+	ok(t, a.Kubelet.Stage(traced(t), v))
+	p := a.Tenant(t, "pa", v)
+	ok(t, p.Publish(traced(t)))
+	ok(t, p.Run(ctxOf(t)))
+	ok(t, p.Create(ctxOf(t)))
 
 	forwarded := func(method string) (handled, served collector.Span) {
 		t.Helper()
@@ -64,7 +66,7 @@ func TestTraces_FromTheKubeletToTheSandbox(t *testing.T) {
 	if mounted.Trace != theirTrace || mounted.Failed {
 		t.Errorf("%+v", mounted)
 	}
-	files, err := filepath.Glob(filepath.Join(a.dir, "state/deferrals/*"))
+	files, err := filepath.Glob(filepath.Join(a.Dir, "state/deferrals/*"))
 	if err != nil || len(files) != 1 {
 		t.Fatal(files, err)
 	}
@@ -73,11 +75,11 @@ func TestTraces_FromTheKubeletToTheSandbox(t *testing.T) {
 	if strings.Contains(string(record), "trace") {
 		t.Errorf("the record of a published volume:\n%s", record)
 	}
-	if !strings.Contains(a.s.log.String(), "trace_id="+theirTrace) {
-		t.Errorf("crustd's log does not name the trace:\n%s", a.s.log)
+	if !strings.Contains(a.S.Log.String(), "trace_id="+theirTrace) {
+		t.Errorf("crustd's log does not name the trace:\n%s", a.S.Log)
 	}
-	ok(t, p.stop(ctxOf(t)))
-	ok(t, p.unpublish(traced(t)))
+	ok(t, p.Stop(ctxOf(t)))
+	ok(t, p.Unpublish(traced(t)))
 	forwarded("csi.v1.Node/NodeUnpublishVolume")
 }
 
@@ -87,13 +89,13 @@ func TestTraces_FromTheCallerIntoTheGuest(t *testing.T) {
 	c.Use(t)
 	s := newServer(t, "qemu", "")
 	s.acquaint()
-	v := s.volume("a", "ext4")
+	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)
 	group := uint32(3000)
 	p.group = &group
 	ok(t, s.nodePublish(p))
 	m := s.boot(p, "q35", "")
-	_, err := s.client.RuntimePublishVolume(traced(t), p.request())
+	_, err := s.Client.RuntimePublishVolume(traced(t), p.request())
 	ok(t, err)
 	served := c.Below(t, theirSpan, "crustd", runtimePublishing)
 	plugged := c.Below(t, served.ID, "crustd", "plug in disk")
@@ -104,7 +106,7 @@ func TestTraces_FromTheCallerIntoTheGuest(t *testing.T) {
 		}
 	}
 	s.deregister(p)
-	m.kill()
+	m.Kill()
 	s.nodeUnpublish(p)
-	s.delete(v)
+	s.Delete(v)
 }

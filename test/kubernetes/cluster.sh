@@ -97,8 +97,8 @@ try() { # node seconds what command...
 
 # boot starts a node's PID 1.
 boot() {
-	local name=$1 f p child= h cg
-	h=$(home "$name") cg=$(cgroup "$name")
+	local name=$1 f p child= h cg i
+	h=$(home "$name") cg=$(cgroup "$name") i=$(number "$name")
 	! pid "$name" >/dev/null || return 0
 	[ -x "$bin/hyper" ] || die "build it first: test/kubernetes/build.sh"
 	mkdir -p "$h/log"
@@ -113,10 +113,12 @@ boot() {
 	done
 	rm -f "$h/api.sock" "$h/ready"
 	setsid unshare --mount --pid --net --uts --fork --kill-child --propagation slave \
-		"$here/node.sh" "$name" "$(number "$name")" "$h" "$S/pki" "$bin" "$images" "$cg" </dev/null >>"$h/log/node.log" 2>&1 &
+		"$here/node.sh" "$name" "$i" "$h" "$S/pki" "$bin" "$images" "$cg" </dev/null >>"$h/log/node.log" 2>&1 &
 	p=$!
-	for f in $(seq 100); do
-		child=$(cat "/proc/$p/task/$p/children" 2>/dev/null) && [ -n "$child" ] && break
+	# Only what unshare has forked: before it, that process is a shell, which may have children of its own.
+	for f in $(seq 600); do
+		[ "$(cat "/proc/$p/comm" 2>/dev/null)" = unshare ] && child=$(cat "/proc/$p/task/$p/children" 2>/dev/null) && [ -n "$child" ] && break
+		kill -0 "$p" 2>/dev/null || break
 		sleep 0.05
 	done
 	child=${child%% *}

@@ -140,7 +140,7 @@ func wantDocumented(t *testing.T, have map[string][]string) {
 	ok(t, err)
 	documented := map[string]bool{}
 	for _, m := range row.FindAllStringSubmatch(string(b), -1) {
-		labels := strings.Split(strings.ReplaceAll(m[2], "`", ""), ", ")
+		labels := strings.Fields(strings.NewReplacer("`", "", ",", "").Replace(m[2]))
 		slices.Sort(labels)
 		documented[m[1]] = true
 		if !slices.Equal(labels, have[m[1]]) {

@@ -15,15 +15,17 @@ func withMetrics(t *testing.T, args ...string) (*testnode.Node, func() string) {
 	t.Helper()
 	address := freeAddress(t)
 	n := testnode.New(t, "", append([]string{"--metrics-address", address}, args...)...)
-	return n, func() string {
-		t.Helper()
-		r, err := http.Get("http://" + address + "/metrics")
-		ok(t, err)
-		defer r.Body.Close()
-		body, err := io.ReadAll(r.Body)
-		ok(t, err)
-		return string(body)
-	}
+	return n, func() string { t.Helper(); return readMetrics(t, address) }
+}
+
+func readMetrics(t *testing.T, address string) string {
+	t.Helper()
+	r, err := http.Get("http://" + address + "/metrics")
+	ok(t, err)
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	ok(t, err)
+	return string(body)
 }
 
 // freeAddress is one of this machine that nobody listens on.

@@ -14,9 +14,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/loopdev"
@@ -66,7 +68,7 @@ var entryType = record.Type{Kind: "crust-csi.static-volume", Version: 2}
 // Source is the static source of one node.
 type Source struct {
 	dir     string
-	allow   []string
+	allow   atomic.Pointer[[]string]
 	claimed func(mounter.Device) (string, bool)
 	loop    loopdev.Nodes
 	raw     rawdevice.Guard
@@ -99,11 +101,6 @@ type Options struct {
 
 // Open reads the records.
 func Open(o Options) (*Source, error) {
-	for _, glob := range o.Allow {
-		if _, err := filepath.Match(glob, ""); err != nil || !filepath.IsAbs(glob) {
-			return nil, fault.New(fault.Invalid, "--allow-device %q is no absolute path or pattern", glob)
-		}
-	}
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -115,10 +112,13 @@ func Open(o Options) (*Source, error) {
 		return nil, err
 	}
 	s := &Source{
-		dir: o.Dir, allow: o.Allow, claimed: o.Claimed, log: o.Log, boot: boot,
+		dir: o.Dir, claimed: o.Claimed, log: o.Log, boot: boot,
 		loop: loopdev.Nodes{Dir: o.NodesDir}, raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}},
 		volumes: map[string]entry{}, attached: map[string]claim{}, devices: map[string]deviceRecord{},
 		changed: map[string]string{}, bad: map[string]error{},
+	}
+	if err := s.Allow(o.Allow); err != nil {
+		return nil, err
 	}
 	names, err := record.Names(o.Dir)
 	if err != nil {
@@ -138,6 +138,19 @@ func Open(o Options) (*Source, error) {
 		s.volumes[e.Volume.ID] = e
 	}
 	return s, s.loadDevices()
+}
+
+// Allow sets which devices volumes may name from now on. A volume that is staged keeps
+// its device.
+func (s *Source) Allow(globs []string) error {
+	for _, glob := range globs {
+		if _, err := filepath.Match(glob, ""); err != nil || !filepath.IsAbs(glob) {
+			return fault.New(fault.Invalid, "--allow-device %q is no absolute path or pattern", glob)
+		}
+	}
+	globs = slices.Clone(globs)
+	s.allow.Store(&globs)
+	return nil
 }
 
 // unusable keeps a record that cannot be used from being taken for none.
@@ -247,7 +260,9 @@ func (s *Source) save(e entry) error {
 func (s *Source) resolve(id, attr string) (mounter.Device, error) {
 	path := filepath.Clean(attr)
 	if !s.allowed(path) {
-		return mounter.Device{}, fault.New(fault.Invalid, "volume %s: device %q is not among those that --allow-device permits on this node (%s)", id, attr, cmp.Or(strings.Join(s.allow, ", "), "none are: start csi-node with --allow-device"))
+		return mounter.Device{}, fault.New(fault.Invalid,
+			"volume %s: device %q is not among those that --allow-device permits on this node (%s)", id, attr,
+			cmp.Or(strings.Join(*s.allow.Load(), ", "), "none are: start csi-node with --allow-device, or give allowDevices in its --config"))
 	}
 	real, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -267,7 +282,7 @@ func (s *Source) resolve(id, attr string) (mounter.Device, error) {
 }
 
 func (s *Source) allowed(path string) bool {
-	for _, glob := range s.allow {
+	for _, glob := range *s.allow.Load() {
 		if ok, err := filepath.Match(glob, path); err == nil && ok {
 			return true
 		}

@@ -59,6 +59,19 @@ follows may name it. */}}
 {{- end }}
 {{- end }}
 
+{{/* What csi-node's configuration file says: pools and devices, and those of nodes with certain labels. */}}
+{{- define "crust-csi.nodeConfig" -}}
+{{- $pools := list }}
+{{- range .Values.pools }}
+{{- $pools = append $pools (omit . "disk") }}
+{{- end }}
+{{- $config := dict "apiVersion" "csi.crust.dev/v1alpha1" "kind" "NodeConfig" "pools" $pools "nodes" .Values.nodePools.nodes }}
+{{- with .Values.allowDevices }}
+{{- $_ := set $config "allowDevices" . }}
+{{- end }}
+{{- toYaml $config }}
+{{- end }}
+
 {{- define "crust-csi.sidecarFlags" -}}
 {{- if .Values.log.sidecarVerbosity }}
 - --v={{ .Values.log.sidecarVerbosity }}

@@ -1,4 +1,4 @@
-package main
+package nodeconfig
 
 import (
 	"strings"
@@ -6,14 +6,14 @@ import (
 )
 
 func TestA05_PoolFlagIsReadStrictly(t *testing.T) {
-	for text, want := range map[string]poolSpec{
+	for text, want := range map[string]Pool{
 		"a=loop:/d":                            {"a", "/d", 0, 0},
 		"a=loop:/d/../e=f:g":                   {"a", "/e=f:g", 0, 0},
 		"a=loop:/d,overcommit=1.5,reserve=1Gi": {"a", "/d", 1.5, 1 << 30},
 		"a=loop:/d,reserve=64Mi":               {"a", "/d", 0, 64 << 20},
 		"a=loop:/d,reserve=2097152":            {"a", "/d", 0, 2 << 20},
 	} {
-		if got, err := parsePool(text); err != nil || got != want {
+		if got, err := ParsePool(text); err != nil || got != want {
 			t.Errorf("%s: %+v, %v", text, got, err)
 		}
 	}
@@ -35,7 +35,7 @@ func TestA05_PoolFlagIsReadStrictly(t *testing.T) {
 		"a=loop:/d,reserve=99999999999999999Gi": "64Mi",
 		"a=loop:/d,":                            "no option",
 	} {
-		if got, err := parsePool(text); err == nil || !strings.Contains(err.Error(), word) {
+		if got, err := ParsePool(text); err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("%s: %+v, %v", text, got, err)
 		}
 	}

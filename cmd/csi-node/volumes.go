@@ -1,0 +1,70 @@
+package main
+
+import (
+	"log/slog"
+	"path/filepath"
+
+	"github.com/crust-csi/crust-csi/internal/nodeconfig"
+	"github.com/crust-csi/crust-csi/internal/telemetry"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+	"github.com/crust-csi/crust-csi/pkg/volume/looppool"
+	"github.com/crust-csi/crust-csi/pkg/volume/poolhome"
+	"github.com/crust-csi/crust-csi/pkg/volume/static"
+)
+
+// openVolumes opens the pools, and what knows static volumes.
+func openVolumes(
+	o *options, settings nodeconfig.Settings, log *slog.Logger, metrics *telemetry.Metrics,
+) (*volume.Registry, *static.Source, func(), error) {
+	var pools []volume.Pool
+	closeAll := func() {
+		for _, p := range pools {
+			if err := p.Close(); err != nil {
+				log.Warn("closing a pool", "pool", p.Name(), "error", err)
+			}
+		}
+	}
+	nodes := filepath.Join(o.stateDir, "dev")
+	for _, spec := range settings.Pools {
+		p, err := poolhome.Open(poolhome.Options{
+			Name: spec.Name, Dir: spec.Dir, State: filepath.Join(o.stateDir, "pools"), Log: log,
+			Open: func() (volume.Pool, error) {
+				return looppool.Open(looppool.Options{
+					Name: spec.Name, Dir: spec.Dir, NodesDir: nodes, Log: log, Copied: metrics.Copied(spec.Name),
+					Overcommit: spec.Overcommit, Reserve: spec.Reserve,
+				})
+			},
+		})
+		if err != nil {
+			closeAll()
+			return nil, nil, nil, err
+		}
+		pools = append(pools, p)
+		metrics.Pool(spec.Name, func() (telemetry.PoolBytes, error) {
+			c, err := p.Capacity()
+			return telemetry.PoolBytes{
+				Size: c.Total, Available: c.Available, Used: c.Used, Promised: c.Promised, Left: c.Left, Reserve: c.Reserve,
+			}, err
+		})
+	}
+	st, err := static.Open(static.Options{
+		Dir: filepath.Join(o.stateDir, "static"), Allow: settings.AllowDevices, NodesDir: nodes, Log: log,
+		Claimed: func(d mounter.Device) (string, bool) {
+			for _, p := range pools {
+				if id, ok := p.Owns(d); ok {
+					return id, true
+				}
+			}
+			return "", false
+		},
+	})
+	if err == nil {
+		var r *volume.Registry
+		if r, err = volume.NewRegistry(st, pools...); err == nil {
+			return r, st, closeAll, nil
+		}
+	}
+	closeAll()
+	return nil, nil, nil, err
+}

@@ -1,0 +1,190 @@
+package nodeconfig
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/nodelabels"
+)
+
+// Flags are what the command line says of what the file can say too.
+type Flags struct {
+	Pools          []Pool
+	AllowDevices   []string
+	Verbosity      int
+	VerbosityGiven bool // Verbosity is not the default
+}
+
+// Source is where the settings of a node come from.
+type Source struct {
+	File       string // of --config; empty for none
+	LabelsFile string // of --node-labels; empty for none
+	Flags      Flags
+}
+
+// Load gives the settings of this node.
+func (s Source) Load() (Settings, error) {
+	return s.read().settings(s)
+}
+
+// contents are the files as they were at one time.
+type contents struct {
+	config, labels       string
+	configErr, labelsErr error
+}
+
+func (s Source) read() contents {
+	var c contents
+	if s.File != "" {
+		c.config, c.configErr = readFile(s.File)
+	}
+	if s.LabelsFile != "" {
+		c.labels, c.labelsErr = readFile(s.LabelsFile)
+	}
+	return c
+}
+
+// same tells whether there is nothing new.
+func (c contents) same(d contents) bool {
+	return c.config == d.config && c.labels == d.labels && fmt.Sprint(c.configErr, c.labelsErr) == fmt.Sprint(d.configErr, d.labelsErr)
+}
+
+func readFile(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxSize+1)) // one byte more, so that the parser says that it is too large
+	return string(b), err
+}
+
+func (c contents) settings(s Source) (Settings, error) {
+	settings := Settings{Pools: s.Flags.Pools, AllowDevices: s.Flags.AllowDevices, Verbosity: s.Flags.Verbosity}
+	if s.File != "" {
+		config, err := c.parse(s)
+		if err != nil {
+			return Settings{}, err
+		}
+		labels, err := c.nodeLabels(s, config)
+		if err != nil {
+			return Settings{}, err
+		}
+		said, err := config.choose(labels)
+		if err != nil {
+			return Settings{}, fmt.Errorf("--config %s: %w", s.File, err)
+		}
+		settings = said.or(settings)
+	}
+	if err := CheckPools(settings.Pools); err != nil {
+		return Settings{}, err
+	}
+	if len(settings.Pools) == 0 && len(settings.AllowDevices) == 0 {
+		return Settings{}, errNothing
+	}
+	return settings, nil
+}
+
+// or is what the file says, and where it says nothing what the flags do.
+func (s Settings) or(flags Settings) Settings {
+	if s.Pools == nil {
+		s.Pools = flags.Pools
+	}
+	if s.AllowDevices == nil {
+		s.AllowDevices = flags.AllowDevices
+	}
+	if s.Verbosity < 0 {
+		s.Verbosity = flags.Verbosity
+	}
+	return s
+}
+
+func (c contents) parse(s Source) (*Config, error) {
+	if c.configErr != nil {
+		return nil, fmt.Errorf("--config: %w", c.configErr)
+	}
+	config, err := Parse([]byte(c.config))
+	if err == nil {
+		err = config.conflict(s.Flags)
+	}
+	if err == nil && len(config.Nodes) > 0 && s.LabelsFile == "" {
+		err = errors.New("nodes are chosen by their labels: give --node-labels FILE with those of this node")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--config %s: %w", s.File, err)
+	}
+	return config, nil
+}
+
+func (c contents) nodeLabels(s Source, config *Config) (map[string]string, error) {
+	if len(config.Nodes) == 0 {
+		return nil, nil
+	}
+	if c.labelsErr != nil {
+		return nil, fmt.Errorf("--node-labels: %w", c.labelsErr)
+	}
+	labels, err := nodelabels.Parse([]byte(c.labels))
+	if err != nil {
+		return nil, fmt.Errorf("--node-labels %s: %w", s.LabelsFile, err)
+	}
+	return labels, nil
+}
+
+// conflict refuses what flags and file both say: neither wins. It looks at the entries of
+// other nodes too, so that all nodes of a cluster say the same.
+func (c *Config) conflict(flags Flags) error {
+	pools, devices := c.Pools != nil, c.AllowDevices != nil
+	for _, n := range c.Nodes {
+		pools, devices = pools || n.Pools != nil, devices || n.AllowDevices != nil
+	}
+	for _, both := range []struct {
+		is        bool
+		flag, key string
+	}{
+		{pools && len(flags.Pools) > 0, "--pool", "pools"},
+		{devices && len(flags.AllowDevices) > 0, "--allow-device", "allowDevices"},
+		{c.Logging != nil && c.Logging.Verbosity != nil && flags.VerbosityGiven, "-v", "logging.verbosity"},
+	} {
+		if both.is {
+			return fmt.Errorf("it says %s, and the command line %s: leave one of them out", both.key, both.flag)
+		}
+	}
+	return nil
+}
+
+// Describe tells what this node would have, as flags, or why it would not start. Without
+// labels it only looks at the file.
+func (s Source) Describe() (string, error) {
+	if s.File != "" && s.LabelsFile == "" {
+		c := s.read()
+		config, err := c.parse(Source{File: s.File, LabelsFile: "not needed", Flags: s.Flags})
+		if err != nil {
+			return "", err
+		}
+		if len(config.Nodes) > 0 {
+			return fmt.Sprintf("%s can be used. It has entries for nodes: give --node-labels FILE to see which one a node has.\n", s.File), nil
+		}
+	}
+	settings, err := s.Load()
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	if settings.Entry != "" {
+		fmt.Fprintf(&b, "# entry %q of nodes\n", settings.Entry)
+	}
+	for _, p := range settings.Pools {
+		fmt.Fprintf(&b, "--pool=%s\n", p)
+	}
+	for _, d := range settings.AllowDevices {
+		fmt.Fprintf(&b, "--allow-device=%s\n", d)
+	}
+	fmt.Fprintf(&b, "-v=%d\n", settings.Verbosity)
+	return b.String(), nil
+}
+
+func samePools(a, b []Pool) bool { return slices.Equal(a, b) }

@@ -1,0 +1,119 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+const configHead = "apiVersion: csi.crust.dev/v1alpha1\nkind: NodeConfig\n"
+
+// replace exchanges a file, as configuration files should be.
+func replace(t *testing.T, path, text string) {
+	t.Helper()
+	ok(t, os.WriteFile(path+".new", []byte(text), 0o600))
+	ok(t, os.Rename(path+".new", path))
+}
+
+// The pools of a node are those of the entry that matches its labels. What is safe to
+// change changes while csi-node runs; the rest waits, and whatever is mounted stays.
+func TestANodeFollowsItsConfigurationFile(t *testing.T) {
+	_, dev := disk(t, size)
+	address := freeAddress(t)
+	n := testnode.NewStopped(t, "", "--metrics-address", address)
+	n.NoPoolFlag = true
+	config, labels := filepath.Join(n.Dir, "config.yaml"), filepath.Join(n.Dir, "labels")
+	n.Args = append(n.Args, "--config", config, "--node-labels", labels)
+	pool := func(name string) string {
+		return "{name: " + name + ", path: " + filepath.Join(n.Dir, name) + ", overcommit: 1000, reserve: 1Mi}"
+	}
+	entries := func(pools string) string {
+		return "\nnodes:\n  - {name: nvme, selector: {matchLabels: {example.com/disk: nvme}}, pools: [" + pools + "]}\n" +
+			"  - {name: others, selector: {matchExpressions: [{key: example.com/disk, operator: NotIn, values: [nvme]}]}, " +
+			"pools: [" + pool("never") + "]}\n"
+	}
+	replace(t, labels, "example.com/disk=\"nvme\"\nkubernetes.io/hostname=\"node-1\"\n")
+	replace(t, config, configHead+entries(pool("fast")))
+	n.Begin()
+	after := func(words, text string) {
+		t.Helper()
+		before := len(n.Log())
+		replace(t, config, text)
+		ok(t, syscall.Kill(n.PID(), syscall.SIGHUP))
+		for end := time.Now().Add(20 * time.Second); !strings.Contains(n.Log()[before:], words); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("no %q in the log", words)
+			}
+		}
+	}
+	state := func(usable, restart string) {
+		t.Helper()
+		metrics := readMetrics(t, address)
+		wantMetric(t, metrics, "crust_config_last_reload_successful", usable)
+		wantMetric(t, metrics, "crust_config_restart_required", restart)
+	}
+
+	made, err := n.Client.Create(ctxOf(t), "pvc-a", size, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "fast"}, nil)
+	ok(t, err)
+	v := csiclient.Volume{ID: made.GetVolumeId(), FSType: "ext4"}
+	if _, err := os.Stat(filepath.Join(n.Dir, "never")); err == nil {
+		t.Error("a pool of other nodes was made")
+	}
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
+	byHand := static("disk", dev, "ext4")
+	refused(t, n.Client.Stage(ctxOf(t), byHand), codes.InvalidArgument, "allowDevices", "--config")
+	after("read again", configHead+entries(pool("fast"))) // the same: SIGHUP alone has it read
+	state("1", "0")
+
+	after("read again", configHead+"allowDevices: ["+dev+"]\nlogging: {verbosity: 4}"+entries(pool("fast")))
+	ok(t, stagePatiently(t, n, byHand))
+	ok(t, n.Client.Publish(ctxOf(t), byHand, n.Target("b"), false))
+	state("1", "0")
+
+	// The pool is taken out of the file, and the device too.
+	after("restart csi-node", configHead+entries(pool("another")))
+	state("1", "1")
+	refused(t, n.Client.Stage(ctxOf(t), static("second", dev, "ext4")), codes.InvalidArgument, "allowDevices")
+	write(t, n.Target("a")+"/f", "kept")
+	write(t, n.Target("b")+"/f", "kept")
+
+	after("cannot be used", configHead+"pool: []")
+	state("0", "1")
+	down(t, n, byHand.ID, n.Target("b"))
+	down(t, n, v.ID, n.Target("a"))
+	ok(t, n.Client.Delete(ctxOf(t), v.ID))
+
+	// A file that is broken at the start ends it.
+	n.Stop()
+	n.Launch()
+	if err := n.Wait(); err == nil || !strings.Contains(n.Log(), config+": the key pool is not known") {
+		t.Errorf("%v:\n%s", err, n.Log())
+	}
+	replace(t, config, configHead+entries(pool("another")))
+	n.Start()
+	_, err = n.Client.Create(ctxOf(t), "pvc-b", size, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "fast"}, nil)
+	refused(t, err, codes.InvalidArgument, "fast")
+	state("1", "0")
+}
+
+// The file is looked at without anybody asking.
+func TestAChangedConfigurationFileIsFound(t *testing.T) {
+	n := testnode.NewStopped(t, "", "--config", filepath.Join(t.TempDir(), "config.yaml"))
+	replace(t, n.Args[1], configHead+"allowDevices: [/dev/a]")
+	n.Begin()
+	replace(t, n.Args[1], configHead+"allowDevices: [/dev/b]")
+	for end := time.Now().Add(time.Minute); !strings.Contains(n.Log(), "allow_devices=[/dev/b]"); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it was not read again")
+		}
+	}
+}
