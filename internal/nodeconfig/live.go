@@ -85,7 +85,7 @@ func (l *Live) reload(to Changes) {
 		to.Log.Error("the configuration cannot be used: csi-node goes on with what it has", "error", err)
 		return
 	}
-	restart := !samePools(next.Pools, l.current.Pools)
+	restart := !slices.Equal(next.Pools, l.current.Pools)
 	to.Verbosity(next.Verbosity)
 	l.current.AllowDevices, l.current.Verbosity, l.current.Entry = next.AllowDevices, next.Verbosity, next.Entry
 	l.set(true, restart)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/crust-csi/crust-csi/internal/nodelabels"
@@ -186,5 +185,3 @@ func (s Source) Describe() (string, error) {
 	fmt.Fprintf(&b, "-v=%d\n", settings.Verbosity)
 	return b.String(), nil
 }
-
-func samePools(a, b []Pool) bool { return slices.Equal(a, b) }

@@ -4,6 +4,7 @@ package nodelabels
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -63,7 +64,7 @@ func Parse(b []byte) (map[string]string, error) {
 	}
 	// Every node of Kubernetes has labels. A file without any was not written to its end.
 	if len(labels) == 0 {
-		return nil, fmt.Errorf(`the file has no labels; each line is a label: key="value"`)
+		return nil, errors.New(`the file has no labels; each line is a label: key="value"`)
 	}
 	return labels, nil
 }
@@ -108,7 +109,7 @@ func Write(path string, labels map[string]string) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // nothing is left of it after the rename
+	defer func() { _ = os.Remove(f.Name()) }() // nothing has that name after the rename
 	defer f.Close()
 	if _, err := f.Write(text); err != nil {
 		return err
