@@ -136,7 +136,7 @@ test-skew: setup guest releases
 	$(GO) test -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) -run OfAReleaseUnderTodays ./test/crust
 	$(GO) test -count=1 -run OfReleases $(TESTFLAGS) ./internal/audit ./internal/microvm ./pkg/...
 
-# The records that a release writes, kept in test/skew/testdata: make fixtures OF=v0.1.0. OF=today: what no
+# The records that a release writes, kept in test/skew/testdata: make fixtures OF=vVERSION. OF=today: what no
 # release has written yet.
 .PHONY: fixtures
 fixtures: setup releases
