@@ -22,7 +22,8 @@ func init() {
 	c := &cobra.Command{
 		Use: "csi-node", Short: "CSI server of a node: volumes in pools of loop files, block devices and NFS shares", DisableAutoGenTag: true,
 		Long: "csi-node serves CSI (identity, controller for the volumes of this node, node) on a unix socket.\n" +
-			"It needs root, and at least one --pool or --allow-device. SIGTERM ends it: calls in flight are finished first, and volumes stay mounted.\n" +
+			"It needs root, and at least one --pool or --allow-device. SIGTERM ends it: calls in flight are finished first, and volumes stay " +
+			"mounted.\n" +
 			"crustctl(8) looks after it.",
 		Example: "  csi-node --pool default=loop:/var/lib/crust-csi/pool",
 		Run:     func(*cobra.Command, []string) {},
