@@ -217,7 +217,8 @@ func (c *Controller) place(ctx context.Context, claim *corev1.PersistentVolumeCl
 		metav1.PatchOptions{}); err != nil {
 		return err
 	}
-	// Not before: if the scheduler was quicker, its choice is given back, and then there is no time to lose.
+	// It is noted after the patch. If the scheduler chose a node first, the provisioner gives that choice
+	// back, and the claim must be placed at once.
 	c.mu.Lock()
 	c.placed[key] = claim.UID
 	c.mu.Unlock()
