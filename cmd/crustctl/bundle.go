@@ -38,7 +38,8 @@ func bundleCommand(g *globals) *cobra.Command {
 	var file, stateDir string
 	c := &cobra.Command{
 		Use: "support-bundle", Short: "Collect what this node has and what happened into a file for support, without secrets",
-		Long: "Write a tar.gz with versions, csi-node's flags, the doctor's findings, pools, volumes, sandboxes, mounts of volumes, metrics, the audit log and records.\n" +
+		Long: "Write a tar.gz with versions, csi-node's flags, the doctor's findings, pools, volumes, sandboxes, mounts of volumes, " +
+			"metrics, the audit log and records.\n" +
 			"It has names of pods, claims and devices. It has no tokens, no secrets of CSI requests, no environment, no content of volumes;\n" +
 			"of mount options and records only what is known to be harmless. csi-node's own log is not in it.",
 		Example: "  crustctl support-bundle\n  kubectl -n crust-csi exec POD -c csi-node -- crustctl support-bundle -o - >bundle.tar.gz",
@@ -75,7 +76,8 @@ func bundleCommand(g *globals) *cobra.Command {
 		},
 	}
 	// The others' -o is a format; here it is the file.
-	c.Flags().StringVarP(&file, "output", "o", "", "the file to write, which must not exist; - is standard output (default: crust-support-HOST-TIME.tar.gz here)")
+	c.Flags().StringVarP(&file, "output", "o", "",
+		"the file to write, which must not exist; - is standard output (default: crust-support-HOST-TIME.tar.gz here)")
 	c.Flags().StringVar(&stateDir, "state-dir", "", "csi-node's --state-dir (default: as it was started with)")
 	c.Flags().StringVar(&g.crust, "crust", defaultCrust, "CRUST socket, where there is one")
 	return c
@@ -125,7 +127,8 @@ func (b *bundle) report(w io.Writer, file string) error {
 	if len(b.failed) > 0 {
 		fmt.Fprintf(&s, "%d parts could not be had: missing.txt says why\n", len(b.failed))
 	}
-	fmt.Fprintln(&s, "It has the names of pods, claims, volumes and devices of this node. It has no secrets; look into it before you give it away.")
+	fmt.Fprintln(&s, "It has the names of pods, claims, volumes and devices of this node. It has no secrets; look into it before you "+
+		"give it away.")
 	if file != "-" {
 		fmt.Fprintln(&s, file)
 	}

@@ -217,8 +217,10 @@ func (g *globals) flagValues() map[string]completer {
 	}
 	return map[string]completer{
 		"output": oneOf("table", "json"), "fs-type": oneOf(fsprogs.Formats()...), "access-mode": oneOf(modes...), "ignore": oneOf(kinds...),
-		"pool": g.pools, "from-snapshot": g.snapshots, "claim": g.claims, "volume": g.names, "kind": oneOf("qemu", "namespace"), "machine": oneOf("q35", "microvm"),
-		"accel": oneOf("auto", "kvm", "tcg"), "size": nothing, "node-id": nothing, "since": oneOf("1h", "24h"), "group": nothing, "mount-option": nothing,
+		"pool": g.pools, "from-snapshot": g.snapshots, "claim": g.claims, "volume": g.names,
+		"kind": oneOf("qemu", "namespace"), "machine": oneOf("q35", "microvm"),
+		"accel": oneOf("auto", "kvm", "tcg"), "size": nothing, "node-id": nothing,
+		"since": oneOf("1h", "24h"), "group": nothing, "mount-option": nothing,
 		"parameter": nothing, "attribute": nothing, "timeout": nothing, "interval": nothing, "memory": nothing, "pid": nothing,
 	}
 }

@@ -54,8 +54,10 @@ func drainCheck(g *globals) *cobra.Command {
 	d := drained{Findings: []obstacle{}}
 	c := &cobra.Command{
 		Use: "drain-check", Short: "Tell what a drain of this node waits for, or what its removal would lose",
-		Long: "Tell what keeps this node from a reboot: volumes that pods have, sandboxes, operations under way. Volumes stay on its disks and are back after it.\n" +
-			"With --remove, tell what is lost if the node goes for good: volumes and snapshots of its pools exist nowhere else. docs/nodes.md has the procedures.\n" +
+		Long: "Tell what keeps this node from a reboot: volumes that pods have, sandboxes, operations under way. Volumes stay on its disks " +
+			"and are back after it.\n" +
+			"With --remove, tell what is lost if the node goes for good: volumes and snapshots of its pools exist nowhere else. docs/nodes.md " +
+			"has the procedures.\n" +
 			"Nothing is changed. The exit code is 0 if there is nothing, 1 if there is something, 2 if not everything could be looked at.",
 		Args: cobra.NoArgs, Annotations: map[string]string{looks: "yes"},
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -118,8 +120,9 @@ func (d *drained) ask(ctx context.Context, c *csiclient.Client) error {
 		if o.GetProgress() != "" {
 			means += " (" + o.GetProgress() + ")"
 		}
-		d.add(obstacle{Kind: "operation", ID: strings.Join(o.GetOn(), ", "), Means: means + "; until it ends, its volume can be neither unpublished nor deleted",
-			Do: "wait until it has ended; after a reboot in the middle of it, csi-node undoes or finishes it"})
+		d.add(obstacle{Kind: "operation", ID: strings.Join(o.GetOn(), ", "),
+			Means: means + "; until it ends, its volume can be neither unpublished nor deleted",
+			Do:    "wait until it has ended; after a reboot in the middle of it, csi-node undoes or finishes it"})
 	}
 	return nil
 }
@@ -138,7 +141,8 @@ func (d *drained) unknown(ctx context.Context, c *csiclient.Client) error {
 		for _, f := range p.GetFindings() {
 			switch volume.Kind(f.GetKind()) {
 			case volume.RecordUnusable, volume.FileWithoutRecord, volume.RecordWithoutFile, volume.UnknownFile:
-				d.add(obstacle{Kind: "unknown", ID: cmp.Or(f.GetId(), f.GetPath()), Means: f.GetMeans(), Do: "look what it is before the node goes (crustctl pool check): " + f.GetDo()})
+				d.add(obstacle{Kind: "unknown", ID: cmp.Or(f.GetId(), f.GetPath()), Means: f.GetMeans(),
+					Do: "look what it is before the node goes (crustctl pool check): " + f.GetDo()})
 			}
 		}
 	}
@@ -156,7 +160,8 @@ func (d *drained) volume(v *inventory.Volume) {
 		o.Pods = append(o.Pods, podOf(u))
 		if u.GetDeferred() {
 			d.add(obstacle{Kind: "deferral", ID: v.GetId(), Claim: v.GetClaim(), Pods: []string{podOf(u)},
-				Means: "the pod's sandbox has the volume: it is taken back when the sandbox has ended", Do: "drain the node; a pod without a controller has to be deleted by hand"})
+				Means: "the pod's sandbox has the volume: it is taken back when the sandbox has ended",
+				Do:    "drain the node; a pod without a controller has to be deleted by hand"})
 		}
 	}
 	switch {
@@ -171,17 +176,21 @@ func (d *drained) volume(v *inventory.Volume) {
 			o.Means += ", and they start nowhere else, because the volume lies in pool " + v.GetPool() + " of this node"
 			o.Do = "copy its data to a claim of another node before (docs/nodes.md), then drain"
 		default:
-			o.Means += "; with this claim they start on no other node, because the volume lies in pool " + v.GetPool() + " of this one: they are Pending until it is back"
+			o.Means += "; with this claim they start on no other node, because the volume lies in pool " + v.GetPool() + " of this one: they " +
+				"are Pending until it is back"
 		}
 		d.add(o)
 	case v.GetStaged():
-		o.Kind, o.Means, o.Do = "staged", "no pod has it, and the kubelet has not unstaged it yet", "wait; if it stays, look for NodeUnstageVolume in csi-node's log"
+		o.Kind, o.Means = "staged", "no pod has it, and the kubelet has not unstaged it yet"
+		o.Do = "wait; if it stays, look for NodeUnstageVolume in csi-node's log"
 		d.add(o)
 	}
 	if local && d.Remove {
 		d.add(obstacle{Kind: "only-here", ID: v.GetId(), Claim: v.GetClaim(),
-			Means: fmt.Sprintf("volume %s (%s) exists only in pool %s of this node, and is lost with it", cmp.Or(v.GetName(), v.GetId()), sizeOrNone(v.GetSize()), v.GetPool()),
-			Do:    "copy its data to a claim of another node, then delete the claim while csi-node still runs here; a retained volume: crustctl volume delete " + v.GetId()})
+			Means: fmt.Sprintf("volume %s (%s) exists only in pool %s of this node, and is lost with it", cmp.Or(v.GetName(), v.GetId()),
+				sizeOrNone(v.GetSize()), v.GetPool()),
+			Do: "copy its data to a claim of another node, then delete the claim while csi-node still runs here; a retained volume: " +
+				"crustctl volume delete " + v.GetId()})
 	}
 }
 
@@ -206,8 +215,9 @@ func (g *globals) sandboxesOf(cmd *cobra.Command, d *drained) error {
 			return err
 		}
 		for _, s := range r.GetSandboxes() {
-			d.add(obstacle{Kind: "sandbox", ID: s.GetSandboxId(), Means: fmt.Sprintf("a sandbox (%s) is open, with %d volumes", s.GetKind(), len(s.GetVolumes())),
-				Do: "drain the node: the sandbox ends with its pod; one that was started by hand: crustctl sandbox rm " + s.GetSandboxId()})
+			d.add(obstacle{Kind: "sandbox", ID: s.GetSandboxId(),
+				Means: fmt.Sprintf("a sandbox (%s) is open, with %d volumes", s.GetKind(), len(s.GetVolumes())),
+				Do:    "drain the node: the sandbox ends with its pod; one that was started by hand: crustctl sandbox rm " + s.GetSandboxId()})
 		}
 		return nil
 	})

@@ -36,11 +36,13 @@ func historyCommand(g *globals) *cobra.Command {
 			}
 			shown := f.apply(events, time.Now(), func() []*inventory.Volume { return g.knownVolumes(cmd.Context()) })
 			if len(shown) == 0 {
-				fmt.Fprintf(cmd.ErrOrStderr(), "crustctl: none of the %d events that are kept, since %s, is asked for\n", len(events), events[0].Time.Local().Format(time.DateTime))
+				fmt.Fprintf(cmd.ErrOrStderr(), "crustctl: none of the %d events that are kept, since %s, is asked for\n", len(events),
+					events[0].Time.Local().Format(time.DateTime))
 			}
 			t := table{head: []string{"TIME", "ACTION", "OUTCOME", "VOLUME", "WHAT", "ASKED BY"}}
 			for _, e := range shown {
-				t.rows = append(t.rows, []string{e.Time.Local().Format(time.DateTime), string(e.Action), outcome(e), cmp.Or(e.Volume, "-"), what(e), askedBy(e)})
+				t.rows = append(t.rows, []string{e.Time.Local().Format(time.DateTime), string(e.Action), outcome(e), cmp.Or(e.Volume, "-"), what(e),
+					askedBy(e)})
 			}
 			return g.print(cmd.OutOrStdout(), t, shown)
 		},

@@ -62,9 +62,11 @@ func crustctl(t *testing.T, args ...string) (string, error) {
 func TestB08_HistoryOfAClaimOverRotations(t *testing.T) {
 	named := func(e *audit.Event) { e.Name, e.Claim = "pvc-1", "shop/orders" }
 	dir := auditLog(t,
-		[]audit.Event{event(9, audit.Created, "p.v1", named), event(8, audit.Created, "p.v2", func(e *audit.Event) { e.Name, e.Claim = "pvc-2", "shop/carts" })},
+		[]audit.Event{event(9, audit.Created, "p.v1", named), event(8, audit.Created, "p.v2",
+			func(e *audit.Event) { e.Name, e.Claim = "pvc-2", "shop/carts" })},
 		[]audit.Event{event(7, audit.Staged, "p.v1"), event(6, audit.SnapshotMade, "p.v1", func(e *audit.Event) { e.Snapshot = "p.s1" })},
-		[]audit.Event{event(5, audit.Created, "p.v3", func(e *audit.Event) { e.Source = "p.s1" }), event(4, audit.Staged, "p.v2"), event(1, audit.Unstaged, "p.v1"),
+		[]audit.Event{event(5, audit.Created, "p.v3", func(e *audit.Event) { e.Source = "p.s1" }), event(4, audit.Staged, "p.v2"),
+			event(1, audit.Unstaged, "p.v1"),
 			event(0, audit.SnapshotDeleted, "", func(e *audit.Event) { e.Snapshot = "p.s1" })},
 	)
 	for _, c := range []struct {

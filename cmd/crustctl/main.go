@@ -83,7 +83,8 @@ func root() *cobra.Command {
 	f.StringVar(&g.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the driver's --kubelet-dir")
 	f.StringVarP(&g.output, "output", "o", "table", "table or json")
 	f.DurationVar(&g.timeout, "timeout", 2*time.Minute, "for each command")
-	c.AddCommand(doctorCommand(g), poolCommand(g), volumeCommand(g), sandboxCommand(g), nodeCommand(g), historyCommand(g), bundleCommand(g), topCommand(g))
+	c.AddCommand(doctorCommand(g), poolCommand(g), volumeCommand(g), sandboxCommand(g), nodeCommand(g), historyCommand(g), bundleCommand(g),
+		topCommand(g))
 	if err := g.complete(c); err != nil {
 		panic(err) // a flag was given two completions
 	}

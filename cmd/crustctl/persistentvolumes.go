@@ -151,7 +151,8 @@ func (c *checkedPools) compare(list []persistentVolume, all bool) error {
 		m := misfit{Pool: pool, Kind: withoutVolume, ID: id, Claim: pv.claim()}
 		switch {
 		case slices.Contains(c.Pools, pool):
-			m.Means = fmt.Sprintf("PersistentVolume %s is of this node, and the pool has no such volume: its data is not here, and no pod with it starts", pv.Metadata.Name)
+			m.Means = fmt.Sprintf("PersistentVolume %s is of this node, and the pool has no such volume: its data is not here, and no pod with "+
+				"it starts", pv.Metadata.Name)
 			m.Do = "if the pool is the right one (its disk, its directory), restore the claim from a backup and delete the PersistentVolume"
 		case all && len(c.failed) == 0:
 			m.Means = fmt.Sprintf("PersistentVolume %s is of this node, which has no pool %q", pv.Metadata.Name, pool)
@@ -168,15 +169,17 @@ func (c *checkedPools) compare(list []persistentVolume, all bool) error {
 		}
 	}
 	if len(without) > 0 && !ours {
-		c.failed = append(c.failed, fmt.Errorf("--persistent-volumes: the list has no PersistentVolume of this driver, although the pools have volumes (%d). "+
+		c.failed = append(c.failed, fmt.Errorf("--persistent-volumes: the list has no PersistentVolume of this driver, although the pools "+
+			"have volumes (%d). "+
 			"It may be a part of the list (kubectl get pv with a selector) or another cluster's. The volumes were not compared; `crustctl volume list` shows them", len(without)))
 		return nil
 	}
 	for _, v := range without {
 		c.Findings = append(c.Findings, misfit{
 			Pool: v.GetPool(), Kind: withoutPersistentVolume, ID: v.GetId(), Claim: v.GetClaim(),
-			Means: fmt.Sprintf("volume %s has no PersistentVolume: it was retained, or made by crustctl, or is being made just now", cmp.Or(v.GetName(), v.GetId())),
-			Do:    "look at it (crustctl volume show " + v.GetId() + "); `crustctl volume delete " + v.GetId() + "` destroys it and its data",
+			Means: fmt.Sprintf("volume %s has no PersistentVolume: it was retained, or made by crustctl, or is being made just now",
+				cmp.Or(v.GetName(), v.GetId())),
+			Do: "look at it (crustctl volume show " + v.GetId() + "); `crustctl volume delete " + v.GetId() + "` destroys it and its data",
 		})
 	}
 	return nil

@@ -55,7 +55,8 @@ func FuzzPersistentVolumes(f *testing.F) {
 		if err := json.Unmarshal(b, &whole); err != nil || whole.Metadata.Continue != "" || len(whole.Items) != len(list) {
 			t.Errorf("%q is a list of %d: %v", b, len(list), err)
 		}
-		c := &checkedPools{Pools: []string{"pool"}, driver: "csi.crust.dev", node: "node-1", volumes: []*inventory.Volume{{Id: here, Pool: "pool"}}}
+		c := &checkedPools{Pools: []string{"pool"}, driver: "csi.crust.dev", node: "node-1",
+			volumes: []*inventory.Volume{{Id: here, Pool: "pool"}}}
 		if err := c.compare(list, true); err != nil {
 			t.Fatal(err)
 		}

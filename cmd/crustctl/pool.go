@@ -13,15 +13,16 @@ import (
 
 func poolCommand(g *globals) *cobra.Command {
 	c := group("pool", "Show and check the pools")
-	c.AddCommand(&cobra.Command{Use: "list", Short: "List the pools with their used and promised space", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-			r, err := c.DescribePools(ctx, &inventory.DescribePoolsRequest{})
-			if err != nil {
-				return err
-			}
-			return g.print(cmd.OutOrStdout(), poolTable(r.GetPools()), r)
-		})
-	}}, poolCheck(g))
+	c.AddCommand(&cobra.Command{Use: "list", Short: "List the pools with their used and promised space", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+				r, err := c.DescribePools(ctx, &inventory.DescribePoolsRequest{})
+				if err != nil {
+					return err
+				}
+				return g.print(cmd.OutOrStdout(), poolTable(r.GetPools()), r)
+			})
+		}}, poolCheck(g))
 	return c
 }
 

@@ -49,11 +49,13 @@ func poolCheck(g *globals) *cobra.Command {
 	var f checkFlags
 	c := &cobra.Command{
 		Use: "check [POOL]", Short: "Tell what in the pools does not fit together: files, records, devices, PersistentVolumes",
-		Long: "Tell what in the pools does not fit together, and change nothing. csi-node does the looking, and leaves out what it has under way.\n" +
+		Long: "Tell what in the pools does not fit together, and change nothing. csi-node does the looking, and leaves out what it has " +
+			"under way.\n" +
 			"Without csi-node, --dir reads a pool's files; what is staged cannot be told then.\n" +
 			"The exit code is 0 if nothing was found, 1 if something was, 2 if a pool could not be looked at.",
-		Example: "  crustctl pool check\n  kubectl get pv -o json | crustctl pool check --persistent-volumes -\n  crustctl pool check default --dir /var/lib/crust-csi/pool",
-		Args:    cobra.MaximumNArgs(1), Annotations: map[string]string{looks: "yes"},
+		Example: "  crustctl pool check\n  kubectl get pv -o json | crustctl pool check --persistent-volumes -\n  crustctl pool check " +
+			"default --dir /var/lib/crust-csi/pool",
+		Args: cobra.MaximumNArgs(1), Annotations: map[string]string{looks: "yes"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			pool := strings.Join(args, "")
 			// Before csi-node is asked: the list should be no newer than the volumes.
@@ -142,7 +144,8 @@ func (g *globals) askForCheck(cmd *cobra.Command, pool string) (*checkedPools, e
 			out.Pools = append(out.Pools, p.GetName())
 			for _, f := range p.GetFindings() {
 				out.Findings = append(out.Findings, misfit{
-					Pool: p.GetName(), Kind: f.GetKind(), ID: f.GetId(), Claim: claimIn(out.volumes, f.GetId()), Path: f.GetPath(), Means: f.GetMeans(), Do: f.GetDo(),
+					Pool: p.GetName(), Kind: f.GetKind(), ID: f.GetId(), Claim: claimIn(out.volumes,
+						f.GetId()), Path: f.GetPath(), Means: f.GetMeans(), Do: f.GetDo(),
 				})
 			}
 		}
@@ -175,7 +178,8 @@ func (f *checkFlags) readFiles(cmd *cobra.Command, pool string) (*checkedPools, 
 	if err != nil {
 		return nil, fmt.Errorf("--dir: %w", err)
 	}
-	fmt.Fprintln(cmd.ErrOrStderr(), "crustctl: only files were looked at: which volumes are staged is not known, and what a running csi-node has under way may be among the findings")
+	fmt.Fprintln(cmd.ErrOrStderr(), "crustctl: only files were looked at: which volumes are staged is not known, and what a running "+
+		"csi-node has under way may be among the findings")
 	out := &checkedPools{Pools: []string{pool}, Findings: []misfit{}}
 	for _, v := range c.Volumes {
 		out.volumes = append(out.volumes, &inventory.Volume{Id: v.ID, Name: v.Name, Claim: inventory.ClaimOf(v.Parameters), Pool: pool})

@@ -56,7 +56,8 @@ func topCommand(g *globals) *cobra.Command {
 	var every time.Duration
 	c := &cobra.Command{
 		Use: "top", Short: "Show pools and volumes by use, with pods, fill, groups, labels and sandboxes, and refresh it",
-		Long: "Show pools, and volumes by use, until it is interrupted. If the output is no terminal, or with --once or -o json, it is shown once.\n" +
+		Long: "Show pools, and volumes by use, until it is interrupted. If the output is no terminal, or with --once or -o json, it is " +
+			"shown once.\n" +
 			"FILL is that of the file system; of volumes that this node does not mount, what they take of their pool.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -170,7 +171,8 @@ func (g *globals) look(ctx context.Context) (*view, error) {
 }
 
 func (g *globals) busy(ctx context.Context, c *csiclient.Client, v *inventory.Volume, sandboxes map[string]string) busyVolume {
-	b := busyVolume{ID: v.GetId(), For: madeFor(v), Pool: v.GetPool(), Type: kind(v), Used: v.GetAllocated(), Total: v.GetSize(), Allocated: v.GetAllocated()}
+	b := busyVolume{ID: v.GetId(), For: madeFor(v), Pool: v.GetPool(), Type: kind(v), Used: v.GetAllocated(), Total: v.GetSize(),
+		Allocated: v.GetAllocated()}
 	add := func(list *[]string, s string) {
 		if s != "" && !slices.Contains(*list, s) {
 			*list = append(*list, s)
@@ -268,7 +270,8 @@ func (g *globals) printView(w io.Writer, v *view) error {
 		if b.Trouble != "" {
 			users += " (" + b.Trouble + ")"
 		}
-		t.rows = append(t.rows, []string{b.For, cmp.Or(b.Pool, "-"), sizeOrNone(b.Used), sizeOrNone(b.Total), fill, sizeOrNone(b.Allocated), b.Type,
+		t.rows = append(t.rows, []string{b.For, cmp.Or(b.Pool, "-"), sizeOrNone(b.Used), sizeOrNone(b.Total), fill, sizeOrNone(b.Allocated),
+			b.Type,
 			users, list(b.Groups), list(b.Labels), list(b.Sandboxes)})
 	}
 	return g.print(w, t, nil)

@@ -61,7 +61,8 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.socket, "csi-address", "/csi/csi.sock", "the driver's socket (node)")
 	f.StringVar(&o.node, "node-name", os.Getenv("NODE_NAME"), "name of this node (node, node-labels)")
 	f.StringVar(&o.output, "output", "", "file to write the labels to, for csi-node's --node-labels (node-labels)")
-	f.BoolVar(&o.adopt, "adopt", true, "take VolumeSnapshotContents that were made by hand (node); false where the cluster has no CRDs of snapshots")
+	f.BoolVar(&o.adopt, "adopt", true,
+		"take VolumeSnapshotContents that were made by hand (node); false where the cluster has no CRDs of snapshots")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server (default: as a pod does)")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 what is done, 4 more")
@@ -131,7 +132,8 @@ func run(args []string) error {
 	return err
 }
 
-func node(ctx context.Context, o *options, log *slog.Logger, client kubernetes.Interface, snapshots snapshots.Interface, events record.EventRecorder) error {
+func node(ctx context.Context, o *options, log *slog.Logger, client kubernetes.Interface, snapshots snapshots.Interface,
+	events record.EventRecorder) error {
 	conn, err := grpc.NewClient("unix://"+o.socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
 	if err != nil {
 		return fmt.Errorf("--csi-address: %w", err)
@@ -146,10 +148,12 @@ func node(ctx context.Context, o *options, log *slog.Logger, client kubernetes.I
 			ended <- nil
 			return
 		}
-		ended <- adoption.Run(ctx, adoption.Config{Snapshots: snapshots, Controller: csi.NewControllerClient(conn), Driver: o.driver, Node: o.node, Log: log})
+		ended <- adoption.Run(ctx, adoption.Config{Snapshots: snapshots, Controller: csi.NewControllerClient(conn), Driver: o.driver,
+			Node: o.node, Log: log})
 	}()
 	go func() {
-		ended <- announce.New(announce.Config{Client: client, Inventory: inventory.NewInventoryClient(conn), Health: csi.NewNodeClient(conn), Events: events, Log: log}).Run(ctx)
+		ended <- announce.New(announce.Config{Client: client, Inventory: inventory.NewInventoryClient(conn), Health: csi.NewNodeClient(conn),
+			Events: events, Log: log}).Run(ctx)
 	}()
 	err = <-ended
 	cancel()

@@ -111,9 +111,11 @@ func (o *objects) add(t *testing.T, from string, b []byte) {
 func render(t *testing.T, dir string) objects {
 	t.Helper()
 	o := renderAny(t, dir)
-	if len(o.namespaces) != 1 || len(o.drivers) != 1 || len(o.classes) != 4 || len(o.snapshotClasses) != 1 || len(o.daemons) != 2 || len(o.deployments) != 2 || len(o.accounts) != 4 ||
+	if len(o.namespaces) != 1 || len(o.drivers) != 1 || len(o.classes) != 4 || len(o.snapshotClasses) != 1 || len(o.daemons) != 2 ||
+		len(o.deployments) != 2 || len(o.accounts) != 4 ||
 		len(o.clusterRoles) != 3 || len(o.clusterBindings) != 3 || len(o.roles) != 2 || len(o.bindings) != 2 {
-		t.Fatalf("%s: objects are missing, or there are too many: %d namespaces, %d drivers, %d classes, %d of snapshots, %d daemons, %d deployments, %d accounts, roles %d and %d, bindings %d and %d", dir,
+		t.Fatalf("%s: objects are missing, or there are too many: %d namespaces, %d drivers, %d classes, %d of snapshots, %d daemons, %d "+
+			"deployments, %d accounts, roles %d and %d, bindings %d and %d", dir,
 			len(o.namespaces), len(o.drivers), len(o.classes), len(o.snapshotClasses), len(o.daemons), len(o.deployments), len(o.accounts), len(o.clusterRoles), len(o.roles), len(o.clusterBindings), len(o.bindings))
 	}
 	return o

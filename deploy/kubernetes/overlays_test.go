@@ -34,7 +34,8 @@ func TestB10_SecondPoolOverlay(t *testing.T) {
 	sees := false
 	for _, m := range c.VolumeMounts {
 		// A disk that is mounted later has to be seen.
-		if m.MountPath != "/" && strings.HasPrefix(dir, m.MountPath+"/") && m.MountPropagation != nil && *m.MountPropagation == corev1.MountPropagationHostToContainer {
+		if m.MountPath != "/" && strings.HasPrefix(dir, m.MountPath+"/") && m.MountPropagation != nil &&
+			*m.MountPropagation == corev1.MountPropagationHostToContainer {
 			sees = true
 		}
 	}
@@ -75,7 +76,8 @@ func TestCRUST(t *testing.T) {
 	if own < 0 || !slices.Contains(all["crust-agent"].Args, "--driver="+strings.TrimPrefix(all["csi-node"].Args[own], "--endpoint=")) {
 		t.Errorf("crust-agent %v does not find the driver %v", all["crust-agent"].Args, all["csi-node"].Args)
 	}
-	allowed := slices.ContainsFunc(o.classes, func(c storagev1.StorageClass) bool { return c.Parameters["allowRuntimeAssistedMount"] == "true" })
+	allowed := slices.ContainsFunc(o.classes,
+		func(c storagev1.StorageClass) bool { return c.Parameters["allowRuntimeAssistedMount"] == "true" })
 	for _, c := range o.classes {
 		if _, err := csidriver.ParseParameters(c.Parameters); err != nil {
 			t.Errorf("%s: %v", c.Name, err)

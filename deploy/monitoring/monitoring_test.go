@@ -159,7 +159,8 @@ func TestTheKustomizationsRender(t *testing.T) {
 	if len(all) != 5 || len(roles) != 1 || len(bindings) != 1 {
 		t.Fatalf("kube-prometheus: %d kinds", len(all))
 	}
-	if r, b := roles[0], bindings[0]; r.Namespace != "crust-csi" || b.Namespace != r.Namespace || b.RoleRef.Name != r.Name || len(r.Rules) != 1 ||
+	if r, b := roles[0], bindings[0]; r.Namespace != "crust-csi" || b.Namespace != r.Namespace || b.RoleRef.Name != r.Name ||
+		len(r.Rules) != 1 ||
 		!slices.Equal(r.Rules[0].Resources, []string{"pods"}) || !slices.Equal(r.Rules[0].Verbs, []string{"get", "list", "watch"}) {
 		t.Errorf("%+v %+v", r, b)
 	}

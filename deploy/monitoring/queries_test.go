@@ -115,7 +115,8 @@ func TestTheDashboard(t *testing.T) {
 	if len(expressions) < 20 {
 		t.Errorf("%d queries", len(expressions))
 	}
-	if v := d.Templating.List; len(v) != 2 || v[0].Name != "datasource" || v[0].Type != "datasource" || v[1].Name != "node" || v[1].Datasource != source {
+	if v := d.Templating.List; len(v) != 2 || v[0].Name != "datasource" || v[0].Type != "datasource" || v[1].Name != "node" ||
+		v[1].Datasource != source {
 		t.Errorf("variables: %+v", v)
 	}
 }

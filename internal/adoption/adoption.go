@@ -50,7 +50,8 @@ func Run(ctx context.Context, cfg Config) error {
 			queue.Add(content.Name)
 		}
 	}
-	if _, err := contents.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: changed, UpdateFunc: func(_, obj any) { changed(obj) }}); err != nil {
+	if _, err := contents.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: changed,
+		UpdateFunc: func(_, obj any) { changed(obj) }}); err != nil {
 		return err
 	}
 	factory.Start(ctx.Done())
@@ -99,9 +100,11 @@ func (cfg Config) adopt(ctx context.Context, content *snapshotv1.VolumeSnapshotC
 	if err != nil {
 		return err
 	}
-	if _, err := cfg.Snapshots.SnapshotV1().VolumeSnapshotContents().Patch(ctx, content.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := cfg.Snapshots.SnapshotV1().VolumeSnapshotContents().Patch(ctx, content.Name, types.MergePatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		return err
 	}
-	cfg.Log.Info("a snapshot content that was made by hand is this node's", "content", content.Name, "snapshot", *content.Spec.Source.SnapshotHandle)
+	cfg.Log.Info("a snapshot content that was made by hand is this node's", "content", content.Name, "snapshot",
+		*content.Spec.Source.SnapshotHandle)
 	return nil
 }

@@ -125,7 +125,8 @@ func (a *Announcer) healthOf(ctx context.Context, volumes []*inventory.Volume) [
 	return health
 }
 
-func (a *Announcer) volume(ctx context.Context, v *inventory.Volume, resp *csi.NodeGetVolumeHealthResponse, current map[key]bool, now time.Time) {
+func (a *Announcer) volume(ctx context.Context, v *inventory.Volume, resp *csi.NodeGetVolumeHealthResponse, current map[key]bool,
+	now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	if resp == nil { // nothing is known, so nothing is forgotten
@@ -186,5 +187,6 @@ func (a *Announcer) claim(ctx context.Context, v *inventory.Volume, h *csi.Volum
 const mostText = 700
 
 func (a *Announcer) say(on *corev1.ObjectReference, v *inventory.Volume, h *csi.VolumeHealth_VolumeHealthEntry) {
-	a.Events.Eventf(on, corev1.EventTypeWarning, h.GetReason(), "volume %s: %s", cmp.Or(v.GetName(), v.GetId()), plain.Text(h.GetMessage(), mostText))
+	a.Events.Eventf(on, corev1.EventTypeWarning, h.GetReason(), "volume %s: %s", cmp.Or(v.GetName(), v.GetId()),
+		plain.Text(h.GetMessage(), mostText))
 }

@@ -31,7 +31,8 @@ type driver struct {
 	away    error
 }
 
-func (d *driver) DescribeVolumes(_ context.Context, req *inventory.DescribeVolumesRequest, _ ...grpc.CallOption) (*inventory.DescribeVolumesResponse, error) {
+func (d *driver) DescribeVolumes(_ context.Context, req *inventory.DescribeVolumesRequest,
+	_ ...grpc.CallOption) (*inventory.DescribeVolumesResponse, error) {
 	i := slices.IndexFunc(d.volumes, func(v *inventory.Volume) bool { return v.Id > req.GetAfter() })
 	if i < 0 || d.away != nil {
 		return &inventory.DescribeVolumesResponse{}, d.away
@@ -43,7 +44,8 @@ func (d *driver) DescribeVolumes(_ context.Context, req *inventory.DescribeVolum
 	return resp, nil
 }
 
-func (d *driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest, _ ...grpc.CallOption) (*csi.NodeGetVolumeHealthResponse, error) {
+func (d *driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest,
+	_ ...grpc.CallOption) (*csi.NodeGetVolumeHealthResponse, error) {
 	if d.hangs[req.GetVolumeId()] {
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -51,7 +53,8 @@ func (d *driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	if req.GetVolumeId() == "b" {
 		return nil, errors.New("deleted just now")
 	}
-	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: req.GetVolumeId(), HealthStatuses: d.sick[req.GetVolumeId()]}}, nil
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: req.GetVolumeId(),
+		HealthStatuses: d.sick[req.GetVolumeId()]}}, nil
 }
 
 // B6: once, and again after an hour, or when it comes back; of all volumes that pods use.
@@ -65,11 +68,15 @@ func TestB06_WhatIsWrongIsSaidOnce(t *testing.T) {
 	d := &driver{
 		volumes: []*inventory.Volume{used("a", "ns/p"), used("b", "ns/q"), used("c", "ns/r"), {Id: "d", Name: "pv-d"}},
 		sick: map[string][]*csi.VolumeHealth_VolumeHealthEntry{
-			"c": {entry("PoolNearlyFull", csi.VolumeHealthErrorType_DEGRADED), entry("DeferredToRuntime", csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE)},
+			"c": {
+				entry("PoolNearlyFull", csi.VolumeHealthErrorType_DEGRADED),
+				entry("DeferredToRuntime", csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE),
+			},
 			"d": {entry("PoolNearlyFull", csi.VolumeHealthErrorType_DEGRADED)},
 		},
 	}
-	client := fake.NewClientset(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim-c", UID: "u"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-c"}})
+	client := fake.NewClientset(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim-c", UID: "u"},
+		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-c"}})
 	events := record.NewFakeRecorder(100)
 	events.IncludeObject = true
 	a := New(Config{Client: client, Inventory: d, Health: d, Events: events, Log: slog.New(slog.DiscardHandler)})
@@ -112,7 +119,8 @@ func TestB06_WhatIsWrongIsSaidOnce(t *testing.T) {
 	if got := said(start.Add(3 * time.Hour)); len(got) != 1 {
 		t.Errorf("of a claim that is gone: %q", got)
 	}
-	another := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim-c", UID: "v"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-other"}}
+	another := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim-c", UID: "v"},
+		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-other"}}
 	if _, err := client.CoreV1().PersistentVolumeClaims("ns").Create(t.Context(), another, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -176,6 +184,7 @@ type oneAnswer struct {
 	volumes []*inventory.Volume
 }
 
-func (d *oneAnswer) DescribeVolumes(context.Context, *inventory.DescribeVolumesRequest, ...grpc.CallOption) (*inventory.DescribeVolumesResponse, error) {
+func (d *oneAnswer) DescribeVolumes(context.Context, *inventory.DescribeVolumesRequest,
+	...grpc.CallOption) (*inventory.DescribeVolumesResponse, error) {
 	return &inventory.DescribeVolumesResponse{Volumes: d.volumes}, nil
 }

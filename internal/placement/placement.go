@@ -132,7 +132,8 @@ func (c *Controller) seen(claim *corev1.PersistentVolumeClaim) {
 // waits tells whether a claim is a copy that no node was chosen for.
 func waits(claim *corev1.PersistentVolumeClaim) bool {
 	_, chosen := claim.Annotations[selectedNode]
-	return claim.Spec.VolumeName == "" && claim.DeletionTimestamp == nil && !chosen && source(claim) != nil && claim.Spec.StorageClassName != nil
+	return claim.Spec.VolumeName == "" && claim.DeletionTimestamp == nil && !chosen && source(claim) != nil &&
+		claim.Spec.StorageClassName != nil
 }
 
 func (c *Controller) wasPlaced(key string, uid types.UID) bool {
@@ -200,7 +201,8 @@ func (c *Controller) place(ctx context.Context, claim *corev1.PersistentVolumeCl
 	}
 	if _, err := c.Client.CoreV1().Nodes().Get(ctx, o.node, metav1.GetOptions{}); err != nil {
 		if apierrors.IsNotFound(err) {
-			c.Events.Eventf(claim, corev1.EventTypeWarning, "OriginAway", "%s is on node %s, which the cluster does not have: no other node can make the copy", o.what, o.node)
+			c.Events.Eventf(claim, corev1.EventTypeWarning, "OriginAway",
+				"%s is on node %s, which the cluster does not have: no other node can make the copy", o.what, o.node)
 		}
 		return fmt.Errorf("node %s, which has %s: %w", o.node, o.what, err)
 	}
@@ -211,14 +213,17 @@ func (c *Controller) place(ctx context.Context, claim *corev1.PersistentVolumeCl
 		return err
 	}
 	key := claim.Namespace + "/" + claim.Name
-	if _, err := c.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := c.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.MergePatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		return err
 	}
-	// Not before: if the scheduler was quicker, its choice is given back, and then there is no time to lose.
+	// It is noted after the patch. If the scheduler chose a node first, the provisioner gives that choice
+	// back, and the claim must be placed at once.
 	c.mu.Lock()
 	c.placed[key] = claim.UID
 	c.mu.Unlock()
 	c.Log.Info("a copy is made where its origin is", "claim", key, "origin", o.what, "node", o.node)
-	c.Events.Eventf(claim, corev1.EventTypeNormal, "CopyPlaced", "%s is on node %s: the copy is made there, and its pods run there", o.what, o.node)
+	c.Events.Eventf(claim, corev1.EventTypeNormal, "CopyPlaced", "%s is on node %s: the copy is made there, and its pods run there", o.what,
+		o.node)
 	return nil
 }

@@ -33,7 +33,8 @@ func TestFleet_AClaimThatIsGivenBackWaits(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- New(Config{Client: client, Snapshots: snapshots.NewSimpleClientset(), Driver: "csi.crust.dev", Events: record.NewFakeRecorder(100), Log: slog.New(slog.DiscardHandler)}).Run(ctx)
+		ended <- New(Config{Client: client, Snapshots: snapshots.NewSimpleClientset(), Driver: "csi.crust.dev",
+			Events: record.NewFakeRecorder(100), Log: slog.New(slog.DiscardHandler)}).Run(ctx)
 	}()
 	claims := client.CoreV1().PersistentVolumeClaims("ns")
 	var waited []time.Duration

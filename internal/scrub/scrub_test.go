@@ -24,14 +24,17 @@ func TestB08_OptionsThatCarryPasswordsAreLeftOut(t *testing.T) {
 
 func TestB08_MountLinesKeepWhatIsNoSecret(t *testing.T) {
 	const line = "36 35 98:0 / /var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/pv/mount rw,noatime master:1 - "
+	shown := func(option string) string {
+		return strings.Replace(line, "noatime", "noatime,"+option, 1) + "ext4 a rw"
+	}
 	for in, want := range map[string]string{
-		line + "ext4 /dev/loop3 rw,errors=continue":                            line + "ext4 /dev/loop3 rw,errors=continue",
-		line + "cifs //me:" + secret + "@server/share rw,password=" + secret:   "",
-		line + "cifs smb://me:" + secret + "@server/share rw,pass=" + secret:   "",
-		line + "nfs4 server:/share rw,vers=4.2,addr=10.0.0.1":                  line + "nfs4 server:/share rw,vers=4.2,addr=10.0.0.1",
-		line + "fuse." + "x source rw," + secret + ",more " + secret:           "",
-		"no line of mountinfo " + secret:                                       LeftOut,
-		strings.Replace(line, "noatime", "noatime,x="+secret, 1) + "ext4 a rw": strings.Replace(line, "noatime", "noatime,"+LeftOut, 1) + "ext4 a rw",
+		line + "ext4 /dev/loop3 rw,errors=continue":                          line + "ext4 /dev/loop3 rw,errors=continue",
+		line + "cifs //me:" + secret + "@server/share rw,password=" + secret: "",
+		line + "cifs smb://me:" + secret + "@server/share rw,pass=" + secret: "",
+		line + "nfs4 server:/share rw,vers=4.2,addr=10.0.0.1":                line + "nfs4 server:/share rw,vers=4.2,addr=10.0.0.1",
+		line + "fuse." + "x source rw," + secret + ",more " + secret:         "",
+		"no line of mountinfo " + secret:                                     LeftOut,
+		shown("x=" + secret):                                                 shown(LeftOut),
 	} {
 		got := MountLine(in)
 		if strings.Contains(got, secret) || want != "" && got != want {
@@ -64,7 +67,8 @@ func TestB08_OnlyKnownFieldsOfRecordsAreKept(t *testing.T) {
 }
 
 func TestB08_ArgumentsThatAreNoFlagsAreLeftOut(t *testing.T) {
-	got := strings.Join(Args([]string{"csi-node", "--pool", "a=loop:/pool", "-v=4", "--token=" + secret, "--password", secret, secret, "--idmap-probe=false"}), " ")
+	got := strings.Join(Args([]string{"csi-node", "--pool", "a=loop:/pool", "-v=4", "--token=" + secret, "--password", secret, secret,
+		"--idmap-probe=false"}), " ")
 	if want := "csi-node --pool a=loop:/pool -v=4 " + strings.Repeat(LeftOut+" ", 4) + "--idmap-probe=false"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

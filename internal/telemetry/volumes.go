@@ -35,8 +35,10 @@ func (m *Metrics) Volumes(ask func() Volumes) {
 		unhealthy: prometheus.NewDesc("crust_volume_unhealthy", "1 for each thing that is wrong with a volume that is staged here. "+
 			"status: degraded, inaccessible, data_loss. A sound volume has no series.", []string{"volume_id", "reason", "status"}, nil),
 		growth: prometheus.NewDesc("crust_volume_growth_waiting", "1 for a volume whose growth was asked for and is not done. "+
-			"reason: file_system (the device is larger, its file system is not), no_room (the pool had no room).", []string{"volume_id", "reason"}, nil),
-		walk: prometheus.NewDesc("crust_ownership_walk_start_timestamp_seconds", "When the walk for fsGroup that runs over a volume's files began.",
+			"reason: file_system (the device is larger, its file system is not), no_room (the pool had no room).",
+			[]string{"volume_id", "reason"}, nil),
+		walk: prometheus.NewDesc("crust_ownership_walk_start_timestamp_seconds",
+			"When the walk for fsGroup that runs over a volume's files began.",
 			[]string{"volume_id"}, nil),
 		now: &gathered[Volumes]{look: ask, again: volumesAgain},
 	})

@@ -13,8 +13,9 @@ func TestMonitoring_AnyVolumeCanBeShown(t *testing.T) {
 	m := New("test")
 	m.Volumes(func() Volumes {
 		return Volumes{
-			Unhealthy: []Unhealthy{{"a\"\n\xff", "FilesystemError", "degraded"}, {"b", "FilesystemError", "degraded"}, {"b", "DeviceGone", "inaccessible"}},
-			Growth:    []Growth{{"b", "no_room"}}, Walks: map[string]time.Time{"b": time.UnixMilli(1500)},
+			Unhealthy: []Unhealthy{{"a\"\n\xff", "FilesystemError", "degraded"}, {"b", "FilesystemError", "degraded"},
+				{"b", "DeviceGone", "inaccessible"}},
+			Growth: []Growth{{"b", "no_room"}}, Walks: map[string]time.Time{"b": time.UnixMilli(1500)},
 		}
 	})
 	w := httptest.NewRecorder()

@@ -50,7 +50,8 @@ func TestMonitoring_AVolumeThatHangsDelaysNoOther(t *testing.T) {
 			t.Fatal(err)
 		}
 		log := slog.New(slog.DiscardHandler)
-		d := &Driver{Config: Config{Volumes: registry, Log: log}, readers: newReaders(log), staged: &stagedVolumes{m: map[string]stagedRecord{}}, deferrals: &deferrals{}}
+		d := &Driver{Config: Config{Volumes: registry, Log: log}, readers: newReaders(log),
+			staged: &stagedVolumes{m: map[string]stagedRecord{}}, deferrals: &deferrals{}}
 		const hung, well = looksAtOnce + 2, 5
 		for i := range hung + well {
 			id := volume.VolumeID("pool", fmt.Sprint(i))

@@ -276,7 +276,8 @@ func (d *Driver) checkTopology(r *csi.TopologyRequirement) error {
 			return nil
 		}
 	}
-	return fault.New(fault.Elsewhere, "the volume is wanted elsewhere: this node is %s=%s, and no requisite topology includes it", d.topology, d.NodeID)
+	return fault.New(fault.Elsewhere, "the volume is wanted elsewhere: this node is %s=%s, and no requisite topology includes it",
+		d.topology, d.NodeID)
 }
 
 func (d *Driver) here(t *csi.Topology) bool {

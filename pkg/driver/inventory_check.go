@@ -84,7 +84,9 @@ func (d *Driver) lookAtPool(p volume.Pool) ([]volume.Finding, error) {
 }
 
 // DescribeOperations gives the calls that run now, the oldest first.
-func (i Inventory) DescribeOperations(context.Context, *inventory.DescribeOperationsRequest) (*inventory.DescribeOperationsResponse, error) {
+func (i Inventory) DescribeOperations(
+	context.Context, *inventory.DescribeOperationsRequest,
+) (*inventory.DescribeOperationsResponse, error) {
 	resp := &inventory.DescribeOperationsResponse{}
 	for op, on := range i.Driver.ops.all() {
 		slices.Sort(on)

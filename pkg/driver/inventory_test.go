@@ -51,7 +51,8 @@ func TestB08_APoolThatHangsIsDescribed(t *testing.T) {
 			t.Fatal(err)
 		}
 		log := slog.New(slog.DiscardHandler)
-		d := Inventory{Driver: &Driver{Config: Config{Volumes: registry, Log: log}, readers: newReaders(log), staged: &stagedVolumes{}, deferrals: &deferrals{}, published: &publishedTargets{}}}
+		d := Inventory{Driver: &Driver{Config: Config{Volumes: registry, Log: log}, readers: newReaders(log), staged: &stagedVolumes{},
+			deferrals: &deferrals{}, published: &publishedTargets{}}}
 		look := func(atMost time.Duration) ([]*inventory.Pool, []*inventory.Volume) {
 			t.Helper()
 			begin := time.Now()
@@ -73,7 +74,8 @@ func TestB08_APoolThatHangsIsDescribed(t *testing.T) {
 		}
 		for i, atMost := range []time.Duration{lookTimeout, 0, 0} {
 			pools, volumes := look(atMost)
-			if !strings.Contains(pools[0].GetTrouble(), "hung") || pools[0].GetSize() != 0 || pools[1].GetTrouble() != "" || pools[1].GetSize() != 7 {
+			if !strings.Contains(pools[0].GetTrouble(), "hung") || pools[0].GetSize() != 0 || pools[1].GetTrouble() != "" ||
+				pools[1].GetSize() != 7 {
 				t.Errorf("look %d: %v", i, pools)
 			}
 			if len(volumes) != 2 || volumes[0].GetSize() != 1 || volumes[0].GetAllocated() != 0 || volumes[1].GetAllocated() != 5 {

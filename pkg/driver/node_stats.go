@@ -181,7 +181,8 @@ func (d *Driver) health(ctx context.Context, src volume.Source, id, path string,
 	}
 	ailments = append(ailments, src.Health(id)...)
 	if all := d.deferrals.of(id); len(all) > 0 {
-		ailments = append(ailments, mounter.Ailment{Reason: "DeferredToRuntime", Informational: true, Message: "the runtime of the pod at " + targetsOf(all) + " has mounted the volume or will; ask it for the health of its file system"})
+		ailments = append(ailments, mounter.Ailment{Reason: "DeferredToRuntime", Informational: true,
+			Message: "the runtime of the pod at " + targetsOf(all) + " has mounted the volume or will; ask it for the health of its file system"})
 	}
 	if _, ok := d.staged.get(id); ok {
 		ailments = append(ailments, d.stagedAilments(src, id, path, flush && crowded(ailments))...)
@@ -232,7 +233,8 @@ func (d *Driver) stagedAilments(src volume.Source, id, path string, crowded bool
 			continue
 		}
 		if d.published.shown(id, p).ReadOnly == notRecursive {
-			found = append(found, mounter.Ailment{Reason: "ReadOnlyNotRecursive", Informational: true, Message: p + " is read-only, but mounts below it would not be: this kernel has no mount_setattr (Linux 5.12)"})
+			found = append(found, mounter.Ailment{Reason: "ReadOnlyNotRecursive", Informational: true,
+				Message: p + " is read-only, but mounts below it would not be: this kernel has no mount_setattr (Linux 5.12)"})
 		}
 		if !s.IsBlock() {
 			found = append(found, s.Ailments(a.Device)...)
@@ -343,10 +345,12 @@ func (d *Driver) expand(ctx context.Context, src volume.Source, id, path string,
 // inRange refuses a device whose size, in bytes, is not what was asked for.
 func inRange(id string, size int64, r *csi.CapacityRange) error {
 	if want := r.GetRequiredBytes(); size < want {
-		return fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge the device, then try again", id, size, want)
+		return fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge the device, then try again", id,
+			size, want)
 	}
 	if limit := r.GetLimitBytes(); limit > 0 && size > limit {
-		return fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, more than the limit of %d: volumes do not shrink", id, size, limit)
+		return fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, more than the limit of %d: volumes do not shrink", id, size,
+			limit)
 	}
 	return nil
 }

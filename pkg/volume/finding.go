@@ -29,5 +29,6 @@ const (
 
 // Kinds are all of them.
 func Kinds() []Kind {
-	return []Kind{FileWithoutRecord, RecordWithoutFile, RecordUnusable, FileTooShort, FileTooLong, Unfinished, LeftOver, UnknownFile, SnapshotAlone, StagedWithoutDevice}
+	return []Kind{FileWithoutRecord, RecordWithoutFile, RecordUnusable, FileTooShort, FileTooLong, Unfinished, LeftOver, UnknownFile,
+		SnapshotAlone, StagedWithoutDevice}
 }

@@ -20,7 +20,8 @@ func TestFleet_CopiesAreMadeWhereTheirOriginIs(t *testing.T) {
 			s.pod("p", []string{"data:/data"}, away(node))
 			s.run("p", "echo origin >/data/f; sync")
 			s.snapshot("snap", "data")
-			s.claim("restored", "crust-xfs", "320Mi", "ReadWriteOnce", "dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: snap}")
+			s.claim("restored", "crust-xfs", "320Mi", "ReadWriteOnce",
+				"dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: snap}")
 			s.claim("cloned", "crust-xfs", "320Mi", "ReadWriteOnce", "dataSource: {kind: PersistentVolumeClaim, name: data}")
 			for _, copied := range []string{"restored", "cloned"} {
 				s.apply(podText(copied, []string{copied + ":/data"}, anywhere))
@@ -32,7 +33,8 @@ func TestFleet_CopiesAreMadeWhereTheirOriginIs(t *testing.T) {
 				}
 			}
 			// A pod that cannot follow is told so, and its claim says where the copy is.
-			s.claim("stuck", "crust-xfs", "320Mi", "ReadWriteOnce", "dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: snap}")
+			s.claim("stuck", "crust-xfs", "320Mi", "ReadWriteOnce",
+				"dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: snap}")
 			s.apply(podText("stuck", []string{"stuck:/data"}, away("node")))
 			s.said("PersistentVolumeClaim/stuck", "CopyPlaced: snapshot snap is on node "+node)
 			s.said("Pod/stuck", "FailedScheduling: .*affinity")
@@ -87,7 +89,8 @@ source: {snapshotHandle: %s}, volumeSnapshotRef: {name: %[1]s, namespace: %[3]s}
 		s.kubectl("delete", "volumesnapshotcontent", s.ns+"-not", "--ignore-not-found", "--timeout=60s")
 	})
 	s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.readyToUse}=true", "volumesnapshot/"+s.ns, "--timeout=90s")
-	s.claim("restored", "crust-ext4", "64Mi", "ReadWriteOnce", "dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: "+s.ns+"}")
+	s.claim("restored", "crust-ext4", "64Mi", "ReadWriteOnce",
+		"dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: "+s.ns+"}")
 	s.pod("q", []string{"restored:/data"}, anywhere)
 	if got := s.run("q", "cat /data/f"); got != "origin" || s.nodeOf("q") != "node-2" {
 		t.Errorf("%q on %s", got, s.nodeOf("q"))

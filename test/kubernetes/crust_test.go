@@ -61,7 +61,8 @@ func TestC21_C22_Story1(t *testing.T) {
 		t.Errorf("the node sees %q", got)
 	}
 	t.Logf("the node's mount table:\n%s\nthe pod's:\n%s", mountOf(t, target), s.run("p", "grep ' /data ' /proc/self/mountinfo"))
-	if got := s.kubectl("exec", "-n", system, s.daemon("crust", "node"), "-c", "crustd", "--", "/opt/crust/bin/crustctl", "sandbox", "list"); !strings.Contains(got, target) || !strings.Contains(got, "published") {
+	if got := s.kubectl("exec", "-n", system, s.daemon("crust", "node"), "-c", "crustd", "--", "/opt/crust/bin/crustctl", "sandbox",
+		"list"); !strings.Contains(got, target) || !strings.Contains(got, "published") {
 		t.Errorf("crustctl sandbox list:\n%s", got)
 	}
 	// B8: where csi-node can be asked too, it has the pod's name.

@@ -40,7 +40,8 @@ func settled(s *space) {
 		out, err := s.try("wait", "--for=condition=Ready", "node/node", "--timeout=30s")
 		return fmt.Sprint(out, err), err == nil
 	})
-	for _, d := range []string{"daemonset/csi-node", "daemonset/csi-sidecars", "deployment/csi-resizer", "deployment/csi-steward", "daemonset/crust", "daemonset/crust-agent"} {
+	for _, d := range []string{"daemonset/csi-node", "daemonset/csi-sidecars", "deployment/csi-resizer", "deployment/csi-steward",
+		"daemonset/crust", "daemonset/crust-agent"} {
 		s.kubectl("rollout", "status", "-n", system, d, "--timeout=90s")
 	}
 }

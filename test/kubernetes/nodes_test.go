@@ -24,7 +24,8 @@ func away(nodes ...string) string {
 // daemon is the pod of a DaemonSet on a node, as kubectl names it.
 func (s *space) daemon(set, node string) string {
 	s.t.Helper()
-	label := map[string]string{"csi-node": "crust-csi", "csi-sidecars": "crust-csi-sidecars", "crust": "crust", "crust-agent": "crust-agent"}[set]
+	label := map[string]string{"csi-node": "crust-csi", "csi-sidecars": "crust-csi-sidecars", "crust": "crust",
+		"crust-agent": "crust-agent"}[set]
 	got := s.kubectl("get", "pods", "-n", system, "-l", "app.kubernetes.io/name="+label, "--field-selector=spec.nodeName="+node, "-o", "name")
 	if got == "" || strings.Contains(got, "\n") {
 		s.t.Fatalf("pods of %s on %s: %q", set, node, got)
@@ -98,7 +99,8 @@ func TestFleet_ClaimsGrowOnEveryNode(t *testing.T) {
 			}
 			s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.capacity.storage}=640Mi", "pvc/fs", "--timeout=90s")
 			s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.capacity.storage}=128Mi", "pvc/raw", "--timeout=90s")
-			if got := s.run("p", "df -k /data | tail -1 | awk '{print ($2 > 500*1024)}'; blockdev --getsize64 /dev/x"); got != fmt.Sprintf("1\n%d", 128<<20) {
+			if got := s.run("p", "df -k /data | tail -1 | awk '{print ($2 > 500*1024)}'; blockdev --getsize64 /dev/x"); got != fmt.Sprintf("1\n%d",
+				128<<20) {
 				t.Errorf("%s", got)
 			}
 			s.pod("q2", []string{"idle:/data"}, anywhere)
@@ -161,7 +163,8 @@ func TestFleet_SeveralClaimsOfOnePod(t *testing.T) {
 // madeOn is the node that a claim's volume is on.
 func (s *space) madeOn(claim string) string {
 	s.t.Helper()
-	return s.get("pv/"+s.get("pvc/"+claim, ".spec.volumeName"), ".spec.nodeAffinity.required.nodeSelectorTerms[0].matchExpressions[0].values[0]")
+	return s.get("pv/"+s.get("pvc/"+claim, ".spec.volumeName"),
+		".spec.nodeAffinity.required.nodeSelectorTerms[0].matchExpressions[0].values[0]")
 }
 
 // 11.2: claims that do not wait for a pod are made somewhere, at a place that their class allows, and pods follow them.

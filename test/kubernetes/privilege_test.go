@@ -122,7 +122,8 @@ func TestA09_AStolenNodeTokenMakesNoOtherVolumes(t *testing.T) {
 			s.denied(s.does(own, volume, "create", "-f", "-"), policy)
 		})
 	}
-	s.denied(s.does(other, persistentVolume(csi(driver, ""), "node"), "create", "-f", "-"), policy, "not a volume of csi.crust.dev with the affinity of node node-2")
+	s.denied(s.does(other, persistentVolume(csi(driver, ""), "node"), "create", "-f", "-"), policy,
+		"not a volume of csi.crust.dev with the affinity of node node-2")
 	unbound := s.kubectl("create", "token", "csi-sidecars", "-n", system)
 	s.denied(s.does(unbound, persistentVolume(csi(driver, ""), "node"), "create", "-f", "-"), policy, "the token names no node")
 }
@@ -138,7 +139,8 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 	own, other := s.token("node"), s.token("node-2")
 	pv := s.get("pvc/data", ".spec.volumeName")
 	content := s.get("volumesnapshot/snap", ".status.boundVolumeSnapshotContentName")
-	capacity := s.kubectl("get", "csistoragecapacities", "-n", system, "-o", "jsonpath={.items[?(@.nodeTopology.matchLabels.topology\\.csi\\.crust\\.dev/node=='node')].metadata.name}")
+	capacity := s.kubectl("get", "csistoragecapacities", "-n", system, "-o",
+		"jsonpath={.items[?(@.nodeTopology.matchLabels.topology\\.csi\\.crust\\.dev/node=='node')].metadata.name}")
 	capacity, _, _ = strings.Cut(capacity, " ")
 	finalizers := `{"metadata":{"finalizers":null}}`
 	for name, c := range map[string]struct {
@@ -271,7 +273,8 @@ spec: {storageClassName: of-another-driver, accessModes: [ReadWriteOnce], resour
 	} {
 		s.denied(patch("waits", p), policy)
 	}
-	for _, argv := range [][]string{{"get", "secrets", "-A"}, {"get", "pods", "-A"}, {"delete", "--dry-run=server", "pvc", "data", "-n", s.ns}} {
+	for _, argv := range [][]string{{"get", "secrets", "-A"}, {"get", "pods", "-A"},
+		{"delete", "--dry-run=server", "pvc", "data", "-n", s.ns}} {
 		if _, err := s.try(append([]string{"--token", token}, argv...)...); err == nil || !strings.Contains(err.Error(), "forbidden") {
 			t.Errorf("%v: %v", argv, err)
 		}
@@ -319,7 +322,8 @@ func TestA09_ProcessesHoldWhatTheyNeed(t *testing.T) {
 		}
 	}
 	host := onNode(t, "readlink /proc/1/ns/pid")
-	for name, uid := range map[string]string{"csi-provisioner": "65532", "csi-snapshotter": "65532", "csi-resizer": "65532", "csi-steward": "65532", "crust-agent": "0"} {
+	for name, uid := range map[string]string{"csi-provisioner": "65532", "csi-snapshotter": "65532", "csi-resizer": "65532",
+		"csi-steward": "65532", "crust-agent": "0"} {
 		if got := hex(statusOf(t, name, "CapBnd")); got != 0 {
 			t.Errorf("%s has capabilities %#x", name, got)
 		}
@@ -365,7 +369,8 @@ func TestA09_ACapabilityTakenAwayIsMissed(t *testing.T) {
 	if got := s.kubectl("logs", "-n", system, s.daemon("csi-node", "node")); !strings.Contains(got, `CAP_FOWNER is not held" without="`+words) {
 		t.Errorf("the log does not say it:\n%s", got)
 	}
-	got, _ := s.try("exec", "-n", system, s.daemon("csi-node", "node"), "--", "crustctl", "--endpoint", "unix:///var/lib/kubelet/plugins/csi.crust.dev/csi.sock", "doctor")
+	got, _ := s.try("exec", "-n", system, s.daemon("csi-node", "node"), "--", "crustctl", "--endpoint",
+		"unix:///var/lib/kubelet/plugins/csi.crust.dev/csi.sock", "doctor")
 	if !strings.Contains(got, "driver's CAP_FOWNER") || !strings.Contains(got, "without it, "+words) {
 		t.Errorf("the doctor does not say it:\n%s", got)
 	}

@@ -83,7 +83,8 @@ volumes: [{name: v, persistentVolumeClaim: {claimName: data}}]}}}}`)
 	s.kubectl("drain", "node-3", "--pod-selector=app=away", "--ignore-daemonsets", "--timeout=60s")
 	pod := ""
 	s.until(60*time.Second, "the pod that waits", func() (string, bool) {
-		pod = s.kubectl("get", "pods", "-n", s.ns, "-l", "app=away", "--field-selector=status.phase=Pending", "-o", "jsonpath={.items[*].metadata.name}")
+		pod = s.kubectl("get", "pods", "-n", s.ns, "-l", "app=away", "--field-selector=status.phase=Pending", "-o",
+			"jsonpath={.items[*].metadata.name}")
 		return pod, pod != ""
 	})
 	s.said("Pod/"+pod, "FailedScheduling: .*(unschedulable|affinity)")

@@ -72,7 +72,8 @@ func newWorld(t *testing.T) *world {
 	ok(t, err)
 	t.Cleanup(func() { w.proxy.Close() })
 	for _, d := range [][3]string{
-		{w.metrics[0], "crust-csi-node", "one"}, {w.metrics[1], "crust-csi-node", "two"}, {w.crustd.metrics, "crustd", "one"}, {w.agent.metrics, "crust-agent", "one"},
+		{w.metrics[0], "crust-csi-node", "one"}, {w.metrics[1], "crust-csi-node", "two"}, {w.crustd.metrics, "crustd", "one"}, {w.agent.metrics,
+			"crust-agent", "one"},
 	} {
 		w.targets = append(w.targets, target{[]string{d[0]}, map[string]string{"job": d[1], "node": d[2]}})
 	}
@@ -174,7 +175,8 @@ func TestEveryAlertFires(t *testing.T) {
 		{[]string{"CrustPoolNearlyPromised one promises"}, func() { w.promise("promises") }},
 		{[]string{"CrustPoolAway one away"}, func() { run(t, "umount", "-l", w.away) }},
 		{[]string{"CrustNoRoom one CreateVolume"}, func() {
-			if _, err := w.one.Client.Create(ctxOf(t), "huge", 1<<50, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "promises"}, nil); err == nil {
+			if _, err := w.one.Client.Create(ctxOf(t), "huge", 1<<50, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "promises"},
+				nil); err == nil {
 				t.Error("a volume of 1 PiB was made")
 			}
 		}},
@@ -333,7 +335,8 @@ func (w *world) use() (stop func()) {
 		}
 		v.ID = made.GetVolumeId()
 		target := w.two.Target("goes")
-		return errors.Join(c.Stage(ctx, v), c.Publish(ctx, v, target, false), c.Unpublish(ctx, v.ID, target), c.Unstage(ctx, v.ID), c.Delete(ctx, v.ID))
+		return errors.Join(c.Stage(ctx, v), c.Publish(ctx, v, target, false), c.Unpublish(ctx, v.ID, target), c.Unstage(ctx, v.ID),
+			c.Delete(ctx, v.ID))
 	}
 	go func() {
 		defer close(ended)
@@ -384,7 +387,8 @@ func (w *world) failSandbox(v csiclient.Volume) {
 	ok(w.t, os.MkdirAll(filepath.Dir(target), 0o750))
 	_, err := w.proxy.NodePublishVolume(ctxOf(w.t), &csi.NodePublishVolumeRequest{
 		VolumeId: v.ID, TargetPath: target, StagingTargetPath: w.one.Client.StagingPath(v.ID), VolumeCapability: v.Capability(),
-		VolumeContext: map[string]string{"csi.storage.k8s.io/pod.name": "a", "csi.storage.k8s.io/pod.namespace": "tenant", "csi.storage.k8s.io/pod.uid": "uid-a"},
+		VolumeContext: map[string]string{"csi.storage.k8s.io/pod.name": "a", "csi.storage.k8s.io/pod.namespace": "tenant",
+			"csi.storage.k8s.io/pod.uid": "uid-a"},
 	})
 	if err == nil {
 		w.t.Error("a volume was published for a sandbox that nobody can ask")

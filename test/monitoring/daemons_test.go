@@ -95,7 +95,8 @@ func newCrustd(t *testing.T, n *testnode.Node) (d *daemon, socket string) {
 			t.Error(err)
 		}
 	})
-	return newDaemon(t, "crustd", "--endpoint", "unix://"+socket, "--state-dir", filepath.Join(n.Dir, "crust"), "--kubelet-dir", n.KubeletDir(),
+	return newDaemon(t, "crustd", "--endpoint", "unix://"+socket, "--state-dir", filepath.Join(n.Dir, "crust"), "--kubelet-dir",
+		n.KubeletDir(),
 		"--allow-device", "/dev/loop*"), socket
 }
 
@@ -128,7 +129,8 @@ func apiServer(w http.ResponseWriter, r *http.Request, socket string) {
 	of := func(version, kind string) metav1.TypeMeta { return metav1.TypeMeta{APIVersion: version, Kind: kind} }
 	claim := corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "claim"}}
 	answers := map[string]any{
-		"pods": &corev1.Pod{TypeMeta: of("v1", "Pod"), ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: name, UID: types.UID("uid-" + name)},
+		"pods": &corev1.Pod{TypeMeta: of("v1", "Pod"), ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: name,
+			UID: types.UID("uid-" + name)},
 			Spec: corev1.PodSpec{RuntimeClassName: &class, Volumes: []corev1.Volume{{Name: "v", VolumeSource: claim}}}},
 		"runtimeclasses": &nodev1.RuntimeClass{TypeMeta: of("node.k8s.io/v1", "RuntimeClass"), Handler: "h",
 			ObjectMeta: metav1.ObjectMeta{Name: class, Annotations: map[string]string{"crust.csi.dev/fs-mgmt-socket": "unix://" + socket}}},

@@ -52,16 +52,19 @@ func TestB08_TheSupportBundleHoldsNoSecret(t *testing.T) {
 	tell := newTeller(t, n.Endpoint())
 	controller, node := csi.NewControllerClient(tell.conn), csi.NewNodeClient(tell.conn)
 	v := csiclient.Volume{FSType: "ext4"}
-	made, err := controller.CreateVolume(ctxOf(t), &csi.CreateVolumeRequest{Name: "pvc-bundle", CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+	made, err := controller.CreateVolume(ctxOf(t), &csi.CreateVolumeRequest{Name: "pvc-bundle",
+		CapacityRange:      &csi.CapacityRange{RequiredBytes: size},
 		VolumeCapabilities: []*csi.VolumeCapability{v.Capability()}, Parameters: ofClaim})
 	ok(t, err)
 	v.ID = made.GetVolume().GetVolumeId()
 	staging, target := n.Client.StagingPath(v.ID), n.Target("a")
 	ok(t, os.MkdirAll(staging, 0o750))
 	ok(t, os.MkdirAll(filepath.Dir(target), 0o750))
-	_, err = node.NodeStageVolume(ctxOf(t), &csi.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: staging, VolumeCapability: v.Capability()})
+	_, err = node.NodeStageVolume(ctxOf(t), &csi.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: staging,
+		VolumeCapability: v.Capability()})
 	ok(t, err)
-	_, err = node.NodePublishVolume(ctxOf(t), &csi.NodePublishVolumeRequest{VolumeId: v.ID, StagingTargetPath: staging, TargetPath: target, VolumeCapability: v.Capability(),
+	_, err = node.NodePublishVolume(ctxOf(t), &csi.NodePublishVolumeRequest{VolumeId: v.ID, StagingTargetPath: staging, TargetPath: target,
+		VolumeCapability: v.Capability(),
 		VolumeContext: map[string]string{"csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": "web-0",
 			"csi.storage.k8s.io/serviceAccount.tokens": `{"": {"token": "` + secret + `"}}`}})
 	ok(t, err)
@@ -78,7 +81,8 @@ func TestB08_TheSupportBundleHoldsNoSecret(t *testing.T) {
 	}
 	// Files that do not belong where they are, and a record with a field of another version.
 	state := filepath.Join(n.Dir, "state")
-	planted := []string{filepath.Join(state, "token"), filepath.Join(state, "staged", "kubeconfig.json"), filepath.Join(n.PoolDir(), "volumes", "token.json")}
+	planted := []string{filepath.Join(state, "token"), filepath.Join(state, "staged", "kubeconfig.json"),
+		filepath.Join(n.PoolDir(), "volumes", "token.json")}
 	for _, path := range planted {
 		ok(t, os.WriteFile(path, []byte(`{"kind": "Config", "users": [{"token": "`+secret+`"}]}`), 0o600))
 	}
@@ -89,7 +93,8 @@ func TestB08_TheSupportBundleHoldsNoSecret(t *testing.T) {
 	ok(t, os.WriteFile(rec, []byte(strings.Replace(whole, `"volume": {`, `"nodeStageSecret": "`+secret+`", "volume": { "password": "`+secret+`",`, 1)), 0o600))
 
 	file := filepath.Join(t.TempDir(), "bundle.tar.gz")
-	c := exec.Command(testnode.BuildCommand(t, "crustctl", ""), "--endpoint", n.Endpoint(), "--kubelet-dir", n.KubeletDir(), "support-bundle", "-o", file,
+	c := exec.Command(testnode.BuildCommand(t, "crustctl", ""), "--endpoint", n.Endpoint(), "--kubelet-dir", n.KubeletDir(),
+		"support-bundle", "-o", file,
 		"--crust", serveSandbox(t, n.Dir, target))
 	c.Env = append(os.Environ(), "TOKEN="+secret, "HTTP_PROXY=http://me:"+secret+"@127.0.0.1:1")
 	said, err := c.CombinedOutput()
@@ -119,7 +124,8 @@ func TestB08_TheSupportBundleHoldsNoSecret(t *testing.T) {
 	if staged < 0 || !strings.Contains(parts[names[staged]], v.ID) {
 		t.Errorf("no record of what is staged: %v", names)
 	}
-	if !strings.Contains(string(said), "names of pods, claims") || !strings.Contains(string(said), "audit.jsonl") || strings.Contains(string(said), secret) {
+	if !strings.Contains(string(said), "names of pods, claims") || !strings.Contains(string(said), "audit.jsonl") ||
+		strings.Contains(string(said), secret) {
 		t.Errorf("it does not say what is inside:\n%s", said)
 	}
 	st, err := os.Stat(file)

@@ -38,7 +38,8 @@ func exits(t testing.TB, n *testnode.Node, code int, args []string, words ...str
 	return string(out)
 }
 
-var ofClaim = map[string]string{"csi.storage.k8s.io/pvc/namespace": "shop", "csi.storage.k8s.io/pvc/name": "orders", "csi.storage.k8s.io/pv/name": "pvc-check"}
+var ofClaim = map[string]string{"csi.storage.k8s.io/pvc/namespace": "shop", "csi.storage.k8s.io/pvc/name": "orders",
+	"csi.storage.k8s.io/pv/name": "pvc-check"}
 
 func TestB08_PoolCheckThroughTheDriver(t *testing.T) {
 	n := testnode.New(t, "")
@@ -60,7 +61,8 @@ func TestB08_PoolCheckThroughTheDriver(t *testing.T) {
 	exits(t, n, 1, check, "file-too-short", "shop/orders")
 	var out checked
 	ok(t, json.Unmarshal([]byte(strings.TrimSuffix(exits(t, n, 1, append(check, "-o", "json")), "crustctl: 1 finding\n")), &out))
-	if len(out.Findings) != 1 || out.Findings[0].Kind != "file-too-short" || out.Findings[0].ID != v.ID || out.Findings[0].Claim != "shop/orders" {
+	if len(out.Findings) != 1 || out.Findings[0].Kind != "file-too-short" || out.Findings[0].ID != v.ID ||
+		out.Findings[0].Claim != "shop/orders" {
 		t.Errorf("%+v", out)
 	}
 	ok(t, os.Truncate(image(n, v.ID), size))
@@ -136,7 +138,8 @@ func TestB08_PoolCheckComparesWithPersistentVolumes(t *testing.T) {
 	exits(t, n, 1, compare(elsewhere), "volume-without-pv", "pvc-here")
 	// A list without any volume of the driver says nothing of the volumes here.
 	for _, none := range [][]string{{local}, {}} {
-		if out := exits(t, n, 2, compare(none...), "no PersistentVolume of this driver", "volumes (1)"); strings.Contains(out, "volume-without-pv") {
+		if out := exits(t, n, 2, compare(none...), "no PersistentVolume of this driver", "volumes (1)"); strings.Contains(out,
+			"volume-without-pv") {
 			t.Errorf("a volume is nobody's for a list that cannot know it:\n%s", out)
 		}
 	}

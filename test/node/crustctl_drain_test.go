@@ -52,7 +52,8 @@ func TestB08_DrainCheckSaysWhatADrainMeets(t *testing.T) {
 	made, err := n.Client.Create(ctxOf(t), "pvc-drain", size, csiclient.Volume{FSType: "ext4"}, ofClaim, nil)
 	ok(t, err)
 	v := csiclient.Volume{ID: made.GetVolumeId(), FSType: "ext4",
-		Context: map[string]string{"csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": "web-0", "csi.storage.k8s.io/pod.uid": "u"}}
+		Context: map[string]string{"csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": "web-0",
+			"csi.storage.k8s.io/pod.uid": "u"}}
 	// A volume that nobody uses is no obstacle to a reboot, and all of one to a removal.
 	exits(t, n, 0, reboot, "1 volumes and 0 snapshots", "come back with it")
 	exits(t, n, 1, remove, "only-here", "shop/orders", "is lost with it")

@@ -22,7 +22,8 @@ func TestB08_TopShowsVolumesByUse(t *testing.T) {
 	made, err := n.Client.Create(ctxOf(t), "pvc-top", size, csiclient.Volume{FSType: "ext4"}, ofClaim, nil)
 	ok(t, err)
 	v := csiclient.Volume{ID: made.GetVolumeId(), FSType: "ext4", Group: "4242",
-		Context: map[string]string{"csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": "web-0", "csi.storage.k8s.io/pod.uid": "u"}}
+		Context: map[string]string{"csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": "web-0",
+			"csi.storage.k8s.io/pod.uid": "u"}}
 	ok(t, n.Client.Stage(ctxOf(t), csiclient.Volume{ID: v.ID, FSType: "ext4", Group: v.Group}))
 	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
 	const written = 200 << 20
@@ -39,7 +40,8 @@ func TestB08_TopShowsVolumesByUse(t *testing.T) {
 	ok(t, err)
 
 	// No terminal, so it is shown once without being told.
-	out := exits(t, n, 0, []string{"top", "--crust", serveSandbox(t, n.Dir, n.Target("d"))}, "node-1", "PROMISED", "(in its sandbox)", "box-7", free)
+	out := exits(t, n, 0, []string{"top", "--crust", serveSandbox(t, n.Dir, n.Target("d"))}, "node-1", "PROMISED", "(in its sandbox)",
+		"box-7", free)
 	if strings.Contains(out, "\x1b") {
 		t.Errorf("escapes without a terminal:\n%q", out)
 	}
@@ -56,7 +58,8 @@ func TestB08_TopShowsVolumesByUse(t *testing.T) {
 				}
 			}
 			var used, total float64
-			if _, err := fmt.Sscanf(strings.Join(f[2:6], " "), "%f MiB %f MiB", &used, &total); err != nil || used < 200 || used > 210 || total >= 512 {
+			if _, err := fmt.Sscanf(strings.Join(f[2:6], " "), "%f MiB %f MiB", &used, &total); err != nil || used < 200 || used > 210 ||
+				total >= 512 {
 				t.Errorf("used %v MiB of %v, %v: %s", used, total, err, line)
 			}
 		}
@@ -89,7 +92,8 @@ func terminal(t *testing.T) (screen, process *os.File) {
 func TestB08_TopRefreshesOnATerminal(t *testing.T) {
 	n := testnode.New(t, "")
 	screen, process := terminal(t)
-	c := exec.Command(testnode.BuildCommand(t, "crustctl", ""), "--endpoint", n.Endpoint(), "--kubelet-dir", n.KubeletDir(), "top", "--interval", "100ms")
+	c := exec.Command(testnode.BuildCommand(t, "crustctl", ""), "--endpoint", n.Endpoint(), "--kubelet-dir", n.KubeletDir(), "top",
+		"--interval", "100ms")
 	c.Stdout, c.Stderr = process, process
 	ok(t, c.Start())
 	t.Cleanup(func() { _ = c.Process.Kill() }) // it has ended already if all is well
@@ -145,7 +149,8 @@ func TestB08_CrustctlWaitsForNoMountThatHangs(t *testing.T) {
 		ok(t, err)
 		defer fuse.Close()
 		script := `mount -i -t fuse -o fd=3,rootmode=40000,user_id=0,group_id=0 none "$0" && exec "$@"`
-		args = append([]string{"-c", script, n.Target("pvc-hangs"), testnode.BuildCommand(t, "crustctl", ""), "--endpoint", n.Endpoint(), "--kubelet-dir", n.KubeletDir()}, args...)
+		args = append([]string{"-c", script, n.Target("pvc-hangs"), testnode.BuildCommand(t, "crustctl", ""), "--endpoint", n.Endpoint(),
+			"--kubelet-dir", n.KubeletDir()}, args...)
 		c := exec.CommandContext(ctxOf(t), "sh", args...)
 		c.ExtraFiles = []*os.File{fuse}
 		c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}

@@ -80,7 +80,8 @@ func checkAll[R any](c *checked, sub string, t record.Type, snapshots bool, look
 				c.leftOver("", path)
 				continue
 			}
-			c.add(volume.UnknownFile, "", path, "csi-node makes no file of this name; it takes room of the pool", "look what it is, and move it away")
+			c.add(volume.UnknownFile, "", path, "csi-node makes no file of this name; it takes room of the pool",
+				"look what it is, and move it away")
 			continue
 		}
 		switch ext {
@@ -99,7 +100,8 @@ func checkAll[R any](c *checked, sub string, t record.Type, snapshots bool, look
 			}
 		case imageExtension:
 			if !names[base+record.Extension] {
-				c.add(volume.FileWithoutRecord, id, path, "no record tells what this file is; it may be a volume whose record was lost, so nothing overwrites it",
+				c.add(volume.FileWithoutRecord, id, path,
+					"no record tells what this file is; it may be a volume whose record was lost, so nothing overwrites it",
 					"put its record back ("+base+record.Extension+" beside it) and restart csi-node; or move the file away, once nobody misses its data")
 			}
 		}
@@ -144,7 +146,8 @@ func (c *checked) snapshot(key, rec, img string, r snapshotRecord) {
 	}
 	c.file(id, img, r.Snapshot.Size)
 	if _, origin, _, ok := volume.ParseID(r.Snapshot.Volume); !ok || !c.volumes[origin] {
-		c.add(volume.SnapshotAlone, id, img, fmt.Sprintf("snapshot %q was taken of volume %s, which is not in the pool any more, and neither is its claim", r.Snapshot.Name, r.Snapshot.Volume),
+		c.add(volume.SnapshotAlone, id, img, fmt.Sprintf("snapshot %q was taken of volume %s, which is not in the pool any more, and "+
+			"neither is its claim", r.Snapshot.Name, r.Snapshot.Volume),
 			"nothing if it is kept on purpose, as a backup: it can be restored; otherwise delete its VolumeSnapshot, or `crustctl volume delete "+id+"` if it has none")
 	}
 }
@@ -152,11 +155,14 @@ func (c *checked) snapshot(key, rec, img string, r snapshotRecord) {
 func (c *checked) unfinished(id, rec, state string) {
 	switch state {
 	case creating:
-		c.add(volume.Unfinished, id, rec, "a crash cut its making short, and nobody was told that it was made", "restart csi-node: it removes what is there of it")
+		c.add(volume.Unfinished, id, rec, "a crash cut its making short, and nobody was told that it was made",
+			"restart csi-node: it removes what is there of it")
 	case deleting:
-		c.add(volume.Unfinished, id, rec, "a crash or an error cut its deletion short", "restart csi-node: it goes on with it, and its log says who has it if it cannot")
+		c.add(volume.Unfinished, id, rec, "a crash or an error cut its deletion short",
+			"restart csi-node: it goes on with it, and its log says who has it if it cannot")
 	default:
-		c.add(volume.RecordUnusable, id, rec, fmt.Sprintf("the record has the state %q, which csi-node does not know", state), "put a good copy of the record in its place, and restart csi-node")
+		c.add(volume.RecordUnusable, id, rec, fmt.Sprintf("the record has the state %q, which csi-node does not know", state),
+			"put a good copy of the record in its place, and restart csi-node")
 	}
 }
 
@@ -165,16 +171,19 @@ func (c *checked) file(id, img string, size int64) {
 	st, err := os.Lstat(img)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		c.add(volume.RecordWithoutFile, id, img, "its file is gone, and the data with it", "restore the file from a backup; or delete the volume or snapshot, and with it the record")
+		c.add(volume.RecordWithoutFile, id, img, "its file is gone, and the data with it",
+			"restore the file from a backup; or delete the volume or snapshot, and with it the record")
 	case err != nil:
 		c.add(volume.RecordWithoutFile, id, img, "its file cannot be looked at: "+err.Error(), "look at the pool's file system (dmesg)")
 	case !st.Mode().IsRegular():
 		c.add(volume.RecordWithoutFile, id, img, "what lies there is no regular file", "look who put it there; restore the file from a backup")
 	case st.Size() < size:
-		c.add(volume.FileTooShort, id, img, fmt.Sprintf("its file has %d bytes, its record says %d: somebody truncated it, and what lay behind its end is lost", st.Size(), size),
+		c.add(volume.FileTooShort, id, img,
+			fmt.Sprintf("its file has %d bytes, its record says %d: somebody truncated it, and what lay behind its end is lost", st.Size(), size),
 			"stop its pods; restore a snapshot or a backup, or delete it")
 	case st.Size() > size:
-		c.add(volume.FileTooLong, id, img, fmt.Sprintf("its file has %d bytes, its record says %d: a crash cut a growth short, and nothing is lost", st.Size(), size),
+		c.add(volume.FileTooLong, id, img,
+			fmt.Sprintf("its file has %d bytes, its record says %d: a crash cut a growth short, and nothing is lost", st.Size(), size),
 			"nothing: csi-node takes the size of the file when it starts, or uses the volume next")
 	}
 }
