@@ -83,7 +83,7 @@ kubernetes: setup $(HELM)
 test-kubernetes: kubernetes
 	$(GO) test -tags kubernetes -count=1 -parallel 12 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes
 
-# Kubernetes' own storage suite on that cluster, for each of FS. Not part of .ci/run.
+# Kubernetes' own storage suite on that cluster, for each of FS; .ci/run has one of them, without slow specs.
 .PHONY: test-storage
 FS ?= ext4 xfs btrfs
 test-storage: kubernetes
