@@ -22,8 +22,9 @@ images() {
 	for f in $(ldd "${tools[@]}" | grep -o '/lib[^ :]*' | sort -u); do tools+=("$f"); done
 	for f in "${!tools[@]}"; do tools[f]=$(echo "${tools[f]}" | sed 's|^/usr/bin/|/bin/|;s|^/usr/sbin/|/sbin/|'); tools[f]=${tools[f]}=${tools[f]}; done
 	for a in $(/bin/busybox --list); do
-		[[ " ${tools[*]} " == *"=/bin/$a "* || " ${tools[*]} " == *"=/sbin/$a "* || $a == busybox ]] || tools+=("/bin/$a->busybox")
+		[[ " ${tools[*]} " == *"=/bin/$a "* || " ${tools[*]} " == *"=/sbin/$a "* || $a == busybox || $a == sh ]] || tools+=("/bin/$a->busybox")
 	done
+	tools+=("/bin/sh->bash") # busybox's shell prefers its own dd
 	"$bin/storage.test" -list-images >"$out/names"
 	while read -r name; do
 		f=$out/images/$(echo "$name" | tr -c 'a-z0-9\n' -).tar
