@@ -33,7 +33,13 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 	} else {
 		code = m.Run()
-		if left, err := leftovers(); left != "" || err != nil {
+		left, err := leftovers()
+		// crust-agent forgets what ended without it after a while.
+		for end := time.Now().Add(90 * time.Second); left != "" && err == nil && time.Now().Before(end); {
+			time.Sleep(3 * time.Second)
+			left, err = leftovers()
+		}
+		if left != "" || err != nil {
 			fmt.Fprintf(os.Stderr, "left on the node: %s %v\n", left, err)
 			code = 1
 		}
