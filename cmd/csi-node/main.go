@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -142,7 +141,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	metrics.Volumes(func() telemetry.Volumes { return needingAttention(d) })
+	metrics.Volumes(func() telemetry.Volumes { return needingAttention(d) }, d.Walks)
 	if err := d.Ready(); err != nil {
 		log.Warn("not ready yet", "error", err)
 	}
@@ -207,16 +206,13 @@ func probeIdmaps(ctx context.Context, o *options, log *slog.Logger, metrics *tel
 
 // needingAttention is what the metrics show of single volumes.
 func needingAttention(d *driver.Driver) telemetry.Volumes {
-	v := telemetry.Volumes{Walks: map[string]time.Time{}}
+	var v telemetry.Volumes
 	unhealthy, waiting := d.Conditions()
 	for _, u := range unhealthy {
 		v.Unhealthy = append(v.Unhealthy, telemetry.Unhealthy(u))
 	}
 	for _, g := range waiting {
 		v.Growth = append(v.Growth, telemetry.Growth(g))
-	}
-	for _, w := range d.Walks() {
-		v.Walks[w.VolumeID] = w.Since
 	}
 	return v
 }

@@ -53,7 +53,7 @@ func TestMonitoring_AScrapeWaitsForNoSickDisk(t *testing.T) {
 		}
 		m := New("test")
 		m.Pool("p", func() (PoolBytes, error) { sick(); return PoolBytes{Available: free.Load()}, nil })
-		m.Volumes(func() Volumes { return Volumes{Growth: []Growth{{"v", "no_room"}}} })
+		m.Volumes(func() Volumes { return Volumes{Growth: []Growth{{"v", "no_room"}}} }, func() map[string]time.Time { return nil })
 		scrape := scraper(t, m)
 		const growth = `crust_volume_growth_waiting{reason="no_room",volume_id="v"} 1`
 		available := func(n string) string { return `crust_pool_available_bytes{pool="p"} ` + n }
@@ -86,7 +86,7 @@ func TestMonitoring_ScrapesShareALook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0
 		m := New("test")
-		m.Volumes(func() Volumes { looks++; return Volumes{} })
+		m.Volumes(func() Volumes { looks++; return Volumes{} }, func() map[string]time.Time { return nil })
 		scrape := scraper(t, m)
 		for range 5 {
 			scrape(0)

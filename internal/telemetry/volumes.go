@@ -12,7 +12,6 @@ import (
 type Volumes struct {
 	Unhealthy []Unhealthy
 	Growth    []Growth
-	Walks     map[string]time.Time // by volume: when the walk over its files began
 }
 
 // Unhealthy is one thing that is wrong with a volume.
@@ -27,10 +26,13 @@ const volumesAgain = 10 * time.Second
 type volumes struct {
 	unhealthy, growth, walk *prometheus.Desc
 	now                     *gathered[Volumes]
+	walks                   func() map[string]time.Time
 }
 
-// Volumes shows which volumes need attention. ask runs in the background.
-func (m *Metrics) Volumes(ask func() Volumes) {
+// Volumes shows which volumes need attention. ask runs in the background. walks tells, by
+// volume, when the walk over its files began; it runs in the scrape, and must not wait: one
+// that has ended is not shown any more.
+func (m *Metrics) Volumes(ask func() Volumes, walks func() map[string]time.Time) {
 	m.registry.MustRegister(volumes{
 		unhealthy: prometheus.NewDesc("crust_volume_unhealthy", "1 for each thing that is wrong with a volume that is staged here. "+
 			"status: degraded, inaccessible, data_loss. A sound volume has no series.", []string{"volume_id", "reason", "status"}, nil),
@@ -40,7 +42,7 @@ func (m *Metrics) Volumes(ask func() Volumes) {
 		walk: prometheus.NewDesc("crust_ownership_walk_start_timestamp_seconds",
 			"When the walk for fsGroup that runs over a volume's files began.",
 			[]string{"volume_id"}, nil),
-		now: &gathered[Volumes]{look: ask, again: volumesAgain},
+		now: &gathered[Volumes]{look: ask, again: volumesAgain}, walks: walks,
 	})
 }
 
@@ -58,7 +60,7 @@ func (v volumes) Collect(to chan<- prometheus.Metric) {
 	for _, g := range now.Growth {
 		to <- prometheus.MustNewConstMetric(v.growth, prometheus.GaugeValue, 1, valid(g.VolumeID), g.Reason)
 	}
-	for id, since := range now.Walks {
+	for id, since := range v.walks() {
 		to <- prometheus.MustNewConstMetric(v.walk, prometheus.GaugeValue, float64(since.UnixMilli())/1000, valid(id))
 	}
 }

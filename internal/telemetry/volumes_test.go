@@ -15,9 +15,9 @@ func TestMonitoring_AnyVolumeCanBeShown(t *testing.T) {
 		return Volumes{
 			Unhealthy: []Unhealthy{{"a\"\n\xff", "FilesystemError", "degraded"}, {"b", "FilesystemError", "degraded"},
 				{"b", "DeviceGone", "inaccessible"}},
-			Growth: []Growth{{"b", "no_room"}}, Walks: map[string]time.Time{"b": time.UnixMilli(1500)},
+			Growth: []Growth{{"b", "no_room"}},
 		}
-	})
+	}, func() map[string]time.Time { return map[string]time.Time{"b": time.UnixMilli(1500)} })
 	w := httptest.NewRecorder()
 	m.Handler(func() error { return nil }).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	b, err := io.ReadAll(w.Result().Body)
@@ -33,5 +33,24 @@ func TestMonitoring_AnyVolumeCanBeShown(t *testing.T) {
 		if !strings.Contains(string(b), want+"\n") {
 			t.Errorf("no %s in\n%s", want, b)
 		}
+	}
+}
+
+// A walk that has ended is not shown any more, though what is looked up may be some seconds old.
+func TestMonitoring_AWalkThatHasEndedIsNotShown(t *testing.T) {
+	m := New("test")
+	running := map[string]time.Time{"v": time.UnixMilli(1500)}
+	m.Volumes(func() Volumes { return Volumes{} }, func() map[string]time.Time { return running })
+	shown := func() bool {
+		w := httptest.NewRecorder()
+		m.Handler(func() error { return nil }).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+		return strings.Contains(w.Body.String(), "crust_ownership_walk_start_timestamp_seconds{")
+	}
+	if !shown() {
+		t.Error("a walk that runs is not shown")
+	}
+	delete(running, "v")
+	if shown() {
+		t.Error("a walk that has ended is shown")
 	}
 }

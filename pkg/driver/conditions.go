@@ -28,12 +28,6 @@ type GrowthWaiting struct {
 	Reason   string // file_system, no_room
 }
 
-// Walk is a walk over a volume's files, for the pod's fsGroup, that runs now.
-type Walk struct {
-	VolumeID string
-	Since    time.Time
-}
-
 // notOfTheVolume are the reasons of health that the metrics leave out: a pool has metrics
 // of its own, and the others are no faults.
 var notOfTheVolume = []string{"PoolFull", "PoolNearlyFull", "PoolIsAway", "PoolUnreadable", "DeferredToRuntime", "ReadOnlyNotRecursive"}
@@ -144,8 +138,8 @@ func (d *Driver) grows(r stagedRecord, v volume.Volume) bool {
 	return v.Facts.GrowDue && (!v.Facts.GivenToGuest || r.HostMayMount)
 }
 
-// Walks gives the walks that run.
-func (d *Driver) Walks() []Walk { return d.walks.all() }
+// Walks tells, by volume, when the walks over files for a pod's fsGroup began that run now.
+func (d *Driver) Walks() map[string]time.Time { return d.walks.all() }
 
 // refusedGrowth are the volumes whose growth the pool had no room for. A restart
 // forgets them: nothing relies on it, and whoever asks again is refused again.
@@ -196,12 +190,8 @@ func (w *runningWalks) begin(id string, since time.Time) (end func()) {
 	}
 }
 
-func (w *runningWalks) all() []Walk {
+func (w *runningWalks) all() map[string]time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var all []Walk
-	for id, since := range w.m {
-		all = append(all, Walk{id, since})
-	}
-	return all
+	return maps.Clone(w.m)
 }

@@ -33,6 +33,7 @@ type world struct {
 	t             *testing.T
 	one, two      *testnode.Node
 	metrics       [2]string // addresses
+	configs       [2]string // files
 	failsOnOne    testnode.Failpoints
 	failsOnTwo    testnode.Failpoints
 	crustd, agent *daemon
@@ -62,6 +63,11 @@ func newWorld(t *testing.T) *world {
 	w.two.Pool = filepath.Join(disk(t, "2G"), "pool")
 	w.one.PoolOptions, w.two.PoolOptions = "", "" // no more is promised than there is
 	w.two.Args = append(w.two.Args, "--expansion", "node", "--capabilities", capabilities)
+	w.configure(0, "allowDevices: [/dev/none]")
+	w.one.Args = append(w.one.Args, "--config", w.configs[0])
+	w.two.NoPoolFlag = true // the file has it
+	w.configure(1, "pools: [{name: pool, path: "+w.two.Pool+"}]\nlogging: {verbosity: 4}")
+	w.two.Args = append(w.two.Args, "--config", w.configs[1])
 	w.one.Begin()
 	w.two.Begin()
 	var socket, endpoint string
@@ -78,6 +84,15 @@ func newWorld(t *testing.T) *world {
 		w.targets = append(w.targets, target{[]string{d[0]}, map[string]string{"job": d[1], "node": d[2]}})
 	}
 	return w
+}
+
+// configure writes a node's configuration file.
+func (w *world) configure(node int, content string) {
+	w.t.Helper()
+	if w.configs[node] == "" {
+		w.configs[node] = filepath.Join(w.t.TempDir(), "config.yaml")
+	}
+	ok(w.t, os.WriteFile(w.configs[node], []byte("apiVersion: csi.crust.dev/v1alpha1\nkind: NodeConfig\n"+content+"\n"), 0o600))
 }
 
 // up creates, stages and publishes, and takes it all away when the test ends.
@@ -185,6 +200,10 @@ func TestEveryAlertFires(t *testing.T) {
 		{[]string{"CrustVolumeFailed two RemountedReadOnly"}, func() { ext4Error(t, onFailed) }},
 		{[]string{"CrustGrowthWaits two file_system"}, func() { w.grow(smaller, onSmaller, 2*size) }},
 		{[]string{"CrustGrowthWaits two no_room"}, func() { w.grow(refused, onRefused, 1<<50) }},
+		{[]string{"CrustConfigRefused one"}, func() { w.configure(0, "alowDevices: [/dev/none]") }},
+		{[]string{"CrustConfigNeedsRestart two"}, func() {
+			w.configure(1, "pools: [{name: pool, path: "+w.two.Pool+"}, {name: more, path: "+t.TempDir()+"}]\nlogging: {verbosity: 4}")
+		}},
 		{[]string{"CrustFilesystemNeedsPerson two"}, func() { w.damage(damaged) }},
 		{[]string{"CrustOwnershipWalkSlow two"}, func() { w.hangWalk(walked) }},
 		{[]string{"CrustCallsFail one NodeStageVolume"}, func() {
@@ -217,6 +236,7 @@ func TestEveryAlertFires(t *testing.T) {
 		}
 	}
 	w.failsOnTwo.Off(t)
+	w.configure(0, "")
 	w.one.Start() // its pool stays away, which keeps nothing from being cleaned up
 	t.Logf("all alerts have fired after %s", since(begin))
 }
