@@ -3,8 +3,8 @@
 set -euo pipefail
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-for file in $(grep -rlE '^func Fuzz' --include='*_test.go' .); do
-	dir=$(dirname "$file")
+for file in $(git ls-files -z --cached --others --exclude-standard '*_test.go' | xargs -0 grep -lE '^func Fuzz'); do
+	dir=./$(dirname "$file")
 	for target in $(sed -nE 's/^func (Fuzz[A-Za-z0-9_]+)\(.*/\1/p' "$file"); do
 		echo "fuzz: $dir $target"
 		for try in 1 2 3; do
