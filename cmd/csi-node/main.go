@@ -168,6 +168,10 @@ func openHostNamespace(o *options, log *slog.Logger) (*mounter.Namespace, error)
 	// A driver that defers no more still ends what was deferred.
 	if o.hostNamespace != "" {
 		ns, err := mounter.OpenNamespace(o.hostNamespace)
+		if err != nil && !o.defers {
+			log.Warn("volumes that were left to sandboxes before cannot be unpublished", "error", err)
+			return nil, nil
+		}
 		if err != nil {
 			return nil, fmt.Errorf("--host-mount-namespace: %w", err)
 		}

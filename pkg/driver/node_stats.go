@@ -47,6 +47,10 @@ func (d *Driver) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	err := d.readers.look(ctx, id, func() error {
 		src, v, err := d.Volumes.Find(id) // it reads the pool's disk, which may hang
 		if err != nil {
+			// NotFound tells crust-agent that the deferral has ended.
+			if _, deferred := d.deferrals.at(id, path); deferred && fault.Is(err, fault.NotFound) {
+				return fault.New(fault.Unavailable, "volume %s is left to the runtime of the pod at %s, and its pool is not here: %w", id, path, err)
+			}
 			return err
 		}
 		stats, err = d.stats(src, v, req)

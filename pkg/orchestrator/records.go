@@ -153,6 +153,9 @@ func (r *Records) Put(d Deferral) error {
 	defer r.write.Lock(d.Target)()
 	have, ok := r.Get(d.Target)
 	d.Sandbox, d.Published, d.BootID = have.Sandbox, have.Published, r.boot
+	if d.Published {
+		d.Trace = "" // the caller may have read it before
+	}
 	if ok && reflect.DeepEqual(have, d) {
 		return nil
 	}

@@ -74,3 +74,17 @@ func BenchmarkC22_CallThroughTheAgent(b *testing.B) {
 		})
 	}
 }
+
+// A published volume's record has no trace, whoever writes it and whenever it was read: version
+// 0.1.0 cannot read one that has.
+func TestTraces_APublishedRecordHasNone(t *testing.T) {
+	r, err := LoadRecords(t.TempDir(), "boot")
+	ok(t, err)
+	d := Deferral{Target: target, Pod: PodKey{"ns", "p", "u1"}, Trace: "00-1-2-01"}
+	ok(t, r.Put(d))
+	ok(t, r.Place(target, "sb", true))
+	ok(t, r.Put(d))
+	if now, _ := r.Get(target); now.Trace != "" || !now.Published {
+		t.Errorf("%+v", now)
+	}
+}

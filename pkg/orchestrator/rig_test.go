@@ -119,6 +119,7 @@ func (d *driver) last() *csi.NodePublishVolumeRequest {
 type sandboxes struct {
 	crustv1alpha1.UnimplementedSandboxManagementServer
 	asked, busy atomic.Int32
+	fail        atomic.Bool
 }
 
 func (*sandboxes) RegisterSandbox(context.Context, *crustv1alpha1.RegisterSandboxRequest) (*crustv1alpha1.RegisterSandboxResponse, error) {
@@ -130,6 +131,9 @@ func (*sandboxes) DeregisterSandbox(context.Context, *crustv1alpha1.DeregisterSa
 }
 
 func (s *sandboxes) UnpublishVolume(context.Context, *crustv1alpha1.UnpublishVolumeRequest) (*crustv1alpha1.UnpublishVolumeResponse, error) {
+	if s.fail.Load() {
+		return nil, status.Error(codes.Unavailable, "restarting")
+	}
 	if s.asked.Add(1) <= s.busy.Load() {
 		return nil, status.Error(codes.Aborted, "busy with it")
 	}

@@ -66,5 +66,11 @@ func (a *Agent) forgetEnded(ctx context.Context, d Deferral) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	// No driver looks after this one, so the runtime has to say that it has let go.
+	if d.Sandbox != "" {
+		if err := a.runtimes.unpublish(ctx, d); err != nil && status.Code(err) != codes.NotFound {
+			return false, err
+		}
+	}
 	return true, a.Records.Remove(d.Target)
 }

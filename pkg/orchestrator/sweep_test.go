@@ -16,14 +16,15 @@ import (
 // forgotten, on the disk too; one that may still be there is kept.
 func TestC24_ADeferralThatEndedWithoutTheAgent(t *testing.T) {
 	for name, c := range map[string]struct {
-		podGone, unpublished, apiAway, calling bool
-		forgotten                              bool
+		podGone, unpublished, apiAway, calling, runtimeAway bool
+		forgotten                                           bool
 	}{
-		"ended":                              {podGone: true, unpublished: true, forgotten: true},
-		"the pod is there":                   {unpublished: true},
-		"the driver has it":                  {podGone: true},
-		"nobody knows of the pod":            {podGone: true, unpublished: true, apiAway: true},
-		"a call for it is under way already": {podGone: true, unpublished: true, calling: true},
+		"ended": {podGone: true, unpublished: true, forgotten: true},
+		"the runtime does not say that it has let go": {podGone: true, unpublished: true, runtimeAway: true},
+		"the pod is there":                            {unpublished: true},
+		"the driver has it":                           {podGone: true},
+		"nobody knows of the pod":                     {podGone: true, unpublished: true, apiAway: true},
+		"a call for it is under way already":          {podGone: true, unpublished: true, calling: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := deferredRig(t)
@@ -45,6 +46,10 @@ func TestC24_ADeferralThatEndedWithoutTheAgent(t *testing.T) {
 				ok(t, err)
 				defer done()
 			}
+			ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+			if c.runtimeAway {
+				r.manager.fail.Store(true)
+			}
 			d, _ := r.agent.Records.Get(target)
 			// The agent hears of the pod's end by its watch, a little later.
 			for end := time.Now().Add(5 * time.Second); c.podGone && time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -53,7 +58,7 @@ func TestC24_ADeferralThatEndedWithoutTheAgent(t *testing.T) {
 				}
 			}
 			forgotten, err := r.agent.forgetEnded(context.Background(), d)
-			if forgotten != c.forgotten || (err != nil) != c.apiAway {
+			if forgotten != c.forgotten || (err != nil) != (c.apiAway || c.runtimeAway) {
 				t.Errorf("forgotten: %v, %v", forgotten, err)
 			}
 			files, err := os.ReadDir(r.records)
