@@ -28,7 +28,7 @@ func openVolumes(
 	nodes := filepath.Join(o.stateDir, "dev")
 	for _, spec := range settings.Pools {
 		p, err := poolhome.Open(poolhome.Options{
-			Name: spec.Name, Dir: spec.Dir, State: filepath.Join(o.stateDir, "pools"), Log: log,
+			Name: spec.Name, Dir: spec.Dir, State: filepath.Join(o.stateDir, "pools"), Log: log, Empty: looppool.Empty,
 			Open: func() (volume.Pool, error) {
 				return looppool.Open(looppool.Options{
 					Name: spec.Name, Dir: spec.Dir, NodesDir: nodes, Log: log, Copied: metrics.Copied(spec.Name),

@@ -213,16 +213,17 @@ func (d *Driver) undefer(id string, r deferral) error {
 }
 
 func (d *Driver) releasedBySandbox(id string, r deferral) error {
+	var a volume.Attachment
+	ok := false
 	src, err := d.releasing(id)
-	if fault.Is(err, fault.NotFound) {
-		return nil
+	if err == nil {
+		a, ok, err = src.Attached(id)
 	}
-	if err != nil {
-		return err
-	}
-	a, ok, err := src.Attached(id)
-	if s, staged := d.staged.get(id); errors.Is(err, record.ErrUnusable) && staged && s.Share == "" {
+	unknown := fault.Is(err, fault.NotFound)
+	if s, staged := d.staged.get(id); (unknown || errors.Is(err, record.ErrUnusable)) && staged && s.Share == "" {
 		a, ok, err = volume.Attachment{Device: s.Device}, true, nil
+	} else if unknown {
+		return nil
 	}
 	if err != nil || !ok || a.Share != nil {
 		return err

@@ -142,21 +142,24 @@ func (d *Driver) publishedAt(src volume.Releaser, id string) []string {
 
 // releasing finds where a volume comes from, for who takes it away: what is
 // attached and mounted is asked of the kernel, so an unusable record is no reason
-// to leave it, nor is a pool that is not configured any more.
+// to leave it, nor is a pool that is not configured, or has no volume of this id, any more.
 func (d *Driver) releasing(id string) (volume.Releaser, error) {
-	if err := d.Volumes.CheckPool(id); err != nil {
-		if d.Left != nil {
-			if left := d.Left(id); left != nil {
-				return left, nil
-			}
+	err := d.Volumes.CheckPool(id)
+	if err == nil {
+		var src volume.Source
+		if src, _, err = d.Volumes.Find(id); err == nil || errors.Is(err, record.ErrUnusable) {
+			return src, nil
 		}
-		return nil, err
+		if !fault.Is(err, fault.NotFound) && !fault.Is(err, fault.Unavailable) {
+			return nil, err
+		}
 	}
-	src, _, err := d.Volumes.Find(id)
-	if errors.Is(err, record.ErrUnusable) {
-		err = nil
+	if d.Left != nil {
+		if left := d.Left(id); left != nil {
+			return left, nil
+		}
 	}
-	return src, err
+	return nil, err
 }
 
 // requireStaged gives how the volume is staged, and its attachment.

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testcrust"
 	"github.com/crust-csi/crust-csi/internal/testnode"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
@@ -68,6 +69,34 @@ func TestC08_C19_UnpublishWaitsForTheSandbox(t *testing.T) {
 	}
 	s.deregister(p)
 	ok(t, s.Node.Client.Delete(ctxOf(t), v.ID))
+}
+
+// The record of a static volume is lost while a sandbox has the volume's device: the
+// staged record names the device, and the kernel tells that it is in use.
+func TestC08_C19_UnpublishWaitsForTheSandboxOfAVolumeThatIsUnknown(t *testing.T) {
+	node := testnode.New(t, "", "--allow-device", "/dev/loop*")
+	s := &server{Server: testcrust.NewServer(t, node, "namespace", testnode.BuildCommand(t, "crustd", ""))}
+	img := filepath.Join(s.Node.Dir, "static.img")
+	run(t, "truncate", "-s", "64M", img)
+	run(t, "mkfs.ext4", "-q", img)
+	dev := strings.TrimSpace(run(t, "losetup", "-f", "--show", img))
+	t.Cleanup(func() { run(t, "losetup", "-d", dev) })
+	v := csiclient.Volume{ID: "static", FSType: "ext4", Context: map[string]string{"device": dev, "allowRuntimeAssistedMount": "true"}}
+	ok(t, s.Node.Client.Stage(ctxOf(t), v))
+	p := s.pod("pod", v)
+	ok(t, s.nodePublish(p))
+	sb := s.namespace(p)
+	ok(t, s.runtimePublish(p))
+	sh(t, sb, "echo precious > %s/f", p.target)
+	s.Node.Stop()
+	run(t, "find", filepath.Join(s.Node.Dir, "state", "static"), "-name", "*.json", "-delete")
+	s.Node.Start()
+	refused(t, s.Node.Client.Unpublish(ctxOf(t), v.ID, p.target), codes.FailedPrecondition, v.ID, "still mounted by the sandbox")
+	if got := sh(t, sb, "cat %s/f", p.target); got != "precious" {
+		t.Errorf("the sandbox sees %q", got)
+	}
+	s.deregister(p)
+	s.nodeUnpublish(p)
 }
 
 // A sandbox that ended while crustd was down keeps its volume for as long as one

@@ -114,8 +114,7 @@ func TestB03_APoolThatGoesWhileItIsUsed(t *testing.T) {
 	n.Restart()
 }
 
-// A pool of a version without identities gets one, and one that is configured in
-// another directory is another one.
+// A pool of a version without identities gets one.
 func TestB03_PoolsGetAnIdentity(t *testing.T) {
 	n, _, _ := onOwnDisk(t)
 	n.Begin()
@@ -128,16 +127,85 @@ func TestB03_PoolsGetAnIdentity(t *testing.T) {
 	ok(t, err)
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	ok(t, n.Client.Delete(ctxOf(t), v.ID))
+}
+
+// A pool keeps its name and is configured in another directory, by a slip or by a new
+// label of the node. Its volumes are not there: none counts as deleted, and none is made
+// there. What is in use can be taken away.
+func TestB03_APoolOfThisNameLiesElsewhere(t *testing.T) {
+	n, _, _ := onOwnDisk(t)
+	n.Begin()
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	w := create(t, n, "w", csiclient.Volume{FSType: "ext4"})
+	write(t, target+"/f", "kept")
 	n.Stop()
 	was := n.Pool
 	n.Pool = filepath.Join(n.Dir, "new")
 	n.Start()
-	made := create(t, n, "b", csiclient.Volume{FSType: "ext4"})
-	ok(t, n.Client.Delete(ctxOf(t), made.ID))
+	words := []string{"pool is not at " + n.Pool, "It was in " + was, "pools/pool.json"}
+	refused(t, n.Client.Delete(ctxOf(t), w.ID), codes.Unavailable, words...)
+	_, err := n.Client.Create(ctxOf(t), "b", size, csiclient.Volume{FSType: "ext4"}, nil, nil)
+	refused(t, err, codes.Unavailable, words...)
+	if _, err := os.Lstat(n.Pool); !os.IsNotExist(err) {
+		t.Errorf("%s was made: %v", n.Pool, err)
+	}
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	// The operator moves the pool. It is seen without a restart.
+	ok(t, os.Mkdir(n.Pool, 0o700))
+	run(t, "cp", "-a", was+"/.", n.Pool)
+	run(t, "find", was, "-mindepth", "1", "-delete")
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	if got := read(t, target+"/f"); got != "kept" {
+		t.Errorf("read %q", got)
+	}
+	down(t, n, v.ID, target)
+	n.Restart()
+	ok(t, n.Client.Delete(ctxOf(t), w.ID))
+	// Without volumes, the pool may lie anywhere.
 	n.Stop()
-	n.Pool = was
+	n.Pool = filepath.Join(n.Dir, "third")
 	n.Start()
+	made := create(t, n, "c", csiclient.Volume{FSType: "ext4"})
+	ok(t, n.Client.Delete(ctxOf(t), made.ID))
+}
+
+// The state has lost which directory is the pool's, and the pool's disk is not mounted:
+// the bare directory is not taken for the pool.
+func TestB03_WhichDirectoryIsThePoolsIsLost(t *testing.T) {
+	n, mount, unmount := onOwnDisk(t)
+	n.Begin()
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	n.Stop()
+	unmount()
+	ok(t, os.WriteFile(filepath.Join(n.Dir, "state", "pools", "pool.json"), nil, 0o600))
+	n.Start()
+	refused(t, n.Client.Delete(ctxOf(t), v.ID), codes.Unavailable, "as if its disk were not mounted")
+	mount()
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	n.Restart()
+	ok(t, n.Client.Delete(ctxOf(t), v.ID))
+}
+
+// A pool that does not know a volume any more takes it away all the same: the staged
+// record names a device that is bound to the volume's file.
+func TestB03_AVolumeInUseThatThePoolHasNot(t *testing.T) {
+	n, _, _ := onOwnDisk(t)
+	n.Begin()
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	n.Stop()
+	aside := filepath.Join(filepath.Dir(n.Pool), "aside")
+	ok(t, os.Mkdir(aside, 0o700))
+	run(t, "sh", "-c", "mv "+n.Pool+"/volumes/* "+aside)
+	n.Start()
+	refused(t, n.Client.Delete(ctxOf(t), v.ID), codes.FailedPrecondition, "staged")
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	if out := run(t, "losetup", "-n", "-O", "BACK-FILE"); strings.Contains(out, aside) {
+		t.Errorf("the volume's device is still there:\n%s", out)
+	}
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
 }

@@ -148,6 +148,21 @@ func Open(o Options) (*Pool, error) {
 	return p, nil
 }
 
+// Empty is nil if the directory holds no volume and no snapshot: no record, no file of
+// one, and nothing that cannot be read. It writes nothing.
+func Empty(dir string) error {
+	for _, sub := range []string{"volumes", "snapshots"} {
+		entries, err := os.ReadDir(filepath.Join(dir, sub))
+		if err == nil && len(entries) > 0 {
+			err = fault.New(fault.State, "%s has %d files in %s", dir, len(entries), sub)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
 func (p *Pool) load() error {
 	err := loadAll(p, "volumes", volumeType, p.volumes, func(r *volumeRecord) (*string, *string) { return &r.Volume.ID, &r.State })
 	err = errors.Join(err, loadAll(p, "snapshots", snapshotType, p.snapshots, func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State }))

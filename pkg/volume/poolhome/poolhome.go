@@ -4,7 +4,9 @@
 // A pool's directory has an identity, in the file pool.json, and the node's state says
 // which identity belongs to the pool's name. While the directory has another one, or
 // none, nothing is made there and the pool's calls fail with fault.Unavailable. It is
-// looked for at each call, so that the pool is there when its disk is.
+// looked for at each call, so that the pool is there when its disk is. The same holds for
+// a pool that keeps its name and is configured in another directory: it is there if it was
+// moved, with its identity, or if it had no volumes.
 package poolhome
 
 import (
@@ -50,6 +52,9 @@ type Options struct {
 	Log       *slog.Logger
 	// Open opens the directory, which is the pool's.
 	Open func() (volume.Pool, error)
+	// Empty is nil if a directory that was the pool's is proven to hold no volume and no
+	// snapshot. It writes nothing.
+	Empty func(dir string) error
 }
 
 // place is where the identity's file was seen.
@@ -60,8 +65,9 @@ type place struct {
 
 // Pool is a pool that may be away.
 type Pool struct {
-	o  Options
-	id string // empty: its directory takes no identity, so any will do
+	o   Options
+	id  string // empty: its directory takes no identity, so any will do
+	was string // the directory where it was, while that is not the configured one
 
 	mu    sync.Mutex  // held while the disk is looked at, which may hang
 	inner volume.Pool // nil until it was there once
@@ -88,19 +94,40 @@ func Open(o Options) (*Pool, error) {
 func (p *Pool) path() string      { return filepath.Join(p.o.Dir, file) }
 func (p *Pool) statePath() string { return filepath.Join(p.o.State, p.o.Name+record.Extension) }
 
+// nobody is the identity of no directory: which one is the pool's is not known any more.
+const nobody = "-"
+
 // identify learns which identity is the pool's.
 func (p *Pool) identify() error {
 	var k known
 	err := knownType.Read(p.statePath(), &k)
-	if err == nil && k.Dir == p.o.Dir {
+	switch {
+	case err == nil && k.Dir == p.o.Dir:
 		p.id = k.ID
 		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		return p.first(false)
+	case err != nil:
+		p.o.Log.Warn("which directory is the pool's is not known any more; the one that has an identity is taken", "pool", p.o.Name, "error", err)
+		return p.first(true)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		p.o.Log.Warn("which directory is the pool's is not known any more; the one that is there is taken", "pool", p.o.Name, "error", err)
+	if i, err := readFrom(k.Dir); err == nil && i.ID == k.ID && p.o.Empty(k.Dir) == nil {
+		p.o.Log.Info("the pool lies in another directory now; it had no volumes", "pool", p.o.Name, "directory", p.o.Dir, "was", k.Dir)
+		return p.first(false)
 	}
+	p.id, p.was = k.ID, k.Dir
+	return nil
+}
+
+// first takes the directory that is there for the pool's. A pool that was somewhere
+// before has an identity; its bare mount point has none, and is not given one.
+func (p *Pool) first(before bool) error {
 	here, err := p.read()
 	if errors.Is(err, fs.ErrNotExist) {
+		if before {
+			p.id = nobody
+			return nil
+		}
 		here = identity{ID: rand.Text()}
 		if err = os.MkdirAll(p.o.Dir, 0o700); err == nil {
 			err = identityType.Write(p.path(), here)
@@ -113,18 +140,29 @@ func (p *Pool) identify() error {
 	if err != nil {
 		return err
 	}
-	p.id = here.ID
+	return p.learn(here.ID)
+}
+
+// learn notes that the directory with this identity is the pool's.
+func (p *Pool) learn(id string) error {
 	if err := os.MkdirAll(p.o.State, 0o700); err != nil {
 		return err
 	}
-	return knownType.Write(p.statePath(), known{ID: p.id, Dir: p.o.Dir})
+	if err := knownType.Write(p.statePath(), known{ID: id, Dir: p.o.Dir}); err != nil {
+		return err
+	}
+	p.id, p.was = id, ""
+	return nil
 }
 
-func (p *Pool) read() (identity, error) {
+func (p *Pool) read() (identity, error) { return readFrom(p.o.Dir) }
+
+func readFrom(dir string) (identity, error) {
 	var i identity
-	err := identityType.Read(p.path(), &i)
+	path := filepath.Join(dir, file)
+	err := identityType.Read(path, &i)
 	if err == nil && i.ID == "" {
-		err = fmt.Errorf("%s names no identity", p.path())
+		err = fmt.Errorf("%s names no identity", path)
 	}
 	return i, err
 }
@@ -175,17 +213,30 @@ func (p *Pool) look() error {
 	if err == nil {
 		i, err = p.read()
 	}
-	const away = "pool %s is not at %s: %w. Mount its disk there; nothing is made or deleted until then. If this is a new pool in its place, remove %s and restart the driver"
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fault.New(fault.Unavailable, away, p.o.Name, p.o.Dir, errors.New("that directory is no pool, as if its disk were not mounted"), p.statePath())
+		return p.away(errors.New("that directory is no pool, as if its disk were not mounted"))
 	case err != nil:
-		return fault.New(fault.Unavailable, away, p.o.Name, p.o.Dir, err, p.statePath())
-	case i.ID != p.id:
-		return fault.New(fault.Unavailable, away, p.o.Name, p.o.Dir, errors.New("the pool in that directory is another one"), p.statePath())
+		return p.away(err)
+	case i.ID != p.id && p.id != nobody:
+		return p.away(errors.New("the pool in that directory is another one"))
+	case p.id == nobody || p.was != "":
+		if err := p.learn(i.ID); err != nil {
+			return fault.New(fault.Unavailable, "pool %s: that it is at %s cannot be noted: %w", p.o.Name, p.o.Dir, err)
+		}
 	}
 	p.seen = now
 	return nil
+}
+
+// away says why the pool is not there, and the way out.
+func (p *Pool) away(why error) error {
+	way := "Mount its disk there"
+	if p.was != "" {
+		way = "It was in " + p.was + ": configure that directory again, or move its content to the new one, with " + file
+	}
+	return fault.New(fault.Unavailable, "pool %s is not at %s: %w. %s; nothing is made or deleted until then. If this is a new pool in its place, remove %s and restart the driver",
+		p.o.Name, p.o.Dir, why, way, p.statePath())
 }
 
 // known gives the pool where it was there once, whether or not it is now. It waits for no
