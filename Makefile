@@ -10,6 +10,8 @@ FUZZTIME ?= 10s
 FILES ?= 1000000
 # How long the tests of one package may take. The default of go test is ten minutes.
 TIMEOUT ?= 60m
+# MiB for temporary files: the demo's, the tests'.
+ROOM = 1024
 
 .PHONY: all build setup demo test sanity fuzz lint clean
 
@@ -20,11 +22,13 @@ build:
 
 # What the tests and the demo need of Debian: file system programs.
 setup:
+	scripts/room.sh $(ROOM)
 	scripts/setup.sh
 
 demo: setup build
 	scripts/demo.sh
 
+test: ROOM = 4096
 test: setup guest monitoring releases
 	$(GO) build ./...
 	$(GO) vet -tags vm,kubernetes,fleet ./...

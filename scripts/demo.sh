@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/sbin:/sbin
 
-dir=$(mktemp -d /tmp/crust-demo.XXXXXX)
+dir=$(mktemp -d -t crust-demo.XXXXXX)
 kubelet=$dir/kubelet
 mkdir "$kubelet"
 if [ -t 1 ]; then bold=$(tput bold) dim=$(tput dim) plain=$(tput sgr0); else bold='' dim='' plain=''; fi
