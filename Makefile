@@ -28,7 +28,7 @@ setup:
 demo: setup build
 	scripts/demo.sh
 
-test: ROOM = 4096
+test: ROOM = 8192
 test: setup guest monitoring releases
 	$(GO) build ./...
 	$(GO) vet -tags vm,kubernetes,fleet ./...

@@ -26,8 +26,8 @@ type Choice struct {
 	Why string
 }
 
-// trialLimit bounds a trial. An emulated guest answers within 5 s on an idle
-// machine.
+// trialLimit bounds a trial, unless the caller waits for longer than twice that. An
+// emulated guest answers within 5 s on an idle machine.
 const trialLimit = 30 * time.Second
 
 // Variables, so that tests can have another machine.
@@ -168,7 +168,11 @@ func (c Config) try(caller context.Context, v verdict) (verdict, error) {
 	if err := c.image(); err != nil {
 		return v, err
 	}
-	ctx, cancel := context.WithTimeout(caller, trialLimit)
+	limit := trialLimit
+	if end, ok := caller.Deadline(); ok {
+		limit = max(limit, time.Until(end)/2) // the rest is for the guest itself
+	}
+	ctx, cancel := context.WithTimeout(caller, limit)
 	defer cancel()
 	kvm, stopKVM := c.guest(ctx, "kvm")
 	tcg, stopTCG := c.guest(ctx, "tcg")

@@ -64,7 +64,9 @@ func write(t *testing.T, path, text string) {
 
 func choose(t *testing.T, c Config) Choice {
 	t.Helper()
-	got, err := Choose(context.Background(), c)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute) // however slow this machine is
+	defer cancel()
+	got, err := Choose(ctx, c)
 	if err != nil {
 		t.Fatal(err)
 	}
