@@ -16,7 +16,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/plain"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
-	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -216,7 +216,7 @@ func (g *globals) flagValues() map[string]completer {
 		kinds = append(kinds, string(k))
 	}
 	return map[string]completer{
-		"output": oneOf("table", "json"), "fs-type": oneOf(fsprogs.Formats()...), "access-mode": oneOf(modes...), "ignore": oneOf(kinds...),
+		"output": oneOf("table", "json"), "fs-type": oneOf(fstype.Formats()...), "access-mode": oneOf(modes...), "ignore": oneOf(kinds...),
 		"pool": g.pools, "from-snapshot": g.snapshots, "claim": g.claims, "volume": g.names,
 		"kind": oneOf("qemu", "namespace"), "machine": oneOf("q35", "microvm"),
 		"accel": oneOf("auto", "kvm", "tcg"), "size": nothing, "node-id": nothing,

@@ -19,6 +19,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // finding is one line of the doctor's.
@@ -67,7 +68,7 @@ func examine(ctx context.Context, g *globals) []finding {
 		need("running as root", fmt.Errorf("this process is not root"), "run crustctl as root: the answers below may differ")
 	}
 	features := append(mounter.Features(), fsprogs.New(nil).ProbeConfinement())
-	for _, fs := range fsprogs.Formats() {
+	for _, fs := range fstype.Formats() {
 		features = append(features, fsprogs.New(nil).ProbeIdmap(ctx, fs, os.TempDir(), loopdev.Nodes{}))
 	}
 	for _, f := range features {
@@ -83,16 +84,16 @@ func examine(ctx context.Context, g *globals) []finding {
 	}
 	list = append(list, finding{What: "raw block volumes", Answer: strings.TrimPrefix(rawdevice.Describe(""), "raw block volumes: ")})
 	need("loop devices", loopdev.Available(), "modprobe loop; in a container mount the host's /dev")
-	for _, fs := range fsprogs.Formats() {
-		program, pkg := fsprogs.MkfsProgram(fs)
+	for _, fs := range fstype.Formats() {
+		program, pkg := fstype.Of(fs).Make[0], fstype.Of(fs).Package
 		_, err := exec.LookPath(program)
 		say(program, err, "apt-get install "+pkg)
 	}
 	var err error
-	if nfs := mounter.ProbeFilesystem("nfs"); nfs.Answer == mounter.No {
+	if nfs := mounter.ProbeFilesystem(fstype.NFS); nfs.Answer == mounter.No {
 		err = errors.New(nfs.Why)
 	}
-	say("nfs", err, "only for static NFS volumes: a kernel with NFS")
+	say(fstype.NFS, err, "only for static NFS volumes: a kernel with NFS")
 	root, err := mounter.OpenRoot(g.kubeletDir)
 	if err == nil {
 		err = root.Close()

@@ -33,6 +33,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/driver"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 	"github.com/crust-csi/crust-csi/pkg/volume/looppool"
 )
@@ -202,7 +203,7 @@ func openHostNetwork(o *options, log *slog.Logger) *os.File {
 func probeIdmaps(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics) {
 	programs := fsprogs.New(metrics.ProgramStarted)
 	var list []mounter.Feature
-	for _, fs := range fsprogs.Formats() {
+	for _, fs := range fstype.Formats() {
 		list = append(list, programs.ProbeIdmap(ctx, fs, o.stateDir, loopdev.Nodes{Dir: filepath.Join(o.stateDir, "dev")}))
 	}
 	log.Info("user namespaces", "features", mounter.Summary(list))

@@ -7,7 +7,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
-	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
 
@@ -21,8 +21,6 @@ type use struct {
 	// hostMayMount is what the class says of volumes that a guest had.
 	hostMayMount bool
 }
-
-const defaultFilesystem = "ext4"
 
 // parseUse reads a capability. Shares have all access modes; a volume of this
 // node has those that one node can honour.
@@ -70,11 +68,11 @@ func parseUse(c *csi.VolumeCapability, share bool) (use, error) {
 		if u.options, err = mounter.ParseOptions(m.GetMountFlags()); err != nil {
 			return use{}, err
 		}
-		fstype := u.fstype
+		name := u.fstype
 		if share {
-			fstype = "nfs"
+			name = fstype.NFS
 		}
-		if err := mounter.CheckOptions(fstype, u.options); err != nil {
+		if err := mounter.CheckOptions(name, u.options); err != nil {
 			return use{}, err
 		}
 		if u.readOnly && u.options.ReadWrite() {
@@ -119,12 +117,12 @@ func (u use) creatable() (string, error) {
 	if u.block {
 		return "", nil
 	}
-	fstype := u.fstype
-	if fstype == "" {
-		fstype = defaultFilesystem
+	name := u.fstype
+	if name == "" {
+		name = fstype.Default()
 	}
-	if !fsprogs.CanFormat(fstype) {
-		return "", fault.New(fault.Invalid, "file system %q cannot be made by this driver; choose one of %s", fstype, strings.Join(fsprogs.Formats(), ", "))
+	if len(fstype.Of(name).Make) == 0 {
+		return "", fault.New(fault.Invalid, "file system %q cannot be made by this driver; choose one of %s", name, strings.Join(fstype.Formats(), ", "))
 	}
-	return fstype, nil
+	return name, nil
 }

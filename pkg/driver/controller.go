@@ -8,7 +8,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/pkg/fault"
-	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -134,7 +134,7 @@ func (d *Driver) wanted(req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool,
 	if err != nil {
 		return spec, nil, err
 	}
-	fstype, err := u.creatable()
+	fsType, err := u.creatable()
 	if err != nil {
 		return spec, nil, err
 	}
@@ -148,7 +148,7 @@ func (d *Driver) wanted(req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool,
 	if err := d.checkTopology(req.GetAccessibilityRequirements()); err != nil {
 		return spec, nil, err
 	}
-	spec = volume.Spec{Name: req.GetName(), Thick: params.Thick, Block: u.block, FSType: fstype, Parameters: ownParameters(req.GetParameters())}
+	spec = volume.Spec{Name: req.GetName(), Thick: params.Thick, Block: u.block, FSType: fsType, Parameters: ownParameters(req.GetParameters())}
 	smallest, err := d.source(req.GetVolumeContentSource(), &spec, &params.Pool)
 	if fault.Is(err, fault.NotFound) && len(req.GetAccessibilityRequirements().GetRequisite()) > 0 {
 		// RESOURCE_EXHAUSTED: the one code that has external-provisioner leave the claim to another node.
@@ -161,7 +161,7 @@ func (d *Driver) wanted(req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool,
 	if err != nil {
 		return spec, nil, err
 	}
-	spec.Size, err = chooseSize(req.GetCapacityRange(), smallest, fsprogs.MinimumSize(fstype))
+	spec.Size, err = chooseSize(req.GetCapacityRange(), smallest, fstype.Of(fsType).Minimum)
 	return spec, pool, err
 }
 

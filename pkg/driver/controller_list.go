@@ -9,7 +9,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
-	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -70,8 +70,8 @@ func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 	}
 	minimum := int64(smallSizeStep)
 	if u, err := parseUses(req.GetVolumeCapabilities(), false); err == nil {
-		if fstype, err := u.creatable(); err == nil {
-			minimum = max(minimum, fsprogs.MinimumSize(fstype))
+		if name, err := u.creatable(); err == nil {
+			minimum = max(minimum, fstype.Of(name).Minimum)
 		}
 	}
 	if t := req.GetAccessibleTopology(); t != nil && !d.here(t) {

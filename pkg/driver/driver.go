@@ -21,6 +21,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -320,9 +321,9 @@ func (d *Driver) live(dev mounter.Device, id, fstype string) (mounter.Filesystem
 // filesystem says how a volume's file system is mounted. A clone of an xfs has
 // its origin's UUID; without nouuid the kernel would refuse it beside the
 // origin.
-func filesystem(dev mounter.Device, fstype string, o mounter.Options, readOnly bool) mounter.Filesystem {
-	if fstype == "xfs" {
-		o = o.With("nouuid", "")
+func filesystem(dev mounter.Device, name string, o mounter.Options, readOnly bool) mounter.Filesystem {
+	if besides := fstype.Of(name).Copy; besides != "" {
+		o = o.With(besides, "")
 	}
-	return mounter.Filesystem{Device: dev, Type: fstype, Options: o, ReadOnly: readOnly}
+	return mounter.Filesystem{Device: dev, Type: name, Options: o, ReadOnly: readOnly}
 }

@@ -221,7 +221,7 @@ func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mo
 		if quick {
 			return errNeedsTime
 		}
-		return d.growOffline(ctx, src, v, dev)
+		return d.growOffline(ctx, src, v, dev, fstype)
 	}
 	end(err)
 	if err != nil {
@@ -230,11 +230,11 @@ func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mo
 	return d.grown(ctx, src, v, fstype, "online")
 }
 
-func (d *Driver) growOffline(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device) error {
-	if err := d.Programs.GrowExt4(ctx, dev.Path); err != nil {
+func (d *Driver) growOffline(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, fsType string) error {
+	if err := d.Programs.Grow(ctx, dev.Path, fsType); err != nil {
 		return fmt.Errorf("volume %s: %w", v.ID, err)
 	}
-	return d.grown(ctx, src, v, "ext4", "offline")
+	return d.grown(ctx, src, v, fsType, "offline")
 }
 
 // grown notes that a file system fills its device now.

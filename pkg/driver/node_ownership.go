@@ -13,6 +13,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/tracing"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
@@ -51,23 +52,19 @@ const (
 	strategyOption = "option"
 )
 
-// groupByOption are the file systems without owners on disk: the mount says
-// whose the files are.
-var groupByOption = map[string]bool{"vfat": true, "msdos": true, "exfat": true, "ntfs3": true}
-
 // strategy chooses how the group is applied.
 func (d *Driver) strategy(p *publication) (string, error) {
 	asked := p.attrs.FSGroupStrategy
 	switch {
 	case p.group == nil || p.use.block || p.attachment.Share != nil:
 		return "", nil
-	case groupByOption[p.staged.FSType]:
+	case fstype.Of(p.staged.FSType).GroupByOption:
 		if asked != "" && asked != strategyOption {
 			return "", invalid("volume %s: fsGroupStrategy=%s cannot be had on %s, whose files have no owners on disk; use %s", p.id, asked, p.staged.FSType, strategyOption)
 		}
 		return strategyOption, nil
 	case asked == strategyOption:
-		return "", invalid("volume %s: fsGroupStrategy=option is for vfat, exfat and ntfs3; %s has owners on disk, use chown or idmap", p.id, p.staged.FSType)
+		return "", invalid("volume %s: fsGroupStrategy=option is for %s; %s has owners on disk, use chown or idmap", p.id, strings.Join(fstype.WithGroupOption(), ", "), p.staged.FSType)
 	case asked == strategyIdmap && p.attrs.ownUserns:
 		// The kernel maps a mount once, and the runtime will.
 		d.Log.Info("the pod has a user namespace, so its fsGroup is applied by chown and not by idmap", "volume_id", p.id, "target_path", p.target)
@@ -96,7 +93,7 @@ func (p *publication) groupOptions() error {
 // own gives a detached mount to the pod's group, and tells how it is to be
 // shown. With quick, work that takes time is errNeedsTime.
 func (d *Driver) own(ctx context.Context, p *publication, m *mounter.Detached, progress *volume.Progress, quick bool) (*mounter.IDMap, error) {
-	if !d.AppliesGroups && !p.readOnly && !groupByOption[p.staged.FSType] {
+	if !d.AppliesGroups && !p.readOnly && !fstype.Of(p.staged.FSType).GroupByOption {
 		d.doubt(p, m)
 	}
 	if p.group == nil {
@@ -204,8 +201,8 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 		}
 	}()
 	var inodes ownership.Inodes
-	if p.alone && p.staged.FSType == "ext4" {
-		inodes = ownership.Ext4Inodes(p.attachment.Device.Path)
+	if p.alone {
+		inodes = ownership.InodesOf(p.staged.FSType, p.attachment.Device.Path)
 	}
 	actx, end := tracing.Begin(ctx, "give files to group", tracing.Volume(p.id))
 	r, err := ownership.Apply(actx, root, gid, policy, inodes, &counts)

@@ -13,6 +13,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -135,7 +136,7 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 	switch {
 	case p.use.block != p.staged.Block:
 		return fault.New(fault.State, "volume %s is staged as %s and cannot be published as %s", p.id, kindOf(p.staged.Block, p.staged.FSType), kindOf(p.use.block, p.use.fstype))
-	case p.use.fstype != "" && kernelType(p.use.fstype) != kernelType(p.staged.FSType) && p.attachment.Share == nil:
+	case p.use.fstype != "" && fstype.Kernel(p.use.fstype) != fstype.Kernel(p.staged.FSType) && p.attachment.Share == nil:
 		return fault.New(fault.State, "volume %s is staged with %s and cannot be published with %s", p.id, p.staged.FSType, p.use.fstype)
 	case p.readOnly && p.use.options.ReadWrite():
 		return invalid("volume %s: mount option \"rw\" contradicts a read-only publish", p.id)

@@ -13,7 +13,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/tracing"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
-	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
@@ -160,7 +160,7 @@ func (d *Driver) stage(
 	switch {
 	case a.Share != nil:
 		r.Share, r.FSType = a.Share.Source, a.Share.Type
-		if u.fstype != "" && u.fstype != r.FSType && u.fstype != "nfs4" {
+		if u.fstype != "" && u.fstype != r.FSType && fstype.Of(u.fstype).Like != r.FSType {
 			return invalid("volume %s is a share of type %s, not %s", v.ID, r.FSType, u.fstype)
 		}
 	case !u.block:
@@ -178,26 +178,18 @@ func (d *Driver) stage(
 	return d.staged.put(r)
 }
 
-// kernelType is the name of the kernel's driver for a file system that has two.
-func kernelType(fstype string) string {
-	if fstype == "ntfs" {
-		return "ntfs3"
-	}
-	return fstype
-}
-
 // ensureFilesystem gives the type of the file system that the device holds
 // afterwards: the one that was asked for, or an error.
 func (d *Driver) ensureFilesystem(
 	ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, u use, progress *volume.Progress, quick bool,
 ) (string, error) {
 	want := u.fstype
-	for _, t := range []string{v.Facts.Formatted, v.FSType, defaultFilesystem} {
+	for _, t := range []string{v.Facts.Formatted, v.FSType, fstype.Default()} {
 		if want == "" {
 			want = t
 		}
 	}
-	want = kernelType(want)
+	want = fstype.Kernel(want)
 	if err := mounter.CheckOptions(want, u.options); err != nil {
 		return "", fmt.Errorf("volume %s: %w", v.ID, err)
 	}
@@ -278,7 +270,7 @@ func (d *Driver) ensureFilesystem(
 	if quick && facts.GrowDue {
 		return "", errNeedsTime
 	}
-	return want, d.growExt4Early(ctx, src, v.ID, dev, want, busy)
+	return want, d.growEarly(ctx, src, v.ID, dev, want, busy)
 }
 
 // waitForMkfs waits for a mkfs that outlived the driver that started it.
@@ -298,17 +290,17 @@ func waitForMkfs(ctx context.Context, id string, dev mounter.Device) error {
 
 // format formats a device that was proven blank, and records that before and
 // after.
-func (d *Driver) format(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, fstype string, blank superblock.BlankDevice) (superblock.Result, error) {
+func (d *Driver) format(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, name string, blank superblock.BlankDevice) (superblock.Result, error) {
 	var none superblock.Result
 	if dev.ReadOnly {
 		return none, fault.New(fault.State, "volume %s: %s is blank and read-only, so it cannot be formatted", v.ID, dev.Path)
 	}
-	if !fsprogs.CanFormat(fstype) {
-		return none, invalid("volume %s: %s is blank, and this driver cannot make a file system of type %s", v.ID, dev.Path, fstype)
+	if len(fstype.Of(name).Make) == 0 {
+		return none, invalid("volume %s: %s is blank, and this driver cannot make a file system of type %s", v.ID, dev.Path, name)
 	}
 	facts := v.Facts
 	if facts.Formatting == nil {
-		intent := blank.Intent(fstype)
+		intent := blank.Intent(name)
 		facts.Formatting = &intent
 		if err := src.SetFacts(v.ID, facts); err != nil {
 			return none, err
@@ -317,8 +309,8 @@ func (d *Driver) format(ctx context.Context, src volume.Source, v volume.Volume,
 	if err := failpoint.Err("format.intended"); err != nil {
 		return none, err
 	}
-	event := audit.Event{Action: audit.Formatted, Volume: v.ID, Device: dev.Path, FSType: fstype}
-	if err := d.irreversible(ctx, event, func() error { return d.Programs.Format(ctx, blank, fstype, v.Thick) }); err != nil {
+	event := audit.Event{Action: audit.Formatted, Volume: v.ID, Device: dev.Path, FSType: name}
+	if err := d.irreversible(ctx, event, func() error { return d.Programs.Format(ctx, blank, name, v.Thick) }); err != nil {
 		return none, fmt.Errorf("volume %s: %w", v.ID, err)
 	}
 	if err := failpoint.Err("format.done"); err != nil {
@@ -330,8 +322,8 @@ func (d *Driver) format(ctx context.Context, src volume.Source, v volume.Volume,
 			return none, err
 		}
 	}
-	d.Metrics.FilesystemMade(fstype)
-	d.Log.InfoContext(ctx, "formatted", "volume_id", v.ID, "device", dev.Path, "fs_type", fstype)
+	d.Metrics.FilesystemMade(name)
+	d.Log.InfoContext(ctx, "formatted", "volume_id", v.ID, "device", dev.Path, "fs_type", name)
 	return superblock.ProbeDevice(dev.Path)
 }
 
@@ -345,10 +337,8 @@ func (d *Driver) mend(ctx context.Context, v volume.Volume, dev mounter.Device, 
 		}
 	}
 	if facts.IdentityDue {
-		if found.Type == "btrfs" {
-			if err := d.Programs.NewBtrfsID(ctx, dev.Path); err != nil {
-				return facts, fmt.Errorf("volume %s: %w", v.ID, err)
-			}
+		if err := d.Programs.NewID(ctx, dev.Path, found.Type); err != nil {
+			return facts, fmt.Errorf("volume %s: %w", v.ID, err)
 		}
 		facts.IdentityDue = false
 	}
@@ -356,21 +346,21 @@ func (d *Driver) mend(ctx context.Context, v volume.Volume, dev mounter.Device, 
 	if err != nil {
 		return facts, err
 	}
-	if fsprogs.CanFormat(found.Type) && mounter.Unfilled(found, size) {
+	if len(fstype.Of(found.Type).Make) > 0 && mounter.Unfilled(found, size) {
 		facts.GrowDue = true
 	}
 	return facts, nil
 }
 
-// growExt4Early grows an ext4 at stage when this process may not have the
+// growEarly grows a file system at stage when this process may not have the
 // kernel do it at publish.
-func (d *Driver) growExt4Early(ctx context.Context, src volume.Source, id string, dev mounter.Device, fstype string, busy bool) error {
-	if fstype != "ext4" || busy || !mounter.GrowsExt4Offline() {
+func (d *Driver) growEarly(ctx context.Context, src volume.Source, id string, dev mounter.Device, name string, busy bool) error {
+	if busy || !mounter.GrowsOffline(name) {
 		return nil
 	}
 	v, err := src.Get(id)
 	if err != nil || !v.Facts.GrowDue || dev.ReadOnly {
 		return err
 	}
-	return d.growOffline(ctx, src, v, dev)
+	return d.growOffline(ctx, src, v, dev, name)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // Device is a block device node.
@@ -57,7 +58,7 @@ func Open(fs Filesystem) (*Detached, error) {
 		}
 	}
 	d, err := open(fs)
-	if err != nil && fs.Type == "btrfs" && fs.Options.labels() && fs.Scratch != "" {
+	if err != nil && fstype.Of(fs.Type).LabelByMount && fs.Options.labels() && fs.Scratch != "" {
 		var cerr error
 		if d, cerr = openClassic(fs); cerr == nil {
 			err = nil

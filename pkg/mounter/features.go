@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // Answer is what a probe of a kernel feature says.
@@ -36,7 +37,7 @@ func Features() []Feature {
 	list := []Feature{
 		probeOpenat2(), probeFsopen(), probeMountSetattr(), probeStatmount(), probeCapability(), SELinux(),
 	}
-	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
+	for _, fs := range fstype.Formats() {
 		list = append(list, ProbeFilesystem(fs))
 	}
 	return list
@@ -119,9 +120,6 @@ func ProbeFilesystem(fstype string) Feature {
 	return f.answer(err)
 }
 
-// BlockFilesystems are those of block devices that are worth a word.
-var BlockFilesystems = []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "exfat", "ntfs3"}
-
 // Mountable are the file systems of block devices that this kernel has, or has a
 // module of. Nothing is loaded.
 func Mountable() []string {
@@ -141,7 +139,7 @@ func Mountable() []string {
 		}
 	}
 	var list []string
-	for _, fs := range BlockFilesystems {
+	for _, fs := range fstype.OnDevices() {
 		if known[fs] {
 			list = append(list, fs)
 		}

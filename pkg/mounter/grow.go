@@ -9,85 +9,51 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
 
 // ErrGrowOffline is in the chain of the error of Grow when the kernel refuses
-// to grow a mounted ext4 because this process lacks CAP_SYS_RESOURCE.
-var ErrGrowOffline = errors.New("online growth of ext4 needs CAP_SYS_RESOURCE")
+// to grow a mounted file system because this process lacks CAP_SYS_RESOURCE.
+var ErrGrowOffline = errors.New("to grow it while it is mounted needs CAP_SYS_RESOURCE")
 
 // Grow makes a mounted file system as large as its device; dir is open on any
 // directory of it. One that fills its device already is left alone.
-func Grow(dir *os.File, fstype string, d Device) error {
+func Grow(dir *os.File, name string, d Device) error {
 	size, err := DeviceSize(d)
 	if err != nil {
 		return err
 	}
-	switch fstype {
-	case "ext2", "ext3", "ext4":
-		err = growExt(dir, d, size)
-	case "xfs":
-		err = growXFS(dir, size)
-	case "btrfs":
-		err = growBtrfs(dir, size)
-	default:
-		return fault.New(fault.State, "a file system of type %s cannot be grown while mounted", fstype)
+	grow := fstype.Of(name).Grow
+	if grow == nil {
+		return fault.New(fault.State, "a file system of type %s cannot be grown while mounted", name)
 	}
-	if errors.Is(err, linux.EPERM) {
-		if GrowsExt4Offline() {
-			return fault.New(fault.State, "%s on %s: %w; it is grown when it is next staged, so stop its pods. A privileged container has the capability where its node's root has it", fstype, d.Path, ErrGrowOffline)
+	err = grow(dir, size, func() (int64, int64, error) {
+		// Reading the device shows what the kernel has in its buffers: they are
+		// the same pages.
+		sb, err := probe(d.Path, size)
+		if err == nil && sb.BlockSize == 0 {
+			err = fault.New(fault.State, "the superblock is not that of %s any more: %s", name, sb)
 		}
+		return sb.Size, sb.BlockSize, err
+	})
+	if errors.Is(err, linux.EPERM) && GrowsOffline(name) {
+		return fault.New(fault.State, "%s on %s: %w; it is grown when it is next staged, so stop its pods. A privileged container has the capability where its node's root has it", name, d.Path, ErrGrowOffline)
 	}
 	if err != nil {
-		return fmt.Errorf("grow %s on %s to %d bytes: %w", fstype, d.Path, size, err)
+		return fmt.Errorf("grow %s on %s to %d bytes: %w", name, d.Path, size, err)
 	}
 	return nil
 }
 
-// GrowsExt4Offline tells whether this process surely may not grow a mounted
-// ext4.
-func GrowsExt4Offline() bool {
+// GrowsOffline tells whether this process surely may not grow a mounted file
+// system of that type, which a program can grow while it is not mounted.
+func GrowsOffline(name string) bool {
+	if !fstype.Of(name).GrowthIsPrivileged {
+		return false
+	}
 	ok, err := linux.HasCapability(linux.CapSysResource)
 	return err == nil && !ok
-}
-
-func growExt(dir *os.File, d Device, size int64) error {
-	// Reading the device shows what the kernel has in its buffers: they are
-	// the same pages.
-	sb, err := probe(d.Path, size)
-	if err != nil {
-		return err
-	}
-	if sb.BlockSize == 0 {
-		return fault.New(fault.State, "the superblock is not that of ext4 any more: %s", sb)
-	}
-	if sb.Size/sb.BlockSize >= size/sb.BlockSize {
-		return nil
-	}
-	return linux.Ext4ResizeFS(dir, uint64(size/sb.BlockSize))
-}
-
-func growXFS(dir *os.File, size int64) error {
-	g, err := linux.XFSGeometryOf(dir)
-	if err != nil {
-		return err
-	}
-	if blocks := uint64(size) / uint64(g.BlockSize); blocks > g.DataBlocks {
-		return linux.XFSGrowData(dir, blocks, g.ImaxPct)
-	}
-	return nil
-}
-
-func growBtrfs(dir *os.File, size int64) error {
-	total, err := linux.BtrfsDeviceSize(dir)
-	if err != nil {
-		return err
-	}
-	const sector = 4096
-	if total >= uint64(size)&^(sector-1) {
-		return nil
-	}
-	return linux.BtrfsResizeMax(dir)
 }
 
 // Unfilled tells whether a file system that is not mounted could be grown: its

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // Mount is one mount as the kernel tells it.
@@ -168,7 +169,7 @@ func (m Mount) Device() (Device, bool) {
 	if m.Major != 0 {
 		return Device{Path: m.Source, Major: m.Major, Minor: m.Minor}, true
 	}
-	if m.Type != "btrfs" {
+	if !fstype.Of(m.Type).Numberless {
 		return Device{}, false
 	}
 	st, err := linux.StatxPath(m.Source)

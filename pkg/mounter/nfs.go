@@ -12,6 +12,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // NFS says which share is mounted.
@@ -45,7 +46,7 @@ func OpenNFS(ctx context.Context, n NFS) (*Detached, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.Options = separate("nfs", n.Options)
+	n.Options = separate(fstype.NFS, n.Options)
 	var first error
 	for _, address := range addresses {
 		d, err := n.at(ctx, address)
@@ -101,15 +102,9 @@ func mayHelp(err error) bool {
 
 // separate keeps a labelled share apart: else two volumes of one server would share a
 // superblock, or a session, and its label.
-func separate(fstype string, o Options) Options {
-	if !o.labels() {
-		return o
-	}
-	switch fstype {
-	case "nfs", "nfs4":
-		return o.With("nosharecache", "")
-	case "cifs", "smb3":
-		return o.With("nosharesock", "")
+func separate(share string, o Options) Options {
+	if apart := fstype.Of(share).Apart; apart != "" && o.labels() {
+		return o.With(apart, "")
 	}
 	return o
 }
@@ -211,7 +206,7 @@ func (n NFS) open(address netip.Addr, version []Option) (*Detached, error) {
 	what := fmt.Sprintf("nfs from %s (%s%s)", n.Source, address, versionWords(version))
 	var ctx *os.File
 	// The namespace is that of fsopen.
-	err := linux.InNetwork(n.Network, func() (err error) { ctx, err = fsopen("nfs"); return err })
+	err := linux.InNetwork(n.Network, func() (err error) { ctx, err = fsopen(fstype.NFS); return err })
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
@@ -219,7 +214,7 @@ func (n NFS) open(address netip.Addr, version []Option) (*Detached, error) {
 	if err := linux.FsconfigString(ctx, "source", n.Source); err != nil {
 		return nil, fault.New(fault.Invalid, "%s: %w", what, err)
 	}
-	if err := configureOptions(ctx, "nfs", o); err != nil {
+	if err := configureOptions(ctx, fstype.NFS, o); err != nil {
 		return nil, err
 	}
 	if err := linux.FsconfigCreate(ctx); err != nil {

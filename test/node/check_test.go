@@ -227,7 +227,7 @@ func TestD08_CheckOfEachFileSystem(t *testing.T) {
 			check(fsprogs.NeedsHuman)
 			if fstype == "ext4" {
 				before := sum(t, img)
-				if err := p.GrowExt4(ctxOf(t), img); err == nil || !strings.Contains(err.Error(), "needs a person") {
+				if err := p.Grow(ctxOf(t), img, "ext4"); err == nil || !strings.Contains(err.Error(), "needs a person") {
 					t.Errorf("a damaged ext4 was grown: %v", err)
 				}
 				if sum(t, img) != before {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // Server is a runtime whose sandboxes are entries of a map. Its fields may be
@@ -45,7 +46,7 @@ func New() *Server {
 			crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL_ON_MOUNT,
 			crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE,
 		},
-		FileSystems: []string{"ext4", "xfs", "btrfs"},
+		FileSystems: fstype.Formats(),
 		volumes:     map[[2]string]*crustv1alpha1.RuntimePublishVolumeRequest{}, capacity: map[string]int64{},
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
@@ -60,8 +61,8 @@ func (r Request) step(name string, f func() error) error {
 // process may not do that.
 func Open(ctx context.Context, r Request) (*mounter.Detached, error) {
 	o := r.Options
-	if r.Type == "xfs" {
-		o = o.With("nouuid", "")
+	if besides := fstype.Of(r.Type).Copy; besides != "" {
+		o = o.With(besides, "")
 	}
 	// Before the kernel looks: that what is there is what was asked for.
 	found, err := superblock.Identify(r.Device.Path, r.Type)
@@ -108,10 +109,7 @@ func prepare(ctx context.Context, r Request, m *mounter.Detached, unfilled bool)
 			}
 		}
 		if r.Group != nil {
-			var inodes ownership.Inodes
-			if r.Type == "ext4" {
-				inodes = ownership.Ext4Inodes(r.Device.Path)
-			}
+			inodes := ownership.InodesOf(r.Type, r.Device.Path)
 			var p ownership.Progress
 			walk := func() error {
 				_, err := ownership.Apply(ctx, dir, *r.Group, r.Policy, inodes, &p)

@@ -13,6 +13,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/confine"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // Outcome is what a file system check ended with.
@@ -31,15 +32,15 @@ func (o Outcome) String() string { return [...]string{"clean", "repaired", "need
 // what is safe without asking (e2fsck -p). It only looks at xfs and btrfs: the
 // kernel replays their journals, and their repair programs are for people. The
 // text is the program's. Nothing is written when the outcome is NeedsHuman.
-func (p *Programs) Check(ctx context.Context, device, fstype string) (Outcome, string, error) {
-	s, ok := specs[fstype]
-	if !ok {
-		return NeedsHuman, "", fault.New(fault.State, "no program is known that checks %s", fstype)
+func (p *Programs) Check(ctx context.Context, device, name string) (Outcome, string, error) {
+	t := fstype.Of(name)
+	if len(t.Check) == 0 {
+		return NeedsHuman, "", fault.New(fault.State, "no program is known that checks %s", name)
 	}
-	if s.check[0] == "e2fsck" {
-		return p.preen(ctx, device)
+	if t.Preen {
+		return p.preen(ctx, t, device)
 	}
-	out, code, err := p.run(ctx, s.check, device)
+	out, code, err := p.run(ctx, t.Check, device)
 	if err != nil || code != 0 {
 		return NeedsHuman, out, err
 	}
@@ -50,8 +51,8 @@ func (p *Programs) Check(ctx context.Context, device, fstype string) (Outcome, s
 // out that it must give up (it replays the journal, repairs what it can, and
 // marks the superblock). So the repair is first made on a copy of the metadata,
 // which tells how it will end.
-func (p *Programs) preen(ctx context.Context, device string, flags ...string) (Outcome, string, error) {
-	argv := append([]string{"e2fsck", "-p"}, flags...)
+func (p *Programs) preen(ctx context.Context, t fstype.Type, device string, flags ...string) (Outcome, string, error) {
+	argv := append(slices.Clone(t.Check), flags...)
 	if outcome, out, err := p.rehearse(ctx, argv, device); err != nil || outcome == NeedsHuman {
 		return NeedsHuman, out, err
 	}
@@ -138,13 +139,10 @@ func (p *Programs) runOnCopy(ctx context.Context, f *os.File, device string, arg
 
 // CheckCommand is the command that a person would look at a damaged, unmounted
 // file system with; it changes nothing.
-func CheckCommand(fstype, device string) string {
-	switch fstype {
-	case "xfs":
-		return "xfs_repair -n " + device
-	case "btrfs":
-		return "btrfs check --readonly " + device
-	default:
-		return "e2fsck -n " + device
+func CheckCommand(name, device string) string {
+	look := fstype.Of(name).Look
+	if len(look) == 0 {
+		look = []string{"fsck", "-n"} // finds the program
 	}
+	return strings.Join(look, " ") + " " + device
 }

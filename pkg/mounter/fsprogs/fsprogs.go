@@ -18,6 +18,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/tracing"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
 
@@ -39,74 +40,25 @@ func New(started func(program string)) *Programs {
 	return &Programs{started: started}
 }
 
-// A spec is what is to be known of one file system's programs.
-type spec struct {
-	mkfs    []string // device appended
-	force   string   // its "overwrite what is there"
-	minimum int64    // bytes, below which mkfs refuses
-	check   []string // device appended
-	pkg     string   // Debian package
-}
-
-// Lazy initialisation: a 1 TiB ext4 costs 16 MiB of writing instead of 1,040;
-// and discarding a device that holds nothing costs time only. No -F/-f: the
-// programs' own refusal to overwrite something is one more fence.
-var specs = map[string]spec{
-	"ext4": {
-		mkfs: []string{"mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"}, force: "-F",
-		minimum: 4 << 20, check: []string{"e2fsck", "-p"}, pkg: "e2fsprogs",
-	},
-	"xfs": {
-		mkfs: []string{"mkfs.xfs", "-q", "-K"}, force: "-f",
-		minimum: 300 << 20, check: []string{"xfs_repair", "-n"}, pkg: "xfsprogs",
-	},
-	"btrfs": {
-		// The default sector is this kernel's page, and a kernel of smaller pages does not mount that.
-		mkfs: []string{"mkfs.btrfs", "-q", "-K", "-s", "4096"}, force: "-f",
-		minimum: 114294784, check: []string{"btrfs", "check", "--readonly"}, pkg: "btrfs-progs",
-	},
-	"ext3": {check: []string{"e2fsck", "-p"}, pkg: "e2fsprogs"},
-	"ext2": {check: []string{"e2fsck", "-p"}, pkg: "e2fsprogs"},
-}
-
-// Formats lists the file systems that Format can make, the default first.
-func Formats() []string { return []string{"ext4", "xfs", "btrfs"} }
-
-// CanFormat tells whether fstype is one of Formats.
-func CanFormat(fstype string) bool { return len(specs[fstype].mkfs) > 0 }
-
-// MinimumSize is the smallest device, in bytes, that the file system fits on.
-func MinimumSize(fstype string) int64 { return specs[fstype].minimum }
-
-// MkfsProgram names the program that Format runs and the Debian package it
-// comes with.
-func MkfsProgram(fstype string) (program, pkg string) {
-	s := specs[fstype]
-	if len(s.mkfs) == 0 {
-		return "", ""
-	}
-	return s.mkfs[0], s.pkg
-}
-
 // Format makes a file system on a device that was proven blank. There is no
-// other way to make one. On a device whose space is reserved (thick), ext4 is
-// written out whole at once: zeroing it later, as the kernel would do, could
-// give the space back.
-func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, fstype string, thick bool) error {
-	s := specs[fstype]
-	if len(s.mkfs) == 0 {
-		return fault.New(fault.Invalid, "file system %q cannot be made here; choose one of %s", fstype, strings.Join(Formats(), ", "))
+// other way to make one. On a device whose space is reserved (thick), all is
+// written out at once: zeroing it later, as the kernel would do, could give the
+// space back.
+func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, name string, thick bool) error {
+	t := fstype.Of(name)
+	if len(t.Make) == 0 {
+		return fault.New(fault.Invalid, "file system %q cannot be made here; choose one of %s", name, strings.Join(fstype.Formats(), ", "))
 	}
 	if err := blank.Verify(); err != nil {
 		return err
 	}
-	argv := s.mkfs
-	if thick && fstype == "ext4" {
-		argv = append(append([]string{}, argv...), "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard")
+	argv := slices.Clone(t.Make)
+	if thick {
+		argv = append(argv, t.Whole...)
 	}
 	if blank.Resumed() {
 		// What the first attempt left is no reason to refuse.
-		argv = append(append([]string{}, argv...), s.force)
+		argv = append(argv, t.Force)
 	}
 	if err := failpoint.Err("mkfs.before"); err != nil {
 		return err
@@ -119,44 +71,51 @@ func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, fst
 		return err
 	}
 	if code != 0 {
-		return fmt.Errorf("%s %s: exit status %d: %s", s.mkfs[0], blank.Path(), code, out)
+		return fmt.Errorf("%s %s: exit status %d: %s", argv[0], blank.Path(), code, out)
 	}
 	return nil
 }
 
-// GrowExt4 grows an unmounted ext4 to the size of its device, for processes
+// Grow grows an unmounted file system to the size of its device, for processes
 // that may not use the kernel's online growth. resize2fs wants a forced check
 // first.
-func (p *Programs) GrowExt4(ctx context.Context, device string) error {
-	outcome, out, err := p.preen(ctx, device, "-f")
+func (p *Programs) Grow(ctx context.Context, device, name string) error {
+	t := fstype.Of(name)
+	if len(t.Resize) == 0 {
+		return fault.New(fault.State, "no program is known that grows %s on %s", name, device)
+	}
+	outcome, out, err := p.preen(ctx, t, device, "-f")
 	if err != nil {
 		return err
 	}
 	if outcome == NeedsHuman {
-		return fault.New(fault.State, "the file system on %s needs a person before it can grow: run `e2fsck -f %s`. It said: %s", device, device, out)
+		return fault.New(fault.State, "the file system on %s needs a person before it can grow: run `%s -f %s`. It said: %s", device, t.Check[0], device, out)
 	}
 	if err := failpoint.Err("grow.checked"); err != nil {
 		return err
 	}
-	out, code, err := p.run(ctx, []string{"resize2fs"}, device)
-	if err != nil {
-		return err
-	}
-	if code != 0 {
-		return fmt.Errorf("resize2fs %s: exit status %d: %s", device, code, out)
-	}
-	return nil
+	return p.must(ctx, t.Resize, device)
 }
 
-// NewBtrfsID gives an unmounted btrfs another identity, so that a clone can be
-// mounted beside its origin (before Linux 6.7 two with one id cannot).
-func (p *Programs) NewBtrfsID(ctx context.Context, device string) error {
-	out, code, err := p.run(ctx, []string{"btrfstune", "-m"}, device)
+// NewID gives an unmounted file system another identity, where a copy of it cannot
+// be mounted beside its origin otherwise (btrfs before Linux 6.7). It does nothing to
+// others.
+func (p *Programs) NewID(ctx context.Context, device, name string) error {
+	argv := fstype.Of(name).NewID
+	if len(argv) == 0 {
+		return nil
+	}
+	return p.must(ctx, argv, device)
+}
+
+// must runs a program that has to succeed.
+func (p *Programs) must(ctx context.Context, argv []string, device string) error {
+	out, code, err := p.run(ctx, argv, device)
 	if err != nil {
 		return err
 	}
 	if code != 0 {
-		return fmt.Errorf("btrfstune -m %s: exit status %d: %s", device, code, out)
+		return fmt.Errorf("%s %s: exit status %d: %s", strings.Join(argv, " "), device, code, out)
 	}
 	return nil
 }
@@ -222,24 +181,12 @@ func (p *Programs) start(ctx context.Context, cmd *exec.Cmd, limits confine.Limi
 	case ctx.Err() != nil:
 		return out, 0, fmt.Errorf("%s %s was stopped: %w", program, device, context.Cause(ctx))
 	case errors.Is(err, exec.ErrNotFound):
-		return out, 0, fault.New(fault.State, "%s is not installed (Debian: apt-get install %s)", program, packageOf(program))
+		return out, 0, fault.New(fault.State, "%s is not installed (Debian: apt-get install %s)", program, fstype.PackageOf(program))
 	case errors.As(err, &exit) && exit.Exited():
 		return out, exit.ExitCode(), nil
 	default:
 		return out, 0, fmt.Errorf("%s %s: %w: %s", program, device, err, out)
 	}
-}
-
-func packageOf(program string) string {
-	for _, s := range specs {
-		if len(s.mkfs) > 0 && s.mkfs[0] == program || s.check[0] == program {
-			return s.pkg
-		}
-	}
-	if program == "btrfstune" {
-		return "btrfs-progs"
-	}
-	return "e2fsprogs"
 }
 
 // tail keeps the end of a program's output, as one line.

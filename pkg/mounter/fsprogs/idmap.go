@@ -8,20 +8,18 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // ProbeIdmap tells whether this kernel makes idmapped mounts of a file system
 // (pods with hostUsers: false, and fsGroupStrategy idmap, need them), by making
 // one: of a new file system in a file without a name in dir.
-func (p *Programs) ProbeIdmap(ctx context.Context, fstype, dir string, nodes loopdev.Nodes) mounter.Feature {
+func (p *Programs) ProbeIdmap(ctx context.Context, name, dir string, nodes loopdev.Nodes) mounter.Feature {
 	f := mounter.Feature{
-		Name: "idmapped mounts of " + fstype, Since: map[string]string{"btrfs": "5.15"}[fstype],
+		Name: "idmapped mounts of " + name, Since: fstype.Of(name).IdmapSince,
 		Cost: "no pod with hostUsers: false can use such a volume, and no fsGroupStrategy idmap",
 	}
-	if f.Since == "" {
-		f.Since = "5.12"
-	}
-	f.Answer, f.Why = idmapAnswer(p.tryIdmap(ctx, fstype, dir, nodes))
+	f.Answer, f.Why = idmapAnswer(p.tryIdmap(ctx, name, dir, nodes))
 	return f
 }
 
@@ -36,7 +34,7 @@ func idmapAnswer(err error) (answer mounter.Answer, why string) {
 	return mounter.CannotTell, err.Error()
 }
 
-func (p *Programs) tryIdmap(ctx context.Context, fstype, dir string, nodes loopdev.Nodes) error {
+func (p *Programs) tryIdmap(ctx context.Context, name, dir string, nodes loopdev.Nodes) error {
 	const size = 320 << 20 // mkfs.xfs wants 300 MiB; next to nothing is written
 	file, err := linux.TempFile(dir, size)
 	if err != nil {
@@ -48,14 +46,15 @@ func (p *Programs) tryIdmap(ctx context.Context, fstype, dir string, nodes loopd
 		return err
 	}
 	defer loop.Close()
-	if out, code, err := p.runMortal(ctx, specs[fstype].mkfs, loop.Name()); err != nil || code != 0 {
-		return errors.Join(err, fmt.Errorf("%s: exit status %d: %s", specs[fstype].mkfs[0], code, out))
+	mkfs := fstype.Of(name).Make
+	if out, code, err := p.runMortal(ctx, mkfs, loop.Name()); err != nil || code != 0 {
+		return errors.Join(err, fmt.Errorf("%s: exit status %d: %s", mkfs[0], code, out))
 	}
 	dev, err := mounter.FindDevice(loop.Name())
 	if err != nil {
 		return err
 	}
-	m, err := mounter.Open(mounter.Filesystem{Device: dev, Type: fstype})
+	m, err := mounter.Open(mounter.Filesystem{Device: dev, Type: name})
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // Inodes calls each for every inode of a file system that has a name, in any
@@ -42,6 +43,15 @@ func nothingToChange(ctx context.Context, inodes Inodes, gid uint32, root uint64
 		return false
 	}
 	return true
+}
+
+// InodesOf gives what reads the inode tables of a file system of that type from its
+// device, nil where nothing does: see Ext4Inodes.
+func InodesOf(name, device string) Inodes {
+	if !fstype.Of(name).InodeTables {
+		return nil
+	}
+	return Ext4Inodes(device)
 }
 
 // Ext4Inodes reads the inode tables of an ext4 from its device. It may be used

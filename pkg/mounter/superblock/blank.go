@@ -8,6 +8,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // BlankDevice is the proof that a device holds nothing that could be lost: what
@@ -117,16 +118,16 @@ func OfPool(path string) (Result, BlankDevice, error) { return probed(path) }
 // keeps that word, may call it.
 func OnWord(path string) (Result, BlankDevice, error) { return probed(path) }
 
-// Identify is ProbeDevice for a device that was formatted with fstype before:
+// Identify is ProbeDevice for a device that was formatted with that file system before:
 // when a whole superblock of that type is where it belongs, it looks no
 // further.
-func Identify(path, fstype string) (Result, error) {
+func Identify(path, name string) (Result, error) {
 	d, err := openDevice(path)
 	if err != nil {
 		return Result{}, err
 	}
 	defer d.file.Close()
-	start := map[string]int64{"ext4": 4 << 10, "xfs": 4 << 10, "btrfs": 68 << 10}[fstype]
+	start := fstype.Of(name).Head
 	if start > 0 && d.size >= start {
 		// Past the page cache, which would read 128 KiB ahead and be thrown away
 		// when the device is closed.
@@ -134,7 +135,7 @@ func Identify(path, fstype string) (Result, error) {
 		if _, err := (linux.Direct{File: d.file}).ReadAt(head, 0); err != nil {
 			return Result{}, fmt.Errorf("%s: %w", path, err)
 		}
-		if found := detect(&image{head: head, size: d.size}); len(found) == 1 && found[0].Answer == Known && found[0].Type == fstype {
+		if found := detect(&image{head: head, size: d.size}); len(found) == 1 && found[0].Answer == Known && found[0].Type == name {
 			return found[0], nil
 		}
 	}

@@ -3,6 +3,7 @@ package superblock
 import (
 	"encoding/binary"
 	"fmt"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"hash/crc32"
 	"math/bits"
 	"strings"
@@ -90,12 +91,12 @@ func ext(m *image) (Result, bool) {
 	if incompat&incompat64bit != 0 {
 		blocks |= uint64(le.Uint32(sb[0x150:])) << 32
 	}
-	name := "ext2"
+	name := fstype.Ext2
 	switch {
 	case incompat&^incompatExt3 != 0 || roCompat&^roCompatExt3 != 0:
-		name = "ext4"
+		name = fstype.Ext4
 	case compat&compatHasJournal != 0:
-		name = "ext3"
+		name = fstype.Ext3
 	}
 	if logBlock > 6 || blocks == 0 || le.Uint32(sb[0:]) == 0 || le.Uint32(sb[0x20:]) == 0 {
 		return damaged(name, "the magic is there, the rest makes no sense")
@@ -139,22 +140,22 @@ func xfs(m *image) (Result, bool) {
 	sector := int64(be.Uint16(sb[102:]))
 	if blockSize < 512 || blockSize > 65536 || bits.OnesCount64(uint64(blockSize)) != 1 || blocks == 0 ||
 		sector < 512 || sector > 32768 || bits.OnesCount64(uint64(sector)) != 1 {
-		return damaged("xfs", "the magic is there, the rest makes no sense")
+		return damaged(fstype.XFS, "the magic is there, the rest makes no sense")
 	}
 	if sb[126] != 0 {
-		return damaged("xfs", "mkfs did not finish")
+		return damaged(fstype.XFS, "mkfs did not finish")
 	}
-	res := Result{Answer: Known, Type: "xfs", BlockSize: blockSize, UUID: uuid(sb[32:48]), Label: label(sb[108:120])}
+	res := Result{Answer: Known, Type: fstype.XFS, BlockSize: blockSize, UUID: uuid(sb[32:48]), Label: label(sb[108:120])}
 	if be.Uint16(sb[100:])&0xf == 5 {
 		whole := m.at(0, sector)
 		if whole == nil {
-			return damaged("xfs", "the device is shorter than its first sector")
+			return damaged(fstype.XFS, "the device is shorter than its first sector")
 		}
 		c := crc32.Update(0, castagnoli, whole[:224])
 		c = crc32.Update(c, castagnoli, make([]byte, 4))
 		c = crc32.Update(c, castagnoli, whole[228:])
 		if c != le.Uint32(sb[224:]) {
-			return damaged("xfs", "its checksum is wrong")
+			return damaged(fstype.XFS, "its checksum is wrong")
 		}
 		const incompatNeedsRepair = 0x10
 		if be.Uint32(sb[216:])&incompatNeedsRepair != 0 {
@@ -162,11 +163,11 @@ func xfs(m *image) (Result, bool) {
 		}
 	}
 	if bits.Len64(blocks)+bits.Len64(uint64(blockSize)) > 63 {
-		return damaged("xfs", "it claims 2^63 bytes or more")
+		return damaged(fstype.XFS, "it claims 2^63 bytes or more")
 	}
 	res.Size = int64(blocks) * blockSize
 	if res.Size > m.size {
-		return damaged("xfs", "it spans %d bytes, the device has %d", res.Size, m.size)
+		return damaged(fstype.XFS, "it spans %d bytes, the device has %d", res.Size, m.size)
 	}
 	return res, true
 }
@@ -180,28 +181,28 @@ func btrfs(m *image) (Result, bool) {
 	switch string(sb[64:72]) {
 	case "_BHRfS_M":
 	case "!BHRfS_M":
-		return damaged("btrfs", "mkfs did not finish")
+		return damaged(fstype.Btrfs, "mkfs did not finish")
 	default:
 		return Result{}, false
 	}
 	if le.Uint16(sb[196:]) == 0 { // csum_type crc32c
 		if crc32.Checksum(sb[32:], castagnoli) != le.Uint32(sb) {
-			return damaged("btrfs", "its checksum is wrong")
+			return damaged(fstype.Btrfs, "its checksum is wrong")
 		}
 	}
 	if devices := le.Uint64(sb[136:]); devices != 1 {
-		return damaged("btrfs", "it has %d devices; only file systems of one device are understood", devices)
+		return damaged(fstype.Btrfs, "it has %d devices; only file systems of one device are understood", devices)
 	}
 	total := le.Uint64(sb[112:])
 	if total == 0 || bits.Len64(total) > 62 || int64(total) > m.size {
-		return damaged("btrfs", "it spans %d bytes, the device has %d", total, m.size)
+		return damaged(fstype.Btrfs, "it spans %d bytes, the device has %d", total, m.size)
 	}
 	sector := int64(le.Uint32(sb[144:]))
 	if sector < 512 || sector > 65536 || bits.OnesCount64(uint64(sector)) != 1 {
-		return damaged("btrfs", "it has sectors of %d bytes", sector)
+		return damaged(fstype.Btrfs, "it has sectors of %d bytes", sector)
 	}
 	return Result{
-		Answer: Known, Type: "btrfs", Size: int64(total), BlockSize: sector,
+		Answer: Known, Type: fstype.Btrfs, Size: int64(total), BlockSize: sector,
 		UUID: uuid(sb[32:48]), Label: label(sb[299 : 299+256]),
 	}, true
 }
@@ -271,9 +272,9 @@ func bootSector(m *image) (Result, bool) {
 	}
 	switch string(b[3:11]) {
 	case "NTFS    ":
-		return known("ntfs3") // as the kernel's driver is called
+		return known(fstype.NTFS) // as the kernel's driver is called
 	case "EXFAT   ":
-		return known("exfat")
+		return known(fstype.Exfat)
 	case "-FVE-FS-":
 		return known("bitlocker")
 	}
@@ -282,7 +283,7 @@ func bootSector(m *image) (Result, bool) {
 	}
 	for _, off := range []int{54, 82} {
 		if strings.HasPrefix(string(b[off:off+8]), "FAT") {
-			return Result{Answer: Known, Type: "vfat"}, true
+			return Result{Answer: Known, Type: fstype.VFAT}, true
 		}
 	}
 	if m.has(512, "EFI PART") || m.has(4096, "EFI PART") {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -26,7 +27,7 @@ func (s *Source) Attach(_ context.Context, id string) (volume.Attachment, error)
 		return volume.Attachment{}, err
 	}
 	if e.Device == "" {
-		return volume.Attachment{Share: &volume.Share{Type: "nfs", Source: e.source()}}, nil
+		return volume.Attachment{Share: &volume.Share{Type: fstype.NFS, Source: e.source()}}, nil
 	}
 	d, err := s.resolve(id, e.Device)
 	if err != nil {
@@ -117,7 +118,7 @@ func (s *Source) Attached(id string) (volume.Attachment, bool, error) {
 		return volume.Attachment{}, false, err
 	}
 	if e.Device == "" {
-		return volume.Attachment{Share: &volume.Share{Type: "nfs", Source: e.source()}}, true, nil
+		return volume.Attachment{Share: &volume.Share{Type: fstype.NFS, Source: e.source()}}, true, nil
 	}
 	s.mu.Lock()
 	c, ok := s.attached[id]

@@ -23,6 +23,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // Backend keeps mount namespaces below a directory:
@@ -68,7 +69,7 @@ func (b *Backend) Kind() string { return "namespace" }
 // Capabilities are the host kernel's.
 func (b *Backend) Capabilities() []crust.Capability {
 	list := append(sandbox.BasicCapabilities(mounter.SELinux().Answer == mounter.Yes), crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL)
-	if mounter.GrowsExt4Offline() {
+	if slices.ContainsFunc(fstype.Formats(), mounter.GrowsOffline) {
 		// It is said for all file systems or for none.
 		kept := list[:0]
 		for _, c := range list {

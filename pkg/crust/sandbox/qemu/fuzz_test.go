@@ -29,6 +29,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // asBytes sends bytes as the message that they are taken for.
@@ -159,7 +160,7 @@ func (l *liar) try(t *testing.T, method uint8, message []byte, more, code uint32
 			show["kernel"] = facts.Kernel
 		}
 		for _, name := range facts.FileSystems {
-			if !slices.Contains(mounter.BlockFilesystems, name) {
+			if !slices.Contains(fstype.OnDevices(), name) {
 				t.Errorf("the guest mounts %q", name)
 			}
 		}

@@ -29,7 +29,7 @@ import (
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
 	"github.com/crust-csi/crust-csi/pkg/fault"
-	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // Bus is the SCSI bus that the QEMU must have: a virtio-scsi controller called
@@ -135,7 +135,7 @@ func (b *Backend) ask(ctx context.Context, s *box) (guestFacts, error) {
 	}
 	f := guestFacts{Kernel: fmt.Sprintf("%.64q", r.GetKernel()), SELinux: r.GetSelinux()}
 	// A name that a guest made up is of no use to anybody.
-	for _, name := range mounter.BlockFilesystems {
+	for _, name := range fstype.OnDevices() {
 		if slices.Contains(r.GetFileSystems(), name) {
 			f.FileSystems = append(f.FileSystems, name)
 		}

@@ -1,0 +1,45 @@
+package fstype
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// arm64 has kernels with pages of 64 KiB. What they format goes to others, too.
+func TestABtrfsHasTheSameSectorsOnEveryKernel(t *testing.T) {
+	if args := strings.Join(Of(Btrfs).Make, " "); !strings.Contains(args, "-s 4096") {
+		t.Error(args)
+	}
+}
+
+// A row is whole: what can be made can be checked, found, grown and named to people.
+func TestRowsAreWhole(t *testing.T) {
+	seen := map[string]bool{}
+	for _, row := range All() {
+		if seen[row.Name] {
+			t.Errorf("%s has two rows", row.Name)
+		}
+		seen[row.Name] = true
+		if row.Like != "" && len(Of(row.Like).Options) == 0 {
+			t.Errorf("%s is like %s, which has no options", row.Name, row.Like)
+		}
+		if len(row.Make) > 0 && (row.Force == "" || row.Minimum == 0 || row.Head == 0 || row.Grow == nil || row.IdmapSince == "") {
+			t.Errorf("%s can be made, and its row lacks something: %+v", row.Name, row)
+		}
+		if row.GrowthIsPrivileged != (len(row.Resize) > 0) || row.GrowthIsPrivileged && !row.Preen {
+			t.Errorf("%s: growth without the privilege needs a program, and that a check", row.Name)
+		}
+		for _, argv := range [][]string{row.Make, row.Check, row.Look, row.NewID, row.Resize} {
+			if len(argv) > 0 && PackageOf(argv[0]) == "" {
+				t.Errorf("%s: the package of %s is not known", row.Name, argv[0])
+			}
+		}
+		if len(row.Check) > 0 && (len(row.Look) == 0 || row.Preen == slices.Equal(row.Check, row.Look)) {
+			t.Errorf("%s: the check that changes nothing is %q", row.Name, row.Look)
+		}
+	}
+	if Default() != Ext4 || Of("nothing").Name != "nothing" || Kernel("ntfs") != NTFS || Kernel(XFS) != XFS {
+		t.Error("defaults")
+	}
+}
