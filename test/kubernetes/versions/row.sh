@@ -17,6 +17,9 @@ if [ -n "${CRUST_VERSIONS_GUEST:-}" ]; then # what prepare-guest.sh made
 fi
 "$CRUST_VERSIONS_TESTS" -test.v=test2json -test.parallel "${CRUST_VERSIONS_PARALLEL:-12}" -test.timeout 90m -test.run "$1"
 code=$?
+# Why, if not even the driver's pods run.
+[ $code = 0 ] || ./cluster.sh exec kubectl -n crust-csi get events --field-selector=type=Warning,reason=FailedCreatePodSandBox \
+	-o 'jsonpath={range .items[*]}{.message}{"\n"}{end}' | sed 's/.*\(OCI runtime\)/\1/; s/"[0-9a-f]\{64\}"/.../' | sort -u | tail -4
 echo ASKED
 ./cluster.sh exec bash "$PWD/versions/ask.sh"
 [ -n "${CRUST_VERSIONS_GUEST:-}" ] || ./cluster.sh down >&2
