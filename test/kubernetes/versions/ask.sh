@@ -15,8 +15,11 @@ done
 # cgroups as the kubelet has them.
 kubelet=$(cat /run/test/kubelet.pid)
 kind=$(stat -fc %T "/proc/$kubelet/root/sys/fs/cgroup")
-v1=$(awk '{ for (i = 7; i <= NF; i++) if ($i == "-" && $(i+1) == "cgroup") print $5 }' "/proc/$kubelet/mountinfo" | grep '^/sys' | sed 's|.*/||' | grep -v systemd | sort -u | paste -sd ' ')
-v2=$(awk '{ for (i = 7; i <= NF; i++) if ($i == "-" && $(i+1) == "cgroup2") print $5 }' "/proc/$kubelet/mountinfo" | grep '^/sys' | sort -u | head -1)
+hierarchies() { # the places of a type of file system, in the kubelet's mounts
+	awk -v t="$1" '{ for (i = 7; i <= NF; i++) if ($i == "-" && $(i+1) == t && $5 ~ "^/sys") print $5 }' "/proc/$kubelet/mountinfo" | sort -u
+}
+v1=$(hierarchies cgroup | sed 's|.*/||' | awk '$0 != "systemd"' | paste -sd ' ')
+v2=$(hierarchies cgroup2 | head -1)
 [ -z "$v2" ] || v2=$(cat "$v2/cgroup.controllers")
 case $kind:$v2 in
 cgroup2fs:*) say cgroups "v2 ($v2)" ;;
