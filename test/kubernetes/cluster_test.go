@@ -36,15 +36,6 @@ var (
 	patience, _ = strconv.Atoi(cmp.Or(os.Getenv("CRUST_KUBERNETES_PATIENCE"), "1"))
 )
 
-// names are the nodes'.
-func names() []string {
-	all := []string{"node"}
-	for i := 2; i <= nodes; i++ {
-		all = append(all, fmt.Sprintf("node-%d", i))
-	}
-	return all
-}
-
 // TestMain brings the cluster up, and down unless CRUST_KUBERNETES_KEEP is set.
 func TestMain(m *testing.M) {
 	code := 1
@@ -121,19 +112,6 @@ func install() error {
 		}
 	}
 	return nil
-}
-
-func wait(d time.Duration) time.Duration { return time.Duration(patience) * d }
-
-// patient gives a command of kubectl as much longer as everything takes.
-func patient(argv []string) []string {
-	argv = slices.Clone(argv)
-	for i, a := range argv {
-		if d, err := time.ParseDuration(strings.TrimPrefix(a, "--timeout=")); err == nil {
-			argv[i] = "--timeout=" + wait(d).String()
-		}
-	}
-	return argv
 }
 
 // try runs a command on the first node.

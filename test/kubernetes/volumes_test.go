@@ -250,27 +250,6 @@ func TestR01_RecursivelyReadOnly(t *testing.T) {
 	}
 }
 
-// written makes a claim, data, with a file that a pod has written.
-func (s *space) written() {
-	s.t.Helper()
-	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOnce")
-	s.pod("w", []string{"data:/data"})
-	s.run("w", "echo x >/data/f")
-}
-
-// readOnly fails unless pods read that file and cannot write it.
-func (s *space) readOnly(pods ...string) {
-	s.t.Helper()
-	for _, pod := range pods {
-		if out, err := s.tryRun(pod, "echo y >/data/f"); err == nil || !strings.Contains(err.Error(), "Read-only file system") {
-			s.t.Errorf("%s: %v %s", pod, err, out)
-		}
-		if got := s.run(pod, "cat /data/f"); got != "x" {
-			s.t.Errorf("%s reads %q", pod, got)
-		}
-	}
-}
-
 func TestSubPath(t *testing.T) {
 	t.Parallel()
 	s := use(t)
