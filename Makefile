@@ -107,6 +107,12 @@ test-kubernetes-selinux: kubernetes
 	test/vm/prepare.sh
 	$(GO) test -tags kubernetes -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes/selinux
 
+# Tests with other versions of Kubernetes, containerd and OCI runtimes, a node each, on this machine and in guests with
+# cgroups v2: test/kubernetes/versions/list. An hour or more, so not part of .ci/run. It writes docs/versions.md.
+.PHONY: test-versions
+test-versions: kubernetes
+	$(GO) run ./test/kubernetes/versions $(VERSIONSFLAGS)
+
 # The same cluster, to try things on: test/kubernetes/cluster.sh exec bash; ... down.
 cluster: kubernetes
 	test/kubernetes/cluster.sh up

@@ -26,8 +26,9 @@ kube() {
 }
 containerd() {
 	cd modules/containerd
-	local c=github.com/containerd/containerd/v2/cmd
-	CGO_ENABLED=0 go build -tags 'no_btrfs no_devmapper no_zfs' -ldflags "$L" -o "$bin/" $c/containerd $c/containerd-shim-runc-v2 $c/ctr
+	local m=github.com/containerd/containerd/v2 version
+	version=$(go list -m -f '{{.Version}}' $m)
+	CGO_ENABLED=0 go build -tags 'no_btrfs no_devmapper no_zfs' -ldflags "$L -X $m/version.Version=$version" -o "$bin/" $m/cmd/{containerd,containerd-shim-runc-v2,ctr}
 }
 etcd() { cd modules/etcd && CGO_ENABLED=0 go build -ldflags "$L" -o "$bin/etcd" go.etcd.io/etcd/server/v3; }
 runc() { cd ../runtimes && go build -tags seccomp -ldflags "$L" -o "$bin/runc" github.com/opencontainers/runc; }

@@ -5,6 +5,7 @@ package kubernetes_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,18 +13,27 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 )
 
 const (
-	// The tests' cluster has three nodes; how many it has beside these is cluster.sh's.
-	nodes  = "3"
 	driver = "csi.crust.dev"
 	system = "crust-csi" // the namespace of deploy/kubernetes
 	// failures is where a failed test leaves what there was to see.
 	failures = "../../.cache/kubernetes/failures"
+)
+
+var (
+	// nodes is how many the tests' cluster has: three, or the one of a row of versions.
+	nodes, _ = strconv.Atoi(cmp.Or(os.Getenv("CRUST_KUBERNETES_NODES"), "3"))
+	// state is where cluster.sh has the first node.
+	state = cmp.Or(os.Getenv("CRUST_KUBERNETES_STATE"), "../../.cache/kubernetes/node")
+	// patience is a factor for all that is waited for: a guest's processor is emulated.
+	patience, _ = strconv.Atoi(cmp.Or(os.Getenv("CRUST_KUBERNETES_PATIENCE"), "1"))
 )
 
 // TestMain brings the cluster up, and down unless CRUST_KUBERNETES_KEEP is set.
@@ -35,7 +45,7 @@ func TestMain(m *testing.M) {
 		code = m.Run()
 		left, err := leftovers()
 		// crust-agent forgets what ended without it after a while.
-		for end := time.Now().Add(90 * time.Second); left != "" && err == nil && time.Now().Before(end); {
+		for end := time.Now().Add(wait(90 * time.Second)); left != "" && err == nil && time.Now().Before(end); {
 			time.Sleep(3 * time.Second)
 			left, err = leftovers()
 		}
@@ -55,10 +65,10 @@ func TestMain(m *testing.M) {
 
 // leftovers are what the tests' volumes have left on the nodes.
 func leftovers() (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), wait(time.Minute))
 	defer cancel()
 	all := ""
-	for _, node := range []string{"node", "node-2", "node-3"} {
+	for _, node := range names() {
 		left, err := on(ctx, node, "", "bash", "-c", `
 			losetup -n -O NAME,BACK-FILE | grep -F crust-csi || true
 			awk '$5 !~ "^/old/" && /kubernetes.io~csi|crust-deferred/' /proc/1/mountinfo # the machine's own are in /old
@@ -75,13 +85,15 @@ func install() error {
 	if err != nil {
 		return err
 	}
-	if err := os.Setenv("CRUST_KUBERNETES_NODES", nodes); err != nil {
+	if err := os.Setenv("CRUST_KUBERNETES_NODES", strconv.Itoa(nodes)); err != nil {
 		return err
 	}
-	for _, argv := range [][]string{
-		{"./cluster.sh", "up"},
+	steps := [][]string{{"./cluster.sh", "up"}}
+	if others := names()[1:]; len(others) > 0 {
 		// Only pods that a test sends there (away) run on the others.
-		{"./cluster.sh", "exec", "kubectl", "taint", "--overwrite", "node", "node-2", "node-3", fleet + "=:NoSchedule"},
+		steps = append(steps, slices.Concat([]string{"./cluster.sh", "exec", "kubectl", "taint", "--overwrite", "node"}, others, []string{fleet + "=:NoSchedule"}))
+	}
+	for _, argv := range append(steps, [][]string{
 		{"./cluster.sh", "exec", "kubectl", "apply", "-k", project + "/.cache/kubernetes/bin/crd"},
 		{"./cluster.sh", "exec", "kubectl", "wait", "--for=condition=Established", "crd/volumesnapshotclasses.snapshot.storage.k8s.io", "--timeout=30s"},
 		{"./cluster.sh", "exec", "kubectl", "apply", "-k", project + "/test/kubernetes/overlay"},
@@ -91,9 +103,9 @@ func install() error {
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "deployment/csi-steward", "--timeout=90s"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/crust", "--timeout=90s"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/crust-agent", "--timeout=90s"},
-	} {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-		out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
+	}...) {
+		ctx, cancel := context.WithTimeout(context.Background(), wait(10*time.Minute))
+		out, err := exec.CommandContext(ctx, argv[0], patient(argv[1:])...).CombinedOutput()
 		cancel()
 		if err != nil {
 			return fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, out)
@@ -109,7 +121,7 @@ func try(ctx context.Context, stdin string, argv ...string) (string, error) {
 
 // on runs a command on a node.
 func on(ctx context.Context, node, stdin string, argv ...string) (string, error) {
-	c := exec.CommandContext(ctx, "./cluster.sh", append([]string{"on", node}, argv...)...)
+	c := exec.CommandContext(ctx, "./cluster.sh", append([]string{"on", node}, patient(argv)...)...)
 	c.Stdin = strings.NewReader(stdin)
 	var out, words bytes.Buffer
 	c.Stdout, c.Stderr = &out, &words
@@ -123,7 +135,7 @@ func on(ctx context.Context, node, stdin string, argv ...string) (string, error)
 // onNode runs a shell script on the node, in the host's namespaces.
 func onNode(t testing.TB, script string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), wait(time.Minute))
 	defer cancel()
 	out, err := try(ctx, "", "bash", "-c", script)
 	if err != nil {
@@ -134,7 +146,7 @@ func onNode(t testing.TB, script string) string {
 
 // onNodeIn is that in a directory, for what takes longer.
 func onNodeIn(dir, script string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 6*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), wait(6*time.Minute))
 	defer cancel()
 	return try(ctx, "", "bash", "-euc", "cd "+dir+"\n"+script)
 }
@@ -193,7 +205,7 @@ func (s *space) keep() {
 		"system": {"get", "pods", "-n", system, "-o", "yaml"},
 		"driver": {"logs", "-n", system, "-l", "app.kubernetes.io/part-of=crust-csi", "--all-containers", "--prefix", "--tail=2000"},
 	} {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), wait(20*time.Second))
 		out, err := try(ctx, "", append([]string{"kubectl"}, argv...)...)
 		cancel()
 		if err != nil {
@@ -207,11 +219,11 @@ func (s *space) keep() {
 			s.t.Logf("events:\n%s", strings.Join(lines[max(0, len(lines)-25):], "\n"))
 		}
 	}
-	s.t.Logf("more is in .cache/kubernetes/failures/%s, and the node's logs in .cache/kubernetes/node/log", s.ns)
+	s.t.Logf("more is in .cache/kubernetes/failures/%s, and the node's logs in %s/log", s.ns, state)
 }
 
 func (s *space) try(argv ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), wait(2*time.Minute))
 	defer cancel()
 	return try(ctx, "", append([]string{"kubectl"}, argv...)...)
 }
@@ -228,7 +240,7 @@ func (s *space) kubectl(argv ...string) string {
 // apply creates objects in the test's namespace.
 func (s *space) apply(yaml string) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), wait(time.Minute))
 	defer cancel()
 	if _, err := try(ctx, yaml, "kubectl", "apply", "-n", s.ns, "-f", "-"); err != nil {
 		s.t.Fatalf("%v\n%s", err, yaml)
@@ -324,6 +336,7 @@ func (s *space) target(pod, claim string) string {
 // until waits for something; what it sees last is in the failure's message.
 func (s *space) until(most time.Duration, what string, look func() (seen string, ok bool)) {
 	s.t.Helper()
+	most = wait(most)
 	end := time.Now().Add(most)
 	for {
 		seen, ok := look()

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -172,7 +173,7 @@ func (s *space) stats(pod, claim string) stats {
 func (s *space) runtime(r *crusttest.Server) string {
 	s.t.Helper()
 	name := "less-" + s.ns
-	b, err := os.ReadFile("../../.cache/kubernetes/node/pid")
+	b, err := os.ReadFile(filepath.Join(state, "pid"))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -376,6 +377,7 @@ func TestC22_U03_TheDriverIsToldOfHostUsers(t *testing.T) {
 	t.Parallel()
 	s := use(t)
 	s.claim("data", "test-idmap", "64Mi", "ReadWriteOnce")
+	s.needs(userNamespaces, podText("unmapped", []string{"data:/data"}, group(3000), "hostUsers: false"))
 	s.pod("p", []string{"data:/data"}, group(3000), "hostUsers: false")
 	s.run("p", "echo x >/data/f")
 	if got := s.run("p", "stat -c %g /data /data/f"); got != "3000\n3000" {

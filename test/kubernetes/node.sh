@@ -33,6 +33,9 @@ for d in "$project" "$S"; do
 	mount --bind "/old$d" "$d"
 done
 mount --make-rshared /
+# crun refuses a machine that has controllers in both hierarchies of cgroups: its node has the first alone.
+oci=$(command -v "${CRUST_KUBERNETES_OCI:-runc}")
+if [ "${oci##*/}" = crun ] && mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
 mkdir -p /run/{lock,test}
 log=$S/log
 
@@ -95,29 +98,58 @@ fi
 mkdir -p /etc/containerd
 selinux=false
 [ ! -e /sys/fs/selinux/policy ] || selinux=true
-cat >/etc/containerd/config.toml <<C
-version = 3
-imports = []
-disabled_plugins = ['io.containerd.snapshotter.v1.erofs', 'io.containerd.snapshotter.v1.blockfile', 'io.containerd.tracing.processor.v1.otlp']
-[plugins.'io.containerd.cri.v1.images'.pinned_images]
-  sandbox = 'localhost/test/pause:1'
-[plugins.'io.containerd.cri.v1.runtime']
-  cdi_spec_dirs = []
-  enable_selinux = $selinux
-  tolerate_missing_hugetlb_controller = true
-  restrict_oom_score_adj = true # for machines without CAP_SYS_RESOURCE
-[plugins.'io.containerd.cri.v1.runtime'.cni]
-  bin_dirs = ['/usr/lib/cni']
-  use_internal_loopback = true
-[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
-  runtime_type = 'io.containerd.runc.v2'
-[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
-  BinaryName = '$bin/runc'
-[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.crust]
-  runtime_type = 'io.containerd.runc.v2'
-[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.crust.options]
-  BinaryName = '/opt/crust/bin/crust-oci'
-C
+runtimes() { # the name of the plugin that runs containers
+	cat <<-C
+		[plugins.'$1'.containerd.runtimes.runc]
+		  runtime_type = 'io.containerd.runc.v2'
+		[plugins.'$1'.containerd.runtimes.runc.options]
+		  BinaryName = '$oci'
+		[plugins.'$1'.containerd.runtimes.crust]
+		  runtime_type = 'io.containerd.runc.v2'
+		[plugins.'$1'.containerd.runtimes.crust.options]
+		  BinaryName = '/opt/crust/bin/crust-oci'
+	C
+}
+case $(containerd --version) in
+*\ v1.* | *\ 1.*) # where NRI is off until it is asked for
+	cat <<-C
+		version = 2
+		[plugins.'io.containerd.nri.v1.nri']
+		  disable = false
+		[plugins.'io.containerd.grpc.v1.cri']
+		  sandbox_image = 'localhost/test/pause:1'
+		  enable_selinux = $selinux
+		  tolerate_missing_hugetlb_controller = true
+		  restrict_oom_score_adj = true # for machines without CAP_SYS_RESOURCE
+		[plugins.'io.containerd.grpc.v1.cri'.cni]
+		  bin_dir = '/usr/lib/cni'
+		$(runtimes io.containerd.grpc.v1.cri)
+	C
+	;;
+*)
+	cat <<-C
+		version = 3
+		imports = []
+		disabled_plugins = ['io.containerd.snapshotter.v1.erofs', 'io.containerd.snapshotter.v1.blockfile', 'io.containerd.tracing.processor.v1.otlp']
+		[plugins.'io.containerd.cri.v1.images'.pinned_images]
+		  sandbox = 'localhost/test/pause:1'
+		[plugins.'io.containerd.cri.v1.runtime']
+		  cdi_spec_dirs = []
+		  enable_selinux = $selinux
+		  tolerate_missing_hugetlb_controller = true
+		  restrict_oom_score_adj = true # for machines without CAP_SYS_RESOURCE
+		[plugins.'io.containerd.cri.v1.runtime'.cni]
+		  bin_dirs = ['/usr/lib/cni']
+		  use_internal_loopback = true
+		$(runtimes io.containerd.cri.v1.runtime)
+	C
+	;;
+esac >/etc/containerd/config.toml
+# What crust-oci starts, if it is not the runc in containerd's PATH.
+if [ "${oci##*/}" != runc ]; then
+	mkdir -p /etc/crust
+	echo "{\"runtime\": \"$oci\"}" >/etc/crust/oci.json
+fi
 keep containerd containerd --config /etc/containerd/config.toml
 cat >/etc/kubernetes/kubelet.yaml <<C
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -139,7 +171,11 @@ syncFrequency: 10s
 volumeStatsAggPeriod: 10s
 crashLoopBackOff: {maxContainerRestartPeriod: 2s}
 C
-keep kubelet kubelet --config $K/kubelet.yaml --kubeconfig $K/$name.kubeconfig --hostname-override $name --node-ip 192.0.2.$number --v=3
+older=()
+case $(kubelet --version) in
+*\ v1.3[234].*) older=(--feature-gates=KubeletCrashLoopBackOffMax=true) ;; # which maxContainerRestartPeriod is behind
+esac
+keep kubelet kubelet "${older[@]}" --config $K/kubelet.yaml --kubeconfig $K/$name.kubeconfig --hostname-override $name --node-ip 192.0.2.$number --v=3
 
 # --- images -------------------------------------------------------------------------
 for _ in $(seq 300); do ctr version >/dev/null 2>&1 && break; sleep 0.2; done

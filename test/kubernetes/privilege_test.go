@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -46,7 +47,7 @@ func (s *space) asks(token, method, path, body string) error {
 	s.t.Helper()
 	c := &http.Client{Timeout: time.Minute, Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", "../../.cache/kubernetes/node/api.sock")
+			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(state, "api.sock"))
 		},
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // a socket of this machine's
 	}}

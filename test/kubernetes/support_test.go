@@ -1,0 +1,92 @@
+//go:build kubernetes
+
+package kubernetes_test
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// What a container runtime says that it does, as the kubelet has it of CRI.
+const (
+	userNamespaces    = "userNamespaces"
+	recursiveReadOnly = "recursiveReadOnlyMounts"
+)
+
+// needs is a test that wants of the node's runtime what an older one does not do. There, what counts is that
+// the pod is refused in words, and does not run as if it had been done; the test ends with these words.
+func (s *space) needs(feature, pod string) {
+	s.t.Helper()
+	if s.get("node/node", `.status.runtimeHandlers[?(@.name=="runc")].features.`+feature) == "true" {
+		return
+	}
+	s.apply(pod)
+	var name, words string
+	if m := regexp.MustCompile(`kind: Pod, metadata: \{name: ([a-z]+)\}`).FindStringSubmatch(pod); m != nil {
+		name = m[1]
+	}
+	const what, no = `(user namespaces?|recursive read-?only|recursiveReadOnly|rro)`, `(not support|unsupported)`
+	refused := regexp.MustCompile(`(?i)` + what + `[^\n]*` + no + `|` + no + `[^\n]*` + what)
+	s.until(90*time.Second, "the pod is refused, for the runtime has no "+feature, func() (string, bool) {
+		words = s.kubectl("get", "events", "-n", s.ns, "-o", `jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`)
+		words += "\n" + s.get("pod/"+name, ".status.containerStatuses[*].state.waiting.message")
+		for line := range strings.Lines(words) {
+			if refused.MatchString(line) {
+				words = strings.TrimSpace(line)
+				return words, true
+			}
+		}
+		return words, false
+	})
+	if got := s.get("pod/"+name, ".status.containerStatuses[*].state.running"); got != "" {
+		s.t.Fatalf("the pod runs, though the runtime has no %s: %s", feature, got)
+	}
+	runtime := s.get("node/node", ".status.nodeInfo.containerRuntimeVersion")
+	s.t.Skip(fmt.Sprintf("%s has no %s, and the pod is refused: %s", runtime, feature, words))
+}
+
+// written makes a claim, data, with a file that a pod has written.
+func (s *space) written() {
+	s.t.Helper()
+	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOnce")
+	s.pod("w", []string{"data:/data"})
+	s.run("w", "echo x >/data/f")
+}
+
+// readOnly fails unless pods read that file and cannot write it.
+func (s *space) readOnly(pods ...string) {
+	s.t.Helper()
+	for _, pod := range pods {
+		if out, err := s.tryRun(pod, "echo y >/data/f"); err == nil || !strings.Contains(err.Error(), "Read-only file system") {
+			s.t.Errorf("%s: %v %s", pod, err, out)
+		}
+		if got := s.run(pod, "cat /data/f"); got != "x" {
+			s.t.Errorf("%s reads %q", pod, got)
+		}
+	}
+}
+
+// names are the nodes'.
+func names() []string {
+	all := []string{"node"}
+	for i := 2; i <= nodes; i++ {
+		all = append(all, fmt.Sprintf("node-%d", i))
+	}
+	return all
+}
+
+func wait(d time.Duration) time.Duration { return time.Duration(patience) * d }
+
+// patient gives a command of kubectl as much longer as everything takes.
+func patient(argv []string) []string {
+	argv = slices.Clone(argv)
+	for i, a := range argv {
+		if d, err := time.ParseDuration(strings.TrimPrefix(a, "--timeout=")); err == nil {
+			argv[i] = "--timeout=" + wait(d).String()
+		}
+	}
+	return argv
+}
