@@ -53,7 +53,8 @@ func New(version string) *Metrics {
 		ownershipChanged: counter("crust_ownership_files_changed_total", "Files and directories whose group or mode was changed for fsGroup.", "strategy"),
 		ownershipSkipped: counter("crust_ownership_skipped_total", "Publishes without a walk for fsGroup, by reason: no-group, read-only, record, share.", "reason"),
 		contextMounts: counter("crust_selinux_context_mounts_total", "Mounts with a SELinux context, by outcome: applied, "+
-			"conflict (the volume is mounted with another label, or none), mismatch, error.", "outcome"),
+			"conflict (the volume is mounted with another label, or none), mismatch, error; and by the volume's access mode: RWO, RWOP, ROX, RWX, other.",
+			"outcome", "access_mode"),
 		readOnly: counter("crust_read_only_publishes_total", "Read-only publishes, by what was applied: recursive, plain, device.", "applied"),
 	}
 	m.deferrals = counter("crust_agent_volumes_total", "Volumes of pods with a CRUST runtime, by what became of them: deferred, host, published, failed.", "outcome")
@@ -100,7 +101,9 @@ func (m *Metrics) OwnershipApplied(strategy string, took time.Duration, looked, 
 func (m *Metrics) OwnershipSkipped(reason string) { m.ownershipSkipped.WithLabelValues(reason).Inc() }
 
 // ContextMount counts a mount with a SELinux context.
-func (m *Metrics) ContextMount(outcome string) { m.contextMounts.WithLabelValues(outcome).Inc() }
+func (m *Metrics) ContextMount(outcome, accessMode string) {
+	m.contextMounts.WithLabelValues(outcome, accessMode).Inc()
+}
 
 // ReadOnlyPublish counts a read-only publish.
 func (m *Metrics) ReadOnlyPublish(applied string) { m.readOnly.WithLabelValues(applied).Inc() }

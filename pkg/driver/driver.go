@@ -68,7 +68,7 @@ type Metrics interface {
 	FilesystemGrown(fstype, how string)
 	OwnershipApplied(strategy string, took time.Duration, looked, changed int64)
 	OwnershipSkipped(reason string)
-	ContextMount(outcome string)
+	ContextMount(outcome, accessMode string)
 	ReadOnlyPublish(applied string)
 }
 

@@ -49,7 +49,8 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	}
 	resp := &csi.NodePublishVolumeResponse{}
 	attempt := func(ctx context.Context, progress *volume.Progress, quick bool) error {
-		p := publication{id: id, target: req.GetTargetPath(), staging: req.GetStagingTargetPath(), attrs: attrs, group: group}
+		p := publication{id: id, target: req.GetTargetPath(), staging: req.GetStagingTargetPath(), attrs: attrs, group: group,
+			namespace: req.GetVolumeContext()[orchestratorPrefix+"pod.namespace"]}
 		var err error
 		if p.src, p.volume, err = d.Volumes.Find(id); err != nil {
 			return err
@@ -108,6 +109,7 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 // publication is one publish, as asked for and as found.
 type publication struct {
 	id, target, staging string
+	namespace           string // of the pod, if the kubelet tells
 	src                 volume.Source
 	volume              volume.Volume
 	staged              stagedRecord
@@ -155,7 +157,9 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 	defer t.Close()
 	defer s.Close()
 	if s.Occupant == mounter.MountPoint {
-		return d.republish(p, s)
+		err := d.republish(p, s)
+		d.countConflict(p, err)
+		return err
 	}
 	if p.use.mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER || p.staged.Mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
 		if others := d.publishedAt(p.src, p.id); len(others) > 0 {
@@ -224,7 +228,7 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 	if !ours {
 		return fault.New(fault.State, "volume %s: something else is mounted at %s; it was left alone", p.id, p.target)
 	}
-	differs := ""
+	differs, conflict := "", false
 	switch {
 	case p.use.block:
 		// On a volume whose own device is read-only, any publish is.
@@ -235,16 +239,26 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 		if differs, err = s.Differs(p.filesystem()); err != nil {
 			return err
 		}
+		if differs == "" {
+			if differs, err = otherLabel(p, s); err != nil {
+				return fmt.Errorf("volume %s: the SELinux label at %s: %w", p.id, p.target, err)
+			}
+			conflict = differs != ""
+		}
 		// A share's mounts each have their own.
-		if want := p.use.options.SuperblockString(); differs == "" && p.attachment.Share == nil && want != p.staged.Superblock {
-			differs = fmt.Sprintf("mounted with options %q, asked for with %q", p.staged.Superblock, want)
+		if differs == "" && p.attachment.Share == nil && !p.use.options.SameSuperblock(p.staged.Superblock) {
+			differs = fmt.Sprintf("mounted with options %q, asked for with %q", p.staged.Superblock, p.use.options.SuperblockString())
 		}
 		if have, want := d.published.shown(p.id, p.target).Group, p.groupShown(); differs == "" && d.AppliesGroups && have != "" && want != have {
 			differs = fmt.Sprintf("it shows its files as group %s's, and group %q was asked for", have, want)
 		}
 	}
 	if differs != "" {
-		return fault.New(fault.Exists, "volume %s is published at %s in another way: %s; unpublish it first", p.id, p.target, differs)
+		refusal := fault.New(fault.Exists, "volume %s is published at %s in another way: %s; unpublish it first", p.id, p.target, differs)
+		if conflict {
+			return labelConflict{refusal}
+		}
+		return refusal
 	}
 	d.published.add(p.id, p.target)
 	if have := d.published.shown(p.id, p.target).ReadOnly; p.attrs.RecursiveReadOnly == "Enabled" && p.readOnly && !p.use.block && have != recursive {
@@ -307,7 +321,7 @@ func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mou
 // word. While nothing is mounted, new ones are taken.
 func (d *Driver) agreeOnSuperblock(p *publication) error {
 	want := p.use.options.SuperblockString()
-	if want == p.staged.Superblock {
+	if p.use.options.SameSuperblock(p.staged.Superblock) {
 		return nil
 	}
 	busy, err := d.busy(p.id, p.attachment.Device.Path)
@@ -315,35 +329,12 @@ func (d *Driver) agreeOnSuperblock(p *publication) error {
 		return err
 	}
 	if busy {
-		refusal := fault.New(fault.State, "volume %s is mounted with the options %q and cannot be mounted with %q at the same time: all mounts of a volume share them. Unpublish it first, or ask for the same options%s",
-			p.id, p.staged.Superblock, want, mounter.HeldBy(p.attachment.Device))
-		if have, err := mounter.ParseOptions([]string{p.staged.Superblock}); err == nil && have.Context() != p.use.options.Context() {
-			return labelConflict{refusal}
+		if have, err := mounter.ParseOptions([]string{p.staged.Superblock}); err == nil && !mounter.SameLabel(have.Context(), p.use.options.Context()) {
+			return d.conflictOfLabels(p, have.Context())
 		}
-		return refusal
+		return fault.New(fault.State, "volume %s is mounted with the options %q and cannot be mounted with %q at the same time: all mounts of a volume share them. Unpublish it first, or ask for the same options%s",
+			p.id, p.staged.Superblock, want, mounter.HeldBy(p.attachment.Device))
 	}
 	p.staged.Superblock = want
 	return d.staged.put(p.staged)
-}
-
-// labelConflict refuses a publish whose SELinux label, or lack of one, differs from the
-// mounted volume's.
-type labelConflict struct{ error }
-
-func (c labelConflict) Unwrap() error { return c.error }
-
-// countLabel counts mounts with a SELinux context, and publishes that a conflict
-// refused.
-func (d *Driver) countLabel(p *publication, err error) {
-	switch conflict := (labelConflict{}); {
-	case errors.As(err, &conflict):
-		d.Metrics.ContextMount("conflict")
-	case p.use.block || p.use.options.Context() == "":
-	case err == nil:
-		d.Metrics.ContextMount("applied")
-	case errors.Is(err, mounter.ErrLabelMismatch):
-		d.Metrics.ContextMount("mismatch")
-	default:
-		d.Metrics.ContextMount("error")
-	}
 }

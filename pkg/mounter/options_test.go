@@ -85,6 +85,40 @@ func TestLabelsAreComparedByMeaning(t *testing.T) {
 	}
 }
 
+// S04: mounts share a superblock when their options mean the same.
+func TestS04_SuperblockOptionsThatMeanTheSame(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		same bool
+	}{
+		{"", "", true},
+		{"data=journal", "data=journal", true},
+		{"data=journal", "data=ordered", false},
+		{"context=u:r:t:s0:c1,c2,c3", "context=u:r:t:s0:c1.c3", true},
+		{"rootcontext=u:r:t:s0:c1,c2,c3", "rootcontext=u:r:t:s0:c3,c1.c2", true},
+		{"context=u:r:t:s0:c1,c2", "context=u:r:t:s0:c1.c3", false},
+		{"context=u:r:t:s0:c1,c2", "", false},
+		{"context=u:r:t:s0:c1,c2", "fscontext=u:r:t:s0:c1,c2", false},
+		{"context=u:r:t:s0:c1.c2,data=journal", "context=u:r:t:s0:c1,c2", false},
+		{"context=u:r:t:s0:c1.c2,data=journal", "data=journal,context=u:r:t:s0:c1,c2", true},
+	} {
+		a, err := ParseOptions([]string{c.a})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := ParseOptions([]string{c.b})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.SameSuperblock(b.SuperblockString()) != c.same || b.SameSuperblock(a.SuperblockString()) != c.same {
+			t.Errorf("%q and %q: want %v", c.a, c.b, c.same)
+		}
+	}
+	if (Options{}).SameSuperblock("\x00,,=") {
+		t.Error("what cannot be read is the same as nothing")
+	}
+}
+
 func TestS03_AMismatchFailsTheMount(t *testing.T) {
 	o, err := ParseOptions([]string{"context=system_u:object_r:svirt_image_t:s0:c1,c2"})
 	if err != nil {

@@ -114,6 +114,18 @@ func labelOf(f *os.File) (string, error) {
 // categories in its own order and gathers them to ranges.
 func SameLabel(a, b string) bool { return a == b || canonicalLabel(a) == canonicalLabel(b) }
 
+// SameSuperblock tells whether text, which SuperblockString gave, means the same
+// superblock options: labels are compared by meaning.
+func (o Options) SameSuperblock(text string) bool {
+	if o.SuperblockString() == text {
+		return true
+	}
+	other, err := ParseOptions([]string{text})
+	return err == nil && slices.EqualFunc(o.Superblock, other.Superblock, func(a, b Option) bool {
+		return a == b || a.Key == b.Key && contextOptions[a.Key] && SameLabel(a.Value, b.Value)
+	})
+}
+
 var categoryRange = regexp.MustCompile(`^c([0-9]{1,4})(?:\.c([0-9]{1,4}))?$`)
 
 // canonicalLabel spells the categories out, sorted. A label that is not written as

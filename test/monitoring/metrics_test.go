@@ -71,7 +71,7 @@ func (w *world) wantMetrics(p *prometheus, rules monitoring.PrometheusRule) {
 	}
 	// This one needs a kernel with SELinux: it is the real metric, but in no process of its own.
 	m := telemetry.New("test")
-	m.ContextMount("applied")
+	m.ContextMount("applied", "RWO")
 	selinux := map[string][]string{}
 	read(t, m.Handler(func() error { return nil }), "", selinux)
 	const contextMounts = "crust_selinux_context_mounts_total"

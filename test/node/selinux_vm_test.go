@@ -247,27 +247,6 @@ func TestS06_ReadOnlyAndFullVolumes(t *testing.T) {
 	down(t, n, v.ID)
 }
 
-// A conflict of labels is counted apart from other errors.
-func TestS09_MetricsCountLabels(t *testing.T) {
-	n, metrics := withMetrics(t)
-	v := create(t, n, "a", csiclient.Volume{FSType: "xfs"})
-	target := n.Target("a")
-	ok(t, n.Client.Stage(ctxOf(t), v))
-	ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), target, false))
-	refused(t, n.Client.Publish(ctxOf(t), labelled(v, labelB), n.Target("b"), false), codes.FailedPrecondition, labelA, labelB)
-	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false), codes.FailedPrecondition, labelA)
-	other := labelled(v, labelA)
-	other.MountFlags = append(other.MountFlags, "swalloc")
-	refused(t, n.Client.Publish(ctxOf(t), other, n.Target("b"), false), codes.FailedPrecondition, "swalloc")
-	const mounts = `crust_selinux_context_mounts_total{outcome="`
-	m := metrics()
-	wantMetric(t, m, mounts+`applied"}`, "1")
-	wantMetric(t, m, mounts+`conflict"}`, "2")
-	wantMetric(t, m, mounts+`error"}`, "1")
-	wantMetric(t, m, mounts+`mismatch"}`, "")
-	down(t, n, v.ID, target)
-}
-
 // BenchmarkS05_LabelOfManyFiles is the cost of a label for 100,000 files: a
 // whole publish with one, against chcon -R of the same files.
 func BenchmarkS05_LabelOfManyFiles(b *testing.B) {
@@ -333,29 +312,25 @@ func TestS03_S09_ALabelThatIsDroppedFailsThePublish(t *testing.T) {
 	if after := mountinfo(t); after != before {
 		t.Errorf("the mount table:\n%s\nbefore:\n%s", after, before)
 	}
-	const mounts = `crust_selinux_context_mounts_total{outcome="`
+	const (
+		mounts = `crust_selinux_context_mounts_total{access_mode="RWO",outcome="`
+		shares = `crust_selinux_context_mounts_total{access_mode="RWX",outcome="`
+	)
 	m := metrics()
-	wantMetric(t, m, mounts+`mismatch"}`, "4")
-	wantMetric(t, m, mounts+`error"}`, "")
-	wantMetric(t, m, mounts+`applied"}`, "")
+	wantMetric(t, m, mounts+`mismatch"}`, "3")
+	wantMetric(t, m, shares+`mismatch"}`, "1")
+	for _, outcome := range []string{`error"}`, `conflict"}`, `applied"}`} {
+		wantMetric(t, m, mounts+outcome, "")
+		wantMetric(t, m, shares+outcome, "")
+	}
 	for _, v := range volumes {
 		ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), n.Target(v.ID), false))
 		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target(v.ID)))
 		ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 	}
-	wantMetric(t, metrics(), mounts+`applied"}`, "4")
+	wantMetric(t, metrics(), mounts+`applied"}`, "3")
+	wantMetric(t, metrics(), shares+`applied"}`, "1")
 	for _, v := range volumes[:len(filesystems)] {
 		ok(t, n.Client.Delete(ctxOf(t), v.ID))
 	}
-}
-
-// S04: a volume that is mounted without a label gets none at a second target.
-func TestS04_ALabelBesideAMountWithoutOne(t *testing.T) {
-	n := testnode.New(t, "")
-	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
-	for range 2 {
-		refused(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), n.Target("b"), false), codes.FailedPrecondition, v.ID, labelA, `""`)
-		n.Restart()
-	}
-	down(t, n, v.ID, target)
 }

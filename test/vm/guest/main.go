@@ -65,6 +65,9 @@ func boot() error {
 			return err
 		}
 	}
+	if err := os.Symlink("/proc/self/fd", "/dev/fd"); err != nil { // bash's <(...)
+		return err
+	}
 	if err := os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"); err != nil {
 		return err
 	}
