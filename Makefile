@@ -103,6 +103,13 @@ test-kubernetes-selinux: kubernetes
 	test/vm/prepare.sh
 	$(GO) test -tags kubernetes -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes/selinux
 
+# What a kubelet shows of the driver's health, with a Kubernetes that asks for it: one node of the next
+# version, with the feature gate CSIVolumeHealth.
+.PHONY: test-kubernetes-health
+test-kubernetes-health: kubernetes
+	test/kubernetes/build.sh next
+	$(GO) test -tags kubernetes -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes/health
+
 # The same cluster, to try things on: test/kubernetes/cluster.sh exec bash; ... down.
 cluster: kubernetes
 	test/kubernetes/cluster.sh up

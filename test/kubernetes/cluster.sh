@@ -12,6 +12,7 @@
 #   cluster.sh remove NODE       ends the node for good: its disk is gone
 #
 # CRUST_KUBERNETES_NODES is how many nodes "up" starts; nine are possible. The first is the control plane too.
+# CRUST_KUBERNETES_GATES are feature gates of Kubernetes, as NAME=true,...: health/
 # A node is a process tree with its own pid, mount and network namespaces. Its
 # root is this machine's, with all changes on a disk of its own (a file). So
 # everything is where it is on any node, and ends with the node's PID 1. Each node but the first
@@ -20,7 +21,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 project=$(cd "$here/../.." && pwd)
 S=${CRUST_KUBERNETES_STATE:-$project/.cache/kubernetes/node}
-bin=$project/.cache/kubernetes/bin
+bin=${CRUST_KUBERNETES_BIN:-$project/.cache/kubernetes/bin} # the programs that a node runs
 images=${CRUST_KUBERNETES_IMAGES:-$project/.cache/image}
 patience=${CRUST_KUBERNETES_PATIENCE:-1} # a factor, for slow machines
 most=9
