@@ -39,7 +39,9 @@ func overlay(t testing.TB, name string, daemonsets ...string) {
 func TestOverlay_NodeConfigExample(t *testing.T) {
 	const disk, label = "/var/lib/nvme-of-a-test", "example.com/disk"
 	onNode(t, "mkdir -p "+disk+" /mnt/crust-csi/nvme && mount --bind "+disk+" /mnt/crust-csi/nvme")
-	t.Cleanup(func() { onNode(t, "umount -l /mnt/crust-csi/nvme; rm -rf "+disk) })
+	// A pool that was there once is waited for: csi-node forgets this one only by hand.
+	forget := "rm -rf " + disk + " /var/lib/csi-node/pools/fast.json"
+	t.Cleanup(func() { onNode(t, "umount -l /mnt/crust-csi/nvme; "+forget) })
 	of := &space{t: t}
 	of.kubectl("label", "node", "node", label+"=nvme")
 	t.Cleanup(func() { of.kubectl("label", "node", "node", label+"-") })
