@@ -113,6 +113,13 @@ test-kubernetes-selinux: kubernetes
 test-versions: kubernetes
 	$(GO) run ./test/kubernetes/versions $(VERSIONSFLAGS)
 
+# What a kubelet shows of the driver's health, with a Kubernetes that asks for it: one node of the next
+# version, with the feature gate CSIVolumeHealth.
+.PHONY: test-kubernetes-health
+test-kubernetes-health: kubernetes
+	test/kubernetes/build.sh next
+	$(GO) test -tags kubernetes -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes/health
+
 # The same cluster, to try things on: test/kubernetes/cluster.sh exec bash; ... down.
 cluster: kubernetes
 	test/kubernetes/cluster.sh up

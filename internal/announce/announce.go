@@ -1,11 +1,12 @@
-// Package announce tells people in Kubernetes' words what is wrong with a node's volumes:
-// events on the pods that use them, and on their claims.
+// Package announce tells people in Kubernetes' words what is wrong with a node's volumes, and
+// what their pods wait for: events on the pods that use them, and on their claims.
 package announce
 
 import (
 	"cmp"
 	"context"
 	"log/slog"
+	"maps"
 	"strings"
 	"time"
 
@@ -34,7 +35,9 @@ type Config struct {
 // because the API server deletes events after an hour.
 type Announcer struct {
 	Config
-	said map[key]time.Time
+	said  map[key]time.Time
+	seen  map[key]time.Time // notices, since when there are
+	walks map[walk]told
 }
 
 type key struct {
@@ -44,13 +47,16 @@ type key struct {
 const (
 	every  = time.Minute
 	repeat = time.Hour
+	lasts  = 50 * time.Second // a notice that is there for less is none: the next look finds it done
 
 	atOnce   = 8               // volumes that are asked about
 	patience = 5 * time.Second // with one of them
 )
 
 // New gives an Announcer that has said nothing.
-func New(cfg Config) *Announcer { return &Announcer{Config: cfg, said: map[key]time.Time{}} }
+func New(cfg Config) *Announcer {
+	return &Announcer{Config: cfg, said: map[key]time.Time{}, seen: map[key]time.Time{}, walks: map[walk]told{}}
+}
 
 // Run looks once a minute until the context ends.
 func (a *Announcer) Run(ctx context.Context) error {
@@ -68,8 +74,12 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
-// Look asks the driver for the health of all volumes that pods use, and says what is new.
+// Look asks the driver what pods wait for, and for the health of all volumes that pods use,
+// and says what is new.
 func (a *Announcer) Look(ctx context.Context, now time.Time) error {
+	if err := a.lookAtWalks(ctx, now); err != nil {
+		a.Log.Warn("the driver does not tell what pods wait for", "error", err)
+	}
 	current := map[key]bool{}
 	for after := ""; ; {
 		page, err := a.page(ctx, after)
@@ -89,11 +99,9 @@ func (a *Announcer) Look(ctx context.Context, now time.Time) error {
 			break
 		}
 	}
-	for k := range a.said {
-		if !current[k] {
-			delete(a.said, k)
-		}
-	}
+	gone := func(k key, _ time.Time) bool { return !current[k] }
+	maps.DeleteFunc(a.said, gone)
+	maps.DeleteFunc(a.seen, gone)
 	return nil
 }
 
@@ -129,6 +137,9 @@ func (a *Announcer) volume(ctx context.Context, v *inventory.Volume, resp *csi.N
 	now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
+	for _, n := range v.GetNotices() {
+		a.wrong(ctx, v, n.GetReason(), n.GetMessage(), lasts, current, now)
+	}
 	if resp == nil { // nothing is known, so nothing is forgotten
 		for k := range a.said {
 			if k.volume == v.GetId() {
@@ -141,22 +152,31 @@ func (a *Announcer) volume(ctx context.Context, v *inventory.Volume, resp *csi.N
 		if h.GetStatus() == csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE {
 			continue // how it is, not what is wrong
 		}
-		fresh := false
-		for _, use := range v.GetUses() {
-			k := key{v.GetId(), use.GetPodUid(), h.GetReason()}
-			current[k] = true
-			if use.GetPodUid() == "" || now.Sub(a.said[k]) < repeat {
-				continue
-			}
-			fresh = true
-			a.said[k] = now
-			if pod := object("Pod", use.GetPod(), use.GetPodUid()); pod != nil {
-				a.say(pod, v, h)
-			}
+		a.wrong(ctx, v, h.GetReason(), h.GetMessage(), 0, current, now)
+	}
+}
+
+// wrong says what is wrong with a volume, of its pods and its claim, once it has lasted.
+func (a *Announcer) wrong(ctx context.Context, v *inventory.Volume, reason, message string, lasting time.Duration, current map[key]bool,
+	now time.Time) {
+	fresh := false
+	for _, use := range v.GetUses() {
+		k := key{v.GetId(), use.GetPodUid(), reason}
+		current[k] = true
+		if _, ok := a.seen[k]; !ok {
+			a.seen[k] = now
 		}
-		if fresh {
-			a.claim(ctx, v, h)
+		if use.GetPodUid() == "" || now.Sub(a.seen[k]) < lasting || now.Sub(a.said[k]) < repeat {
+			continue
 		}
+		fresh = true
+		a.said[k] = now
+		if pod := object("Pod", use.GetPod(), use.GetPodUid()); pod != nil {
+			a.say(pod, v, reason, message)
+		}
+	}
+	if fresh {
+		a.claim(ctx, v, reason, message)
 	}
 }
 
@@ -170,7 +190,7 @@ func object(kind, name, uid string) *corev1.ObjectReference {
 
 // claim says it of the claim too. Its uid is asked for, because kubectl describe shows no
 // event without it, and because the claim may be another one by now.
-func (a *Announcer) claim(ctx context.Context, v *inventory.Volume, h *csi.VolumeHealth_VolumeHealthEntry) {
+func (a *Announcer) claim(ctx context.Context, v *inventory.Volume, reason, message string) {
 	ref := object("PersistentVolumeClaim", v.GetClaim(), "")
 	if ref == nil {
 		return
@@ -180,13 +200,12 @@ func (a *Announcer) claim(ctx context.Context, v *inventory.Volume, h *csi.Volum
 		return
 	}
 	ref.UID = claim.UID
-	a.say(ref, v, h)
+	a.say(ref, v, reason, message)
 }
 
 // mostText is less than the 1024 bytes that an event's message may have, with the volume's name before it.
 const mostText = 700
 
-func (a *Announcer) say(on *corev1.ObjectReference, v *inventory.Volume, h *csi.VolumeHealth_VolumeHealthEntry) {
-	a.Events.Eventf(on, corev1.EventTypeWarning, h.GetReason(), "volume %s: %s", cmp.Or(v.GetName(), v.GetId()),
-		plain.Text(h.GetMessage(), mostText))
+func (a *Announcer) say(on *corev1.ObjectReference, v *inventory.Volume, reason, message string) {
+	a.Events.Eventf(on, corev1.EventTypeWarning, reason, "volume %s: %s", cmp.Or(v.GetName(), v.GetId()), plain.Text(message, mostText))
 }

@@ -1,6 +1,7 @@
 package announce
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,13 @@ type driver struct {
 	sick    map[string][]*csi.VolumeHealth_VolumeHealthEntry
 	hangs   map[string]bool
 	away    error
+	walks   []*inventory.Walk
+	refuses error // to tell of walks
+}
+
+func (d *driver) DescribeOperations(context.Context, *inventory.DescribeOperationsRequest,
+	...grpc.CallOption) (*inventory.DescribeOperationsResponse, error) {
+	return &inventory.DescribeOperationsResponse{Walks: d.walks}, cmp.Or(d.refuses, d.away)
 }
 
 func (d *driver) DescribeVolumes(_ context.Context, req *inventory.DescribeVolumesRequest,

@@ -321,14 +321,16 @@ type Volume struct {
 	Pool  string `protobuf:"bytes,4,opt,name=pool,proto3" json:"pool,omitempty"` // empty: somebody else made it
 	Size  int64  `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
 	// What it takes of the pool, in bytes. Data shared with snapshots counts in full. 0 if unknown.
-	Allocated     int64                  `protobuf:"varint,6,opt,name=allocated,proto3" json:"allocated,omitempty"`
-	FsType        string                 `protobuf:"bytes,7,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"` // empty: raw block
-	Thick         bool                   `protobuf:"varint,8,opt,name=thick,proto3" json:"thick,omitempty"`
-	Staged        bool                   `protobuf:"varint,9,opt,name=staged,proto3" json:"staged,omitempty"`
-	Device        string                 `protobuf:"bytes,10,opt,name=device,proto3" json:"device,omitempty"` // the block device, or the NFS share, while the volume is staged
-	Source        string                 `protobuf:"bytes,11,opt,name=source,proto3" json:"source,omitempty"` // id of the volume or snapshot that it is a copy of
-	Created       *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=created,proto3" json:"created,omitempty"`
-	Uses          []*Use                 `protobuf:"bytes,13,rep,name=uses,proto3" json:"uses,omitempty"`
+	Allocated int64                  `protobuf:"varint,6,opt,name=allocated,proto3" json:"allocated,omitempty"`
+	FsType    string                 `protobuf:"bytes,7,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"` // empty: raw block
+	Thick     bool                   `protobuf:"varint,8,opt,name=thick,proto3" json:"thick,omitempty"`
+	Staged    bool                   `protobuf:"varint,9,opt,name=staged,proto3" json:"staged,omitempty"`
+	Device    string                 `protobuf:"bytes,10,opt,name=device,proto3" json:"device,omitempty"` // the block device, or the NFS share, while the volume is staged
+	Source    string                 `protobuf:"bytes,11,opt,name=source,proto3" json:"source,omitempty"` // id of the volume or snapshot that it is a copy of
+	Created   *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=created,proto3" json:"created,omitempty"`
+	Uses      []*Use                 `protobuf:"bytes,13,rep,name=uses,proto3" json:"uses,omitempty"`
+	// What somebody has to do about the volume, beside what its health tells.
+	Notices       []*Notice `protobuf:"bytes,14,rep,name=notices,proto3" json:"notices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -454,6 +456,65 @@ func (x *Volume) GetUses() []*Use {
 	return nil
 }
 
+func (x *Volume) GetNotices() []*Notice {
+	if x != nil {
+		return x.Notices
+	}
+	return nil
+}
+
+type Notice struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"` // one CamelCase word
+	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Notice) Reset() {
+	*x = Notice{}
+	mi := &file_inventory_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Notice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Notice) ProtoMessage() {}
+
+func (x *Notice) ProtoReflect() protoreflect.Message {
+	mi := &file_inventory_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Notice.ProtoReflect.Descriptor instead.
+func (*Notice) Descriptor() ([]byte, []int) {
+	return file_inventory_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Notice) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Notice) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 // Use is one target path where a volume is published.
 type Use struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -468,7 +529,7 @@ type Use struct {
 
 func (x *Use) Reset() {
 	*x = Use{}
-	mi := &file_inventory_proto_msgTypes[6]
+	mi := &file_inventory_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -480,7 +541,7 @@ func (x *Use) String() string {
 func (*Use) ProtoMessage() {}
 
 func (x *Use) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[6]
+	mi := &file_inventory_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -493,7 +554,7 @@ func (x *Use) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Use.ProtoReflect.Descriptor instead.
 func (*Use) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{6}
+	return file_inventory_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Use) GetTarget() string {
@@ -540,7 +601,7 @@ type CheckPoolsRequest struct {
 
 func (x *CheckPoolsRequest) Reset() {
 	*x = CheckPoolsRequest{}
-	mi := &file_inventory_proto_msgTypes[7]
+	mi := &file_inventory_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -552,7 +613,7 @@ func (x *CheckPoolsRequest) String() string {
 func (*CheckPoolsRequest) ProtoMessage() {}
 
 func (x *CheckPoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[7]
+	mi := &file_inventory_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -565,7 +626,7 @@ func (x *CheckPoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPoolsRequest.ProtoReflect.Descriptor instead.
 func (*CheckPoolsRequest) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{7}
+	return file_inventory_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CheckPoolsRequest) GetPool() string {
@@ -584,7 +645,7 @@ type CheckPoolsResponse struct {
 
 func (x *CheckPoolsResponse) Reset() {
 	*x = CheckPoolsResponse{}
-	mi := &file_inventory_proto_msgTypes[8]
+	mi := &file_inventory_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -596,7 +657,7 @@ func (x *CheckPoolsResponse) String() string {
 func (*CheckPoolsResponse) ProtoMessage() {}
 
 func (x *CheckPoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[8]
+	mi := &file_inventory_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -609,7 +670,7 @@ func (x *CheckPoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPoolsResponse.ProtoReflect.Descriptor instead.
 func (*CheckPoolsResponse) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{8}
+	return file_inventory_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CheckPoolsResponse) GetPools() []*CheckedPool {
@@ -631,7 +692,7 @@ type CheckedPool struct {
 
 func (x *CheckedPool) Reset() {
 	*x = CheckedPool{}
-	mi := &file_inventory_proto_msgTypes[9]
+	mi := &file_inventory_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -643,7 +704,7 @@ func (x *CheckedPool) String() string {
 func (*CheckedPool) ProtoMessage() {}
 
 func (x *CheckedPool) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[9]
+	mi := &file_inventory_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -656,7 +717,7 @@ func (x *CheckedPool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckedPool.ProtoReflect.Descriptor instead.
 func (*CheckedPool) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{9}
+	return file_inventory_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CheckedPool) GetName() string {
@@ -693,7 +754,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_inventory_proto_msgTypes[10]
+	mi := &file_inventory_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -705,7 +766,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[10]
+	mi := &file_inventory_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -718,7 +779,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{10}
+	return file_inventory_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Finding) GetKind() string {
@@ -764,7 +825,7 @@ type DescribeOperationsRequest struct {
 
 func (x *DescribeOperationsRequest) Reset() {
 	*x = DescribeOperationsRequest{}
-	mi := &file_inventory_proto_msgTypes[11]
+	mi := &file_inventory_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -776,7 +837,7 @@ func (x *DescribeOperationsRequest) String() string {
 func (*DescribeOperationsRequest) ProtoMessage() {}
 
 func (x *DescribeOperationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[11]
+	mi := &file_inventory_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -789,19 +850,20 @@ func (x *DescribeOperationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeOperationsRequest.ProtoReflect.Descriptor instead.
 func (*DescribeOperationsRequest) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{11}
+	return file_inventory_proto_rawDescGZIP(), []int{12}
 }
 
 type DescribeOperationsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Operations    []*Operation           `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
+	Walks         []*Walk                `protobuf:"bytes,2,rep,name=walks,proto3" json:"walks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DescribeOperationsResponse) Reset() {
 	*x = DescribeOperationsResponse{}
-	mi := &file_inventory_proto_msgTypes[12]
+	mi := &file_inventory_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -813,7 +875,7 @@ func (x *DescribeOperationsResponse) String() string {
 func (*DescribeOperationsResponse) ProtoMessage() {}
 
 func (x *DescribeOperationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[12]
+	mi := &file_inventory_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -826,7 +888,7 @@ func (x *DescribeOperationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeOperationsResponse.ProtoReflect.Descriptor instead.
 func (*DescribeOperationsResponse) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{12}
+	return file_inventory_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DescribeOperationsResponse) GetOperations() []*Operation {
@@ -834,6 +896,115 @@ func (x *DescribeOperationsResponse) GetOperations() []*Operation {
 		return x.Operations
 	}
 	return nil
+}
+
+func (x *DescribeOperationsResponse) GetWalks() []*Walk {
+	if x != nil {
+		return x.Walks
+	}
+	return nil
+}
+
+// Walk gives the files of a volume to a pod's fsGroup. One that has ended is told of for ten minutes.
+type Walk struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Volume string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // its id
+	Name   string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`     // what the orchestrator calls it
+	Pod    string                 `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`       // NAMESPACE/NAME; empty if the kubelet did not pass it
+	PodUid string                 `protobuf:"bytes,4,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
+	Since  *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	// How far it is, and how long it will take as far as that can be told.
+	Progress      string                 `protobuf:"bytes,6,opt,name=progress,proto3" json:"progress,omitempty"`
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=ended,proto3" json:"ended,omitempty"`    // unset while it runs
+	Failed        bool                   `protobuf:"varint,8,opt,name=failed,proto3" json:"failed,omitempty"` // the log says why; an error may quote names of the volume's files
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Walk) Reset() {
+	*x = Walk{}
+	mi := &file_inventory_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Walk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Walk) ProtoMessage() {}
+
+func (x *Walk) ProtoReflect() protoreflect.Message {
+	mi := &file_inventory_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Walk.ProtoReflect.Descriptor instead.
+func (*Walk) Descriptor() ([]byte, []int) {
+	return file_inventory_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Walk) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *Walk) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Walk) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *Walk) GetPodUid() string {
+	if x != nil {
+		return x.PodUid
+	}
+	return ""
+}
+
+func (x *Walk) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Walk) GetProgress() string {
+	if x != nil {
+		return x.Progress
+	}
+	return ""
+}
+
+func (x *Walk) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *Walk) GetFailed() bool {
+	if x != nil {
+		return x.Failed
+	}
+	return false
 }
 
 type Operation struct {
@@ -849,7 +1020,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_inventory_proto_msgTypes[13]
+	mi := &file_inventory_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -861,7 +1032,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[13]
+	mi := &file_inventory_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -874,7 +1045,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{13}
+	return file_inventory_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Operation) GetCall() string {
@@ -927,7 +1098,7 @@ const file_inventory_proto_rawDesc = "" +
 	"\x05after\x18\x01 \x01(\tR\x05after\"e\n" +
 	"\x17DescribeVolumesResponse\x124\n" +
 	"\avolumes\x18\x01 \x03(\v2\x1a.crust.inventory.v1.VolumeR\avolumes\x12\x14\n" +
-	"\x05after\x18\x02 \x01(\tR\x05after\"\xe2\x02\n" +
+	"\x05after\x18\x02 \x01(\tR\x05after\"\x98\x03\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -942,7 +1113,11 @@ const file_inventory_proto_rawDesc = "" +
 	" \x01(\tR\x06device\x12\x16\n" +
 	"\x06source\x18\v \x01(\tR\x06source\x124\n" +
 	"\acreated\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12+\n" +
-	"\x04uses\x18\r \x03(\v2\x17.crust.inventory.v1.UseR\x04uses\"\x81\x01\n" +
+	"\x04uses\x18\r \x03(\v2\x17.crust.inventory.v1.UseR\x04uses\x124\n" +
+	"\anotices\x18\x0e \x03(\v2\x1a.crust.inventory.v1.NoticeR\anotices\":\n" +
+	"\x06Notice\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"\x81\x01\n" +
 	"\x03Use\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\tR\x06target\x12\x10\n" +
 	"\x03pod\x18\x02 \x01(\tR\x03pod\x12\x17\n" +
@@ -963,11 +1138,21 @@ const file_inventory_proto_rawDesc = "" +
 	"\x04path\x18\x03 \x01(\tR\x04path\x12\x14\n" +
 	"\x05means\x18\x04 \x01(\tR\x05means\x12\x0e\n" +
 	"\x02do\x18\x05 \x01(\tR\x02do\"\x1b\n" +
-	"\x19DescribeOperationsRequest\"[\n" +
+	"\x19DescribeOperationsRequest\"\x8b\x01\n" +
 	"\x1aDescribeOperationsResponse\x12=\n" +
 	"\n" +
 	"operations\x18\x01 \x03(\v2\x1d.crust.inventory.v1.OperationR\n" +
-	"operations\"}\n" +
+	"operations\x12.\n" +
+	"\x05walks\x18\x02 \x03(\v2\x18.crust.inventory.v1.WalkR\x05walks\"\xf5\x01\n" +
+	"\x04Walk\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
+	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x17\n" +
+	"\apod_uid\x18\x04 \x01(\tR\x06podUid\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
+	"\bprogress\x18\x06 \x01(\tR\bprogress\x120\n" +
+	"\x05ended\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
+	"\x06failed\x18\b \x01(\bR\x06failed\"}\n" +
 	"\tOperation\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\tR\x04call\x12\x0e\n" +
 	"\x02on\x18\x02 \x03(\tR\x02on\x120\n" +
@@ -992,7 +1177,7 @@ func file_inventory_proto_rawDescGZIP() []byte {
 	return file_inventory_proto_rawDescData
 }
 
-var file_inventory_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_inventory_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_inventory_proto_goTypes = []any{
 	(*DescribePoolsRequest)(nil),       // 0: crust.inventory.v1.DescribePoolsRequest
 	(*DescribePoolsResponse)(nil),      // 1: crust.inventory.v1.DescribePoolsResponse
@@ -1000,38 +1185,44 @@ var file_inventory_proto_goTypes = []any{
 	(*DescribeVolumesRequest)(nil),     // 3: crust.inventory.v1.DescribeVolumesRequest
 	(*DescribeVolumesResponse)(nil),    // 4: crust.inventory.v1.DescribeVolumesResponse
 	(*Volume)(nil),                     // 5: crust.inventory.v1.Volume
-	(*Use)(nil),                        // 6: crust.inventory.v1.Use
-	(*CheckPoolsRequest)(nil),          // 7: crust.inventory.v1.CheckPoolsRequest
-	(*CheckPoolsResponse)(nil),         // 8: crust.inventory.v1.CheckPoolsResponse
-	(*CheckedPool)(nil),                // 9: crust.inventory.v1.CheckedPool
-	(*Finding)(nil),                    // 10: crust.inventory.v1.Finding
-	(*DescribeOperationsRequest)(nil),  // 11: crust.inventory.v1.DescribeOperationsRequest
-	(*DescribeOperationsResponse)(nil), // 12: crust.inventory.v1.DescribeOperationsResponse
-	(*Operation)(nil),                  // 13: crust.inventory.v1.Operation
-	(*timestamppb.Timestamp)(nil),      // 14: google.protobuf.Timestamp
+	(*Notice)(nil),                     // 6: crust.inventory.v1.Notice
+	(*Use)(nil),                        // 7: crust.inventory.v1.Use
+	(*CheckPoolsRequest)(nil),          // 8: crust.inventory.v1.CheckPoolsRequest
+	(*CheckPoolsResponse)(nil),         // 9: crust.inventory.v1.CheckPoolsResponse
+	(*CheckedPool)(nil),                // 10: crust.inventory.v1.CheckedPool
+	(*Finding)(nil),                    // 11: crust.inventory.v1.Finding
+	(*DescribeOperationsRequest)(nil),  // 12: crust.inventory.v1.DescribeOperationsRequest
+	(*DescribeOperationsResponse)(nil), // 13: crust.inventory.v1.DescribeOperationsResponse
+	(*Walk)(nil),                       // 14: crust.inventory.v1.Walk
+	(*Operation)(nil),                  // 15: crust.inventory.v1.Operation
+	(*timestamppb.Timestamp)(nil),      // 16: google.protobuf.Timestamp
 }
 var file_inventory_proto_depIdxs = []int32{
 	2,  // 0: crust.inventory.v1.DescribePoolsResponse.pools:type_name -> crust.inventory.v1.Pool
 	5,  // 1: crust.inventory.v1.DescribeVolumesResponse.volumes:type_name -> crust.inventory.v1.Volume
-	14, // 2: crust.inventory.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	6,  // 3: crust.inventory.v1.Volume.uses:type_name -> crust.inventory.v1.Use
-	9,  // 4: crust.inventory.v1.CheckPoolsResponse.pools:type_name -> crust.inventory.v1.CheckedPool
-	10, // 5: crust.inventory.v1.CheckedPool.findings:type_name -> crust.inventory.v1.Finding
-	13, // 6: crust.inventory.v1.DescribeOperationsResponse.operations:type_name -> crust.inventory.v1.Operation
-	14, // 7: crust.inventory.v1.Operation.since:type_name -> google.protobuf.Timestamp
-	0,  // 8: crust.inventory.v1.Inventory.DescribePools:input_type -> crust.inventory.v1.DescribePoolsRequest
-	3,  // 9: crust.inventory.v1.Inventory.DescribeVolumes:input_type -> crust.inventory.v1.DescribeVolumesRequest
-	7,  // 10: crust.inventory.v1.Inventory.CheckPools:input_type -> crust.inventory.v1.CheckPoolsRequest
-	11, // 11: crust.inventory.v1.Inventory.DescribeOperations:input_type -> crust.inventory.v1.DescribeOperationsRequest
-	1,  // 12: crust.inventory.v1.Inventory.DescribePools:output_type -> crust.inventory.v1.DescribePoolsResponse
-	4,  // 13: crust.inventory.v1.Inventory.DescribeVolumes:output_type -> crust.inventory.v1.DescribeVolumesResponse
-	8,  // 14: crust.inventory.v1.Inventory.CheckPools:output_type -> crust.inventory.v1.CheckPoolsResponse
-	12, // 15: crust.inventory.v1.Inventory.DescribeOperations:output_type -> crust.inventory.v1.DescribeOperationsResponse
-	12, // [12:16] is the sub-list for method output_type
-	8,  // [8:12] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	16, // 2: crust.inventory.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	7,  // 3: crust.inventory.v1.Volume.uses:type_name -> crust.inventory.v1.Use
+	6,  // 4: crust.inventory.v1.Volume.notices:type_name -> crust.inventory.v1.Notice
+	10, // 5: crust.inventory.v1.CheckPoolsResponse.pools:type_name -> crust.inventory.v1.CheckedPool
+	11, // 6: crust.inventory.v1.CheckedPool.findings:type_name -> crust.inventory.v1.Finding
+	15, // 7: crust.inventory.v1.DescribeOperationsResponse.operations:type_name -> crust.inventory.v1.Operation
+	14, // 8: crust.inventory.v1.DescribeOperationsResponse.walks:type_name -> crust.inventory.v1.Walk
+	16, // 9: crust.inventory.v1.Walk.since:type_name -> google.protobuf.Timestamp
+	16, // 10: crust.inventory.v1.Walk.ended:type_name -> google.protobuf.Timestamp
+	16, // 11: crust.inventory.v1.Operation.since:type_name -> google.protobuf.Timestamp
+	0,  // 12: crust.inventory.v1.Inventory.DescribePools:input_type -> crust.inventory.v1.DescribePoolsRequest
+	3,  // 13: crust.inventory.v1.Inventory.DescribeVolumes:input_type -> crust.inventory.v1.DescribeVolumesRequest
+	8,  // 14: crust.inventory.v1.Inventory.CheckPools:input_type -> crust.inventory.v1.CheckPoolsRequest
+	12, // 15: crust.inventory.v1.Inventory.DescribeOperations:input_type -> crust.inventory.v1.DescribeOperationsRequest
+	1,  // 16: crust.inventory.v1.Inventory.DescribePools:output_type -> crust.inventory.v1.DescribePoolsResponse
+	4,  // 17: crust.inventory.v1.Inventory.DescribeVolumes:output_type -> crust.inventory.v1.DescribeVolumesResponse
+	9,  // 18: crust.inventory.v1.Inventory.CheckPools:output_type -> crust.inventory.v1.CheckPoolsResponse
+	13, // 19: crust.inventory.v1.Inventory.DescribeOperations:output_type -> crust.inventory.v1.DescribeOperationsResponse
+	16, // [16:20] is the sub-list for method output_type
+	12, // [12:16] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_inventory_proto_init() }
@@ -1045,7 +1236,7 @@ func file_inventory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_inventory_proto_rawDesc), len(file_inventory_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

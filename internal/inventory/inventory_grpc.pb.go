@@ -39,7 +39,7 @@ type InventoryClient interface {
 	// CheckPools tells what in the pools does not fit together: their files, records and
 	// devices.
 	CheckPools(ctx context.Context, in *CheckPoolsRequest, opts ...grpc.CallOption) (*CheckPoolsResponse, error)
-	// DescribeOperations gives the calls that run now.
+	// DescribeOperations gives the calls that run now, and the walks for fsGroup.
 	DescribeOperations(ctx context.Context, in *DescribeOperationsRequest, opts ...grpc.CallOption) (*DescribeOperationsResponse, error)
 }
 
@@ -105,7 +105,7 @@ type InventoryServer interface {
 	// CheckPools tells what in the pools does not fit together: their files, records and
 	// devices.
 	CheckPools(context.Context, *CheckPoolsRequest) (*CheckPoolsResponse, error)
-	// DescribeOperations gives the calls that run now.
+	// DescribeOperations gives the calls that run now, and the walks for fsGroup.
 	DescribeOperations(context.Context, *DescribeOperationsRequest) (*DescribeOperationsResponse, error)
 	mustEmbedUnimplementedInventoryServer()
 }

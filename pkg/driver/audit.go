@@ -56,11 +56,17 @@ func givenEvent(action audit.Action, p *publication, context map[string]string) 
 	if p.readOnly {
 		access += ", read-only"
 	}
-	return audit.Event{
+	e := audit.Event{
 		Action: action, Volume: p.id, Target: p.target, Access: access, Device: p.attachment.Device.Path, FSType: p.staged.FSType,
-		Pod:    join(context[orchestratorPrefix+"pod.namespace"], context[orchestratorPrefix+"pod.name"]),
-		PodUID: context[orchestratorPrefix+"pod.uid"],
 	}
+	e.Pod, e.PodUID = podOf(context)
+	return e
+}
+
+// podOf gives the pod that a volume is for, as NAMESPACE/NAME, and its uid; empty where the
+// kubelet does not tell (podInfoOnMount of the CSIDriver).
+func podOf(context map[string]string) (pod, uid string) {
+	return join(context[orchestratorPrefix+"pod.namespace"], context[orchestratorPrefix+"pod.name"]), context[orchestratorPrefix+"pod.uid"]
 }
 
 func join(namespace, name string) string {

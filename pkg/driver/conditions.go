@@ -138,9 +138,6 @@ func (d *Driver) grows(r stagedRecord, v volume.Volume) bool {
 	return v.Facts.GrowDue && (!v.Facts.GivenToGuest || r.HostMayMount)
 }
 
-// Walks tells, by volume, when the walks over files for a pod's fsGroup began that run now.
-func (d *Driver) Walks() map[string]time.Time { return d.walks.all() }
-
 // refusedGrowth are the volumes whose growth the pool had no room for. A restart
 // forgets them: nothing relies on it, and whoever asks again is refused again.
 type refusedGrowth struct {
@@ -167,31 +164,4 @@ func (g *refusedGrowth) all() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Sorted(maps.Keys(g.m))
-}
-
-// runningWalks are the walks that run, by volume: there is one of a volume at a time.
-type runningWalks struct {
-	mu sync.Mutex
-	m  map[string]time.Time
-}
-
-// begin notes a walk; what it gives is called when it has ended.
-func (w *runningWalks) begin(id string, since time.Time) (end func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.m == nil {
-		w.m = map[string]time.Time{}
-	}
-	w.m[id] = since
-	return func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		delete(w.m, id)
-	}
-}
-
-func (w *runningWalks) all() map[string]time.Time {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return maps.Clone(w.m)
 }

@@ -91,7 +91,7 @@ type Driver struct {
 
 	conditions conditions
 	refused    refusedGrowth
-	walks      runningWalks
+	walks      walks
 
 	unknownPools names // that GetCapacity was asked for
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"sort"
 	"sync"
@@ -86,6 +87,9 @@ func (d *Driver) inventoryOf(ctx context.Context, v volume.Volume) *inventory.Vo
 	}
 	if r, ok := d.staged.get(v.ID); ok {
 		out.Staged, out.Device = true, r.Device.Path+r.Share
+		if d.grows(r, v) {
+			out.Notices = append(out.Notices, growthWaits(v))
+		}
 	}
 	for _, target := range d.published.of(v.ID) {
 		use := d.use(v.ID, target)
@@ -98,6 +102,18 @@ func (d *Driver) inventoryOf(ctx context.Context, v volume.Volume) *inventory.Vo
 		out.Uses = append(out.Uses, use)
 	}
 	return out
+}
+
+// growthWaits says what to do about a file system that is smaller than its device. It is so
+// for a moment on each growth; csi-steward says nothing of what does not last.
+func growthWaits(v volume.Volume) *inventory.Notice {
+	size := ""
+	if v.Size > 0 { // of a device that somebody else made it is not known
+		size = fmt.Sprintf(" to %d MiB", v.Size>>20)
+	}
+	return &inventory.Notice{Reason: "GrowthWaits", Message: "it was enlarged" + size + ", and its file system has not grown yet: " +
+		"it cannot while the volume is in use, or growth has failed. Delete all pods that use it, and make them again: " +
+		"the file system grows before the first of them has it"}
 }
 
 // askPool gives what f reads of a pool's disk. After lookTimeout f is left alone. Until it

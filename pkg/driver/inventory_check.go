@@ -83,11 +83,11 @@ func (d *Driver) lookAtPool(p volume.Pool) ([]volume.Finding, error) {
 	return found, nil
 }
 
-// DescribeOperations gives the calls that run now, the oldest first.
+// DescribeOperations gives the calls that run now, and the walks for fsGroup, the oldest first.
 func (i Inventory) DescribeOperations(
 	context.Context, *inventory.DescribeOperationsRequest,
 ) (*inventory.DescribeOperationsResponse, error) {
-	resp := &inventory.DescribeOperationsResponse{}
+	resp := &inventory.DescribeOperationsResponse{Walks: i.Driver.walks.describe()}
 	for op, on := range i.Driver.ops.all() {
 		slices.Sort(on)
 		resp.Operations = append(resp.Operations, &inventory.Operation{

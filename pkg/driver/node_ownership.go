@@ -153,7 +153,7 @@ func showing(disk, shown uint32) *mounter.IDMap {
 const progressInterval = 10 * time.Second
 
 // walk runs ownership.Apply, and tells how far it has come.
-func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid uint32, progress *volume.Progress, quick bool) error {
+func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid uint32, progress *volume.Progress, quick bool) (err error) {
 	policy := p.attrs.FSGroupChangePolicy
 	if policy == "" {
 		policy = ownership.OnRootMismatch
@@ -170,22 +170,28 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 		return errNeedsTime
 	}
 	begin := time.Now()
-	defer d.walks.begin(p.id, begin)()
 	var counts ownership.Progress
 	usage, err := mounter.UsageOf(root)
 	if err != nil {
 		return err
 	}
+	counted := func() string {
+		looked := counts.Looked.Load()
+		return fmt.Sprintf("%d files looked at, %d changed for group %d, %.0f files/s", looked, counts.Changed.Load(), gid,
+			float64(looked)/time.Since(begin).Seconds())
+	}
 	describe := func() string {
-		looked, took := counts.Looked.Load(), time.Since(begin)
-		rate := float64(looked) / took.Seconds()
-		text := fmt.Sprintf("%d files looked at, %d changed for group %d, %.0f files/s", looked, counts.Changed.Load(), gid, rate)
-		if left := usage.UsedInodes - looked; left > 0 && rate > 0 {
-			text += fmt.Sprintf(", about %s left", (time.Duration(float64(left) / rate * float64(time.Second))).Round(time.Second))
+		// btrfs does not count its files; and there may be more than at the begin.
+		looked := counts.Looked.Load()
+		if left := usage.UsedInodes - looked; left > 0 && looked > 0 {
+			return counted() + fmt.Sprintf(", about %s left", time.Duration(float64(time.Since(begin))/float64(looked)*float64(left)).Round(time.Second))
 		}
-		return text
+		return counted() + ", how long it will take cannot be told"
 	}
 	progress.Describe(describe)
+	walked := d.walks.begin(&walk{volume: p.id, name: p.volume.Name, pod: p.pod, podUID: p.podUID, since: begin,
+		progress: describe, result: counted})
+	defer func() { walked(err) }()
 	ticker := time.NewTicker(progressInterval)
 	defer ticker.Stop()
 	done := make(chan struct{})
@@ -209,7 +215,7 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 	end(err)
 	d.Metrics.OwnershipApplied(p.strategy, time.Since(begin), r.Looked, r.Changed)
 	if err != nil {
-		return fmt.Errorf("volume %s: giving its files to group %d: %w (%s)", p.id, gid, err, describe())
+		return fmt.Errorf("volume %s: giving its files to group %d: %w (%s)", p.id, gid, err, counted())
 	}
 	if n := counts.Refused.Load(); n > 0 {
 		d.Log.Warn("files that nobody may change (chattr +i or +a, or in a read-only subvolume) keep their group", "volume_id", p.id, "group", gid, "files", n, "one_of_them", counts.Example())

@@ -51,6 +51,7 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	attempt := func(ctx context.Context, progress *volume.Progress, quick bool) error {
 		p := publication{id: id, target: req.GetTargetPath(), staging: req.GetStagingTargetPath(), attrs: attrs, group: group,
 			namespace: req.GetVolumeContext()[orchestratorPrefix+"pod.namespace"]}
+		p.pod, p.podUID = podOf(req.GetVolumeContext())
 		var err error
 		if p.src, p.volume, err = d.Volumes.Find(id); err != nil {
 			return err
@@ -122,6 +123,7 @@ type publication struct {
 	readOnly            bool
 	alone               bool   // nobody else had the device in use when this began
 	given               func() // writes the audit log
+	pod, podUID         string // who it is for: see podOf
 }
 
 func (p *publication) filesystem() mounter.Filesystem {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	plaintext "github.com/crust-csi/crust-csi/internal/plain"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -208,7 +209,9 @@ func (d *Driver) health(ctx context.Context, src volume.Source, id, path string,
 		case a.Informational:
 			status = csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE
 		}
-		health.HealthStatuses = append(health.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: a.Reason, Message: a.Message})
+		health.HealthStatuses = append(health.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{
+			Status: status, Reason: a.Reason, Message: plaintext.Text(a.Message, mostHealth),
+		})
 	}
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}
 }

@@ -104,7 +104,8 @@ type Source interface {
 	SetFacts(id string, facts Facts) error
 	// List gives all volumes, by id.
 	List() []Volume
-	// Health tells what is wrong with where the volume's data lies.
+	// Health tells what is wrong with where the volume's data lies. An empty id asks a pool
+	// for what concerns all its volumes.
 	Health(id string) []mounter.Ailment
 }
 

@@ -13,6 +13,7 @@
 #
 # CRUST_KUBERNETES_NODES is how many nodes "up" starts; nine are possible. The first is the control plane too.
 # CRUST_KUBERNETES_OCI is the OCI runtime, runc or crun; CRUST_KUBERNETES_BIN has other programs: versions/run.sh.
+# CRUST_KUBERNETES_GATES are feature gates of Kubernetes, as NAME=true,...: health/
 # A node is a process tree with its own pid, mount and network namespaces. Its
 # root is this machine's, with all changes on a disk of its own (a file). So
 # everything is where it is on any node, and ends with the node's PID 1. Each node but the first

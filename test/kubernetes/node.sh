@@ -72,6 +72,7 @@ keep() { # name command...
 	) &
 }
 K=/etc/kubernetes
+gates=${CRUST_KUBERNETES_GATES:+--feature-gates=$CRUST_KUBERNETES_GATES}
 if [ "$number" = 1 ]; then # the control plane
 	keep etcd etcd --name test --data-dir /var/lib/etcd/data --unsafe-no-fsync
 	# What the driver's accounts ask for: cost_test.go.
@@ -81,13 +82,13 @@ if [ "$number" = 1 ]; then # the control plane
 		omitStages: [RequestReceived]
 		rules: [{level: Metadata, userGroups: ["system:serviceaccounts:crust-csi"]}, {level: None}]
 	A
-	keep kube-apiserver kube-apiserver --audit-policy-file $K/audit.yaml --audit-log-path $K/audit.log --audit-log-maxsize 500 --etcd-servers http://127.0.0.1:2379 --bind-address 0.0.0.0 --secure-port 443 --advertise-address 192.0.2.1 \
+	keep kube-apiserver kube-apiserver $gates --audit-policy-file $K/audit.yaml --audit-log-path $K/audit.log --audit-log-maxsize 500 --etcd-servers http://127.0.0.1:2379 --bind-address 0.0.0.0 --secure-port 443 --advertise-address 192.0.2.1 \
 		--tls-cert-file $K/api.crt --tls-private-key-file $K/api.key --client-ca-file $K/ca.crt --token-auth-file $K/tokens \
 		--authorization-mode Node,RBAC --allow-privileged --service-cluster-ip-range 10.96.0.0/24 --kubelet-preferred-address-types InternalIP \
 		--service-account-issuer https://kubernetes.default.svc --service-account-key-file $K/sa.pub --service-account-signing-key-file $K/sa.key
-	keep kube-controller-manager kube-controller-manager --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1 \
+	keep kube-controller-manager kube-controller-manager $gates --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1 \
 		--root-ca-file $K/ca.crt --service-account-private-key-file $K/sa.key --node-monitor-grace-period 40s
-	keep kube-scheduler kube-scheduler --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1
+	keep kube-scheduler kube-scheduler $gates --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1
 	# An add-on, which needs the CRDs of snapshots and is started again until they are there.
 	keep snapshot-controller snapshot-controller --kubeconfig $K/admin.kubeconfig --enable-distributed-snapshotting=true
 	# For clients on this machine, which are in another network.
@@ -175,7 +176,7 @@ older=()
 case $(kubelet --version) in
 *\ v1.3[234].*) older=(--feature-gates=KubeletCrashLoopBackOffMax=true) ;; # which maxContainerRestartPeriod is behind
 esac
-keep kubelet kubelet "${older[@]}" --config $K/kubelet.yaml --kubeconfig $K/$name.kubeconfig --hostname-override $name --node-ip 192.0.2.$number --v=3
+keep kubelet kubelet "${older[@]}" $gates --config $K/kubelet.yaml --kubeconfig $K/$name.kubeconfig --hostname-override $name --node-ip 192.0.2.$number --v=3
 
 # --- images -------------------------------------------------------------------------
 for _ in $(seq 300); do ctr version >/dev/null 2>&1 && break; sleep 0.2; done
