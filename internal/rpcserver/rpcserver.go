@@ -109,7 +109,7 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 			code = fault.Elsewhere.String()
 		}
 		ended(code)
-		i.say(ctx, id, method, req, resp, time.Since(begin), err, details)
+		i.say(ctx, id, method, req, resp, time.Since(begin), err, details, elsewhere)
 	}()
 	resp, err = handler(audit.WithCaller(ctx, caller(ctx, method, id)), req)
 	details = fault.Details(err)
@@ -130,10 +130,11 @@ var refused = map[codes.Code]bool{
 	codes.OutOfRange: true, codes.Aborted: true, codes.Canceled: true, codes.Unimplemented: true,
 }
 
-func (i *interceptor) say(ctx context.Context, id uint64, method string, req, resp any, took time.Duration, err error, details []string) {
+func (i *interceptor) say(ctx context.Context, id uint64, method string, req, resp any, took time.Duration, err error, details []string,
+	elsewhere bool) {
 	level := slog.LevelInfo
 	switch {
-	case refused[status.Code(err)]:
+	case refused[status.Code(err)], elsewhere: // routine: the orchestrator asks another node
 		level = slog.LevelWarn
 	case err != nil:
 		level = slog.LevelError

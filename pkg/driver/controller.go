@@ -347,6 +347,7 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 		err := d.irreversible(ctx, audit.Event{Action: audit.Deleted, Volume: id}, func() error { return pool.Delete(ctx, id) })
 		if err == nil {
 			d.refused.note(id, nil)
+			d.lost.forget(id)
 		}
 		return err
 	}, id)

@@ -106,7 +106,7 @@ func askPool[T any](ctx context.Context, d *Driver, p volume.Pool, f func() (T, 
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	var got T
-	err = d.readers.look(ctx, "of pool "+p.Name(), func() (err error) {
+	err = d.readers.look(ctx, subject{"pool", p.Name()}, func() (err error) {
 		got, err = f()
 		return err
 	})

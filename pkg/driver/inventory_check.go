@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/crust-csi/crust-csi/internal/inventory"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -20,7 +21,7 @@ func (i Inventory) CheckPools(_ context.Context, req *inventory.CheckPoolsReques
 	if req.GetPool() != "" {
 		p, err := i.Driver.Volumes.Pool(req.GetPool())
 		if err != nil {
-			return nil, err
+			return nil, fault.New(fault.NotFound, "%w", err)
 		}
 		pools = []volume.Pool{p}
 	}

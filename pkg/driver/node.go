@@ -191,7 +191,7 @@ func (d *Driver) busy(id, device string) (bool, error) {
 	if err != nil || !busy {
 		return busy, err
 	}
-	defer d.readers.exclude(id)()
+	defer d.readers.exclude(id, "being looked at for who uses it")()
 	return mounter.Busy(device)
 }
 

@@ -175,7 +175,13 @@ func (d *Driver) stage(
 	if err := failpoint.Err("stage.formatted"); err != nil {
 		return err
 	}
-	return d.staged.put(r)
+	if err := d.staged.put(r); err != nil {
+		return err
+	}
+	if !staged { // whoever uses it from here on was told what it lost before
+		d.lost.forget(v.ID)
+	}
+	return nil
 }
 
 // kernelType is the name of the kernel's driver for a file system that has two.

@@ -53,17 +53,21 @@ func (r *Registry) Pools() []Pool {
 	return list
 }
 
-// Pool gives a pool by name; an empty name is the first one.
+// Pool gives a pool by name; an empty name is the first one. A pool that this node does not
+// have is a fault Elsewhere: another node may have it.
 func (r *Registry) Pool(name string) (Pool, error) {
 	if len(r.names) == 0 {
-		return nil, fault.New(fault.State, "this node has no pool, so no volume can be made here; start the driver with --pool")
+		return nil, fault.New(fault.Elsewhere, "this node has no pool, so no volume can be made here; start the driver with --pool")
 	}
 	if name == "" {
 		name = r.names[0]
 	}
 	p, ok := r.pools[name]
 	if !ok {
-		return nil, fault.New(fault.Invalid, "pool %q does not exist on this node; it has %s", name, strings.Join(r.names, ", "))
+		if err := CheckPoolName(name); err != nil {
+			return nil, err
+		}
+		return nil, fault.New(fault.Elsewhere, "pool %q is not on this node; it has %s", name, strings.Join(r.names, ", "))
 	}
 	return p, nil
 }
