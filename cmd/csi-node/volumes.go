@@ -3,6 +3,7 @@ package main
 import (
 	"log/slog"
 	"path/filepath"
+	"sync"
 
 	"github.com/crust-csi/crust-csi/internal/nodeconfig"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
@@ -13,9 +14,37 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/static"
 )
 
+// disks are the pools that were opened, by name: a pool that was away is opened when it comes.
+type disks struct {
+	mu sync.Mutex
+	m  map[string]*looppool.Pool
+}
+
+func (d *disks) open(o looppool.Options) (volume.Pool, error) {
+	p, err := looppool.Open(o)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.m[o.Name] = p
+	return p, nil
+}
+
+// answers is driver.Config.Answers. A pool that was never there has no disk to ask.
+func (d *disks) answers(name string) error {
+	d.mu.Lock()
+	p := d.m[name]
+	d.mu.Unlock()
+	if p == nil {
+		return nil
+	}
+	return p.Answers()
+}
+
 // openVolumes opens the pools, and what knows static volumes.
 func openVolumes(
-	o *options, settings nodeconfig.Settings, log *slog.Logger, metrics *telemetry.Metrics,
+	o *options, settings nodeconfig.Settings, log *slog.Logger, metrics *telemetry.Metrics, disks *disks,
 ) (*volume.Registry, *static.Source, func(), error) {
 	var pools []volume.Pool
 	closeAll := func() {
@@ -30,7 +59,7 @@ func openVolumes(
 		p, err := poolhome.Open(poolhome.Options{
 			Name: spec.Name, Dir: spec.Dir, State: filepath.Join(o.stateDir, "pools"), Log: log,
 			Open: func() (volume.Pool, error) {
-				return looppool.Open(looppool.Options{
+				return disks.open(looppool.Options{
 					Name: spec.Name, Dir: spec.Dir, NodesDir: nodes, Log: log, Copied: metrics.Copied(spec.Name),
 					Overcommit: spec.Overcommit, Reserve: spec.Reserve,
 				})

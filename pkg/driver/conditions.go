@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -113,10 +115,26 @@ func (d *Driver) condition(r stagedRecord, before condition) condition {
 		return before
 	case fault.Is(err, fault.Busy): // somebody else's look has not come back yet
 		return before
+	case fault.Is(err, fault.NotFound) && d.orphan(r.VolumeID) != nil:
+		return condition{unhealthy: []Unhealthy{{r.VolumeID, orphaned, "degraded"}}}
 	case err != nil:
 		return condition{}
 	}
 	return c
+}
+
+const orphaned = "PoolNotConfigured" // the reason in a volume's health
+
+// orphan says what is wrong with a volume that is staged here, and whose pool this node is not
+// configured with any more; nil for any other. The pool has no metrics then, so the volume has.
+func (d *Driver) orphan(id string) []mounter.Ailment {
+	_, _, _, made := volume.ParseID(id)
+	_, known := d.Volumes.OwnerOf(id)
+	if _, staged := d.staged.get(id); !staged || !made || known {
+		return nil
+	}
+	return []mounter.Ailment{{Reason: orphaned, Message: fmt.Sprintf(
+		"%v. Pods that have the volume go on, and it can be unpublished and unstaged; nothing else can be done with it", d.Volumes.CheckPool(id))}}
 }
 
 // ailing gives what the metrics show of a volume's health.

@@ -51,7 +51,7 @@ func (d *Driver) controllerCapabilities() []csi.ControllerServiceCapability_RPC_
 
 // CreateVolume makes a volume in a pool of this node.
 func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	want, pool, err := d.wanted(req)
+	want, pool, err := d.wanted(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 		}
 	}
 	var made volume.Volume
-	err = d.ops.long(ctx, "CreateVolume", func(ctx context.Context, p *volume.Progress) error {
+	err = d.inPool(ctx, "CreateVolume", pool, func(ctx context.Context, p *volume.Progress) error {
 		var err error
 		made, err = d.create(ctx, req, want, pool, p)
 		return err
@@ -80,7 +80,7 @@ func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 
 func (d *Driver) create(ctx context.Context, req *csi.CreateVolumeRequest, want volume.Spec, pool volume.Pool, p *volume.Progress) (volume.Volume, error) {
 	for _, other := range d.Volumes.Pools() {
-		have, err := other.Get(volume.VolumeID(other.Name(), want.Name))
+		have, err := askPool(ctx, d, other, func() (volume.Volume, error) { return other.Get(volume.VolumeID(other.Name(), want.Name)) })
 		if fault.Is(err, fault.NotFound) || other != pool && fault.Is(err, fault.Unavailable) {
 			continue
 		}
@@ -125,7 +125,7 @@ func sameVolume(have volume.Volume, want volume.Spec, samePool bool, r *csi.Capa
 }
 
 // wanted reads a request to create.
-func (d *Driver) wanted(req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool, error) {
+func (d *Driver) wanted(ctx context.Context, req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool, error) {
 	var spec volume.Spec
 	if err := checkName(req.GetName()); err != nil {
 		return spec, nil, err
@@ -149,7 +149,7 @@ func (d *Driver) wanted(req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool,
 		return spec, nil, err
 	}
 	spec = volume.Spec{Name: req.GetName(), Thick: params.Thick, Block: u.block, FSType: fstype, Parameters: ownParameters(req.GetParameters())}
-	smallest, err := d.source(req.GetVolumeContentSource(), &spec, &params.Pool)
+	smallest, err := d.source(ctx, req.GetVolumeContentSource(), &spec, &params.Pool)
 	if fault.Is(err, fault.NotFound) && len(req.GetAccessibilityRequirements().GetRequisite()) > 0 {
 		// RESOURCE_EXHAUSTED: the one code that has external-provisioner leave the claim to another node.
 		err = fault.New(fault.Elsewhere, "a copy is made on the node that has its origin, and %s has not: %w", d.NodeID, err)
@@ -182,7 +182,7 @@ func checkName(name string) error {
 
 // source reads what a volume is to be a copy of, and gives its size. A copy is
 // made in its origin's pool.
-func (d *Driver) source(s *csi.VolumeContentSource, spec *volume.Spec, poolName *string) (int64, error) {
+func (d *Driver) source(ctx context.Context, s *csi.VolumeContentSource, spec *volume.Spec, poolName *string) (int64, error) {
 	if s == nil {
 		return 0, nil
 	}
@@ -195,7 +195,7 @@ func (d *Driver) source(s *csi.VolumeContentSource, spec *volume.Spec, poolName 
 		if id == "" {
 			return 0, invalid("volume_content_source: snapshot_id is missing")
 		}
-		snap, _, err := d.findSnapshot(id)
+		snap, err := d.findSnapshot(ctx, id)
 		if err != nil {
 			return 0, err
 		}
@@ -205,7 +205,7 @@ func (d *Driver) source(s *csi.VolumeContentSource, spec *volume.Spec, poolName 
 		if id == "" {
 			return 0, invalid("volume_content_source: volume_id is missing")
 		}
-		_, v, err := d.Volumes.Find(id)
+		v, err := d.found(ctx, id)
 		if err != nil {
 			return 0, err
 		}
@@ -322,7 +322,7 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 	if id == "" {
 		return nil, invalid("volume_id is missing")
 	}
-	if err := d.Volumes.CheckPool(id); err != nil {
+	if err := d.isHere(ctx, id); err != nil {
 		return nil, err
 	}
 	pool, ok := d.Volumes.OwnerOf(id)
@@ -331,7 +331,7 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 		// deleted by the driver.
 		return &csi.DeleteVolumeResponse{}, nil
 	}
-	err := d.ops.short("DeleteVolume", func() error {
+	err := d.inPool(ctx, "DeleteVolume", pool, func(ctx context.Context, _ *volume.Progress) error {
 		if targets := d.publishedAt(pool, id); len(targets) > 0 {
 			return fault.New(fault.State, "volume %s is published at %s; unpublish it first", id, targets[0])
 		}
@@ -359,14 +359,24 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 
 // ValidateVolumeCapabilities tells whether a volume can be used in all the
 // given ways.
-func (d *Driver) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+func (d *Driver) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if req.GetVolumeId() == "" {
 		return nil, invalid("volume_id is missing")
 	}
 	if len(req.GetVolumeCapabilities()) == 0 {
 		return nil, invalid("volume_capabilities are missing")
 	}
-	_, v, err := d.Volumes.FindOrAdopt(req.GetVolumeId(), req.GetVolumeContext())
+	find := func() (volume.Volume, error) {
+		_, v, err := d.Volumes.FindOrAdopt(req.GetVolumeId(), req.GetVolumeContext())
+		return v, err
+	}
+	var v volume.Volume
+	var err error
+	if p, ok := d.Volumes.OwnerOf(req.GetVolumeId()); ok {
+		v, err = askPool(ctx, d, p, find)
+	} else {
+		v, err = find()
+	}
 	if err != nil {
 		return nil, err
 	}

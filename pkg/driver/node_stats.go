@@ -168,6 +168,8 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		return health, nil
 	case errors.Is(err, errNoAnswer):
 		return describeHealth(id, append(d.lost.of(id), mounter.Ailment{Reason: doesNotReply, Message: err.Error(), Fatal: true})), nil
+	case fault.Is(err, fault.NotFound) && d.orphan(id) != nil:
+		return describeHealth(id, append(d.lost.of(id), d.orphan(id)...)), nil
 	case errors.Is(err, errTakenAway):
 		return describeHealth(id, append(d.lost.of(id), mounter.Ailment{Reason: "BeingTakenAway", Message: err.Error(), Informational: true})), nil
 	}

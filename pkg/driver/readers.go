@@ -36,6 +36,7 @@ type gate struct {
 	shutAt  time.Time     // when it began
 	hung    int           // looks that have outlived their callers
 	since   time.Time     // the first of them did
+	began   time.Time     // that look
 	changed chan struct{} // closed, and another made, when one of them leaves
 }
 
@@ -84,21 +85,27 @@ func (r *readers) enter(ctx context.Context, of subject) (leave func(), err erro
 		g := r.at(of)
 		if g.hung > 0 {
 			since := time.Since(g.since)
+			began := g.began
 			r.mu.Unlock()
+			if of.kind == "pool" { // its looks are not left in haste
+				return nil, fault.New(fault.Unavailable, "%s has not answered since %s, so its disk or server %w: see the kernel's log (dmesg)",
+					of, began.UTC().Format(time.RFC3339), errNoAnswer)
+			}
 			left := fmt.Sprintf("%s: a look at it has not come back since its caller left %s ago", of, since.Round(time.Second))
 			if since <= readerPatience { // it may have been its caller's haste
 				return nil, fault.New(fault.Busy, "%s; try again", left)
 			}
 			return nil, fault.New(fault.Busy, "%s; its disk or server %w: see the kernel's log (dmesg)", left, errNoAnswer)
 		}
-		if g.shut == 0 {
+		full := of.kind == "pool" && g.inside >= looksAtOnce // they may hang, each with a thread
+		if g.shut == 0 && !full {
 			g.inside++
 			r.mu.Unlock()
 			return func() { r.change(of, func(g *gate) { g.inside-- }) }, nil
 		}
 		changed, doing, shutAt := g.changed, g.doing, g.shutAt
 		r.mu.Unlock()
-		if patience == nil {
+		if patience == nil && !full {
 			timer := time.NewTimer(shutPatience)
 			defer timer.Stop()
 			patience = timer.C
@@ -122,7 +129,7 @@ func (r *readers) look(ctx context.Context, of subject, f func() error) error {
 	if err != nil {
 		return err
 	}
-	done, back := make(chan error, 1), make(chan struct{})
+	began, done, back := time.Now(), make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(back)
 		err := r.recovered(of, f)
@@ -135,7 +142,7 @@ func (r *readers) look(ctx context.Context, of subject, f func() error) error {
 	case <-ctx.Done():
 		r.change(of, func(g *gate) {
 			if g.hung++; g.hung == 1 {
-				g.since = time.Now()
+				g.since, g.began = time.Now(), began
 			}
 		})
 		go func() {

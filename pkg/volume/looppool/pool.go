@@ -214,6 +214,14 @@ func (p *Pool) Usable() error {
 	return loopdev.Available()
 }
 
+// Answers returns when the pool's disk has taken a write. One that hangs, or whose file system is
+// frozen, takes none, and may still answer who asks for what the kernel remembers of it. A full
+// disk answers.
+func (p *Pool) Answers() error {
+	_, err := p.lock.WriteAt([]byte{'\n'}, 0) // the file's text means nothing
+	return errors.Join(err, p.lock.Sync())
+}
+
 // space asks the file system that the directory is on.
 func (p *Pool) space() (volume.Capacity, error) {
 	dir, err := os.Open(p.dir)
