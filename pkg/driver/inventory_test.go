@@ -40,12 +40,14 @@ func TestD11_ACallersHasteIsNoSickDisk(t *testing.T) {
 		if err := ask(hasty); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "pool slow") {
 			t.Errorf("who has no time is told %v", err)
 		}
+		patient := make(chan error, 1)
+		go func() { patient <- ask(t.Context()) }()
 		time.Sleep(time.Second)
 		close(p.answer)
-		synctest.Wait()
-		if err := ask(t.Context()); err != nil {
+		if err := <-patient; err != nil {
 			t.Errorf("a slow disk: %v", err)
 		}
+		synctest.Wait()
 		p.answer = make(chan struct{})
 		asked.Store(0)
 		refusals := make(chan error, 10*looksAtOnce)
