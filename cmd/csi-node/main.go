@@ -97,7 +97,8 @@ func run(args []string) error {
 		stop := watchConfig(config, devices, level, log, metrics)
 		defer stop()
 	}
-	log.Info("starting", "version", version.String(), "driver", o.driverName, "node_id", o.nodeID, "features", mounter.Summary(mounter.Features()))
+	log.Info("starting", "version", version.String(), "driver", o.driverName, "node_id", o.nodeID, "features",
+		mounter.Summary(mounter.Features()))
 	log.Info(rawdevice.Describe(filepath.Join(o.stateDir, "dev")))
 	host, err := openHostNamespace(o, log)
 	if err != nil {

@@ -200,5 +200,6 @@ func (n Nodes) Detach(d Device) error {
 			break
 		}
 	}
-	return fault.New(fault.State, "%s is still open, in some process (see `fuser -v %s`) or under another loop device (see `losetup -l`; the kubelet locks raw block volumes so); it is released when that ends", d.Path, d.Path)
+	return fault.New(fault.State, "%s is still open, in some process (see `fuser -v %s`) or under another loop device (see `losetup -l`; "+
+		"the kubelet locks raw block volumes so); it is released when that ends", d.Path, d.Path)
 }

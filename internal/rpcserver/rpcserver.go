@@ -89,7 +89,8 @@ func New(log *slog.Logger, metrics Observer, options ...grpc.ServerOption) *grpc
 	// Workers that stay keep the stacks that they grew: a fifth less for a call.
 	// More calls than workers run beside each other as before.
 	const workers = 8
-	return grpc.NewServer(append([]grpc.ServerOption{grpc.UnaryInterceptor(i.unary), grpc.NumStreamWorkers(workers), grpc.Creds(newPeerCredentials())}, options...)...)
+	return grpc.NewServer(append([]grpc.ServerOption{grpc.UnaryInterceptor(i.unary), grpc.NumStreamWorkers(workers),
+		grpc.Creds(newPeerCredentials())}, options...)...)
 }
 
 func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
@@ -120,7 +121,8 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 // quiet are the calls that orchestrators repeat all the time.
 var quiet = map[string]bool{
 	"Probe": true, "GetPluginInfo": true, "GetPluginCapabilities": true, "GetCapacity": true, "NodeGetInfo": true,
-	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "RuntimeGetCapabilities": true, "RuntimeGetSupportedFileSystems": true, "RuntimeGetVolumeStats": true, "ListSandboxes": true, "NodeGetVolumeStats": true, "NodeGetVolumeHealth": true,
+	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "RuntimeGetCapabilities": true, "RuntimeGetSupportedFileSystems": true,
+	"RuntimeGetVolumeStats": true, "ListSandboxes": true, "NodeGetVolumeStats": true, "NodeGetVolumeHealth": true,
 }
 
 // refused are the codes of a call that asked for what cannot be, which is no

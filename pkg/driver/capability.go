@@ -42,7 +42,8 @@ func parseUse(c *csi.VolumeCapability, share bool) (use, error) {
 		fallthrough
 	case csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
 		if !share {
-			return use{}, invalid("access mode %s: the volume's data lies on one node, so no other node can use it; ask for ReadWriteOnce, ReadWriteOncePod or a SINGLE_NODE mode", u.mode)
+			return use{}, invalid("access mode %s: the volume's data lies on one node, so no other node can use it; ask for ReadWriteOnce, "+
+				"ReadWriteOncePod or a SINGLE_NODE mode", u.mode)
 		}
 	case csi.VolumeCapability_AccessMode_UNKNOWN:
 		return use{}, invalid("access_mode is missing")
@@ -124,7 +125,8 @@ func (u use) creatable() (string, error) {
 		fstype = defaultFilesystem
 	}
 	if !fsprogs.CanFormat(fstype) {
-		return "", fault.New(fault.Invalid, "file system %q cannot be made by this driver; choose one of %s", fstype, strings.Join(fsprogs.Formats(), ", "))
+		return "", fault.New(fault.Invalid, "file system %q cannot be made by this driver; choose one of %s", fstype,
+			strings.Join(fsprogs.Formats(), ", "))
 	}
 	return fstype, nil
 }

@@ -134,7 +134,8 @@ func (d *Driver) orphan(id string) []mounter.Ailment {
 		return nil
 	}
 	return []mounter.Ailment{{Reason: orphaned, Message: fmt.Sprintf(
-		"%v. Pods that have the volume go on, and it can be unpublished and unstaged; nothing else can be done with it", d.Volumes.CheckPool(id))}}
+		"%v. Pods that have the volume go on, and it can be unpublished and unstaged; nothing else can be done with it",
+		d.Volumes.CheckPool(id))}}
 }
 
 // ailing gives what the metrics show of a volume's health.

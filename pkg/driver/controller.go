@@ -21,7 +21,9 @@ const (
 )
 
 // ControllerGetCapabilities gives what the controller service can do.
-func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (d *Driver) ControllerGetCapabilities(
+	context.Context, *csi.ControllerGetCapabilitiesRequest,
+) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range d.controllerCapabilities() {
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
@@ -78,7 +80,9 @@ func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	return &csi.CreateVolumeResponse{Volume: v}, nil
 }
 
-func (d *Driver) create(ctx context.Context, req *csi.CreateVolumeRequest, want volume.Spec, pool volume.Pool, p *volume.Progress) (volume.Volume, error) {
+func (d *Driver) create(
+	ctx context.Context, req *csi.CreateVolumeRequest, want volume.Spec, pool volume.Pool, p *volume.Progress,
+) (volume.Volume, error) {
 	for _, other := range d.Volumes.Pools() {
 		have, err := askPool(ctx, d, other, func() (volume.Volume, error) { return other.Get(volume.VolumeID(other.Name(), want.Name)) })
 		if fault.Is(err, fault.NotFound) || other != pool && fault.Is(err, fault.Unavailable) {
@@ -148,7 +152,8 @@ func (d *Driver) wanted(ctx context.Context, req *csi.CreateVolumeRequest) (volu
 	if err := d.checkTopology(req.GetAccessibilityRequirements()); err != nil {
 		return spec, nil, err
 	}
-	spec = volume.Spec{Name: req.GetName(), Thick: params.Thick, Block: u.block, FSType: fstype, Parameters: ownParameters(req.GetParameters())}
+	spec = volume.Spec{Name: req.GetName(), Thick: params.Thick, Block: u.block, FSType: fstype,
+		Parameters: ownParameters(req.GetParameters())}
 	smallest, err := d.source(ctx, req.GetVolumeContentSource(), &spec, &params.Pool)
 	if fault.Is(err, fault.NotFound) && len(req.GetAccessibilityRequirements().GetRequisite()) > 0 {
 		// RESOURCE_EXHAUSTED: the one code that has external-provisioner leave the claim to another node.
@@ -256,7 +261,8 @@ func chooseSize(r *csi.CapacityRange, source, minimum int64) (int64, error) {
 		size = (want + smallSizeStep - 1) &^ (smallSizeStep - 1)
 	}
 	if limit > 0 && size > limit {
-		return 0, fault.New(fault.OutOfRange, "limit_bytes %d: the volume needs at least %d bytes (its origin has %d, its file system needs %d, sizes are multiples of %d)", limit, size, source, minimum, smallSizeStep)
+		return 0, fault.New(fault.OutOfRange, "limit_bytes %d: the volume needs at least %d bytes (its origin has %d, its file system needs "+
+			"%d, sizes are multiples of %d)", limit, size, source, minimum, smallSizeStep)
 	}
 	return size, nil
 }
@@ -355,52 +361,4 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 		return nil, err
 	}
 	return &csi.DeleteVolumeResponse{}, nil
-}
-
-// ValidateVolumeCapabilities tells whether a volume can be used in all the
-// given ways.
-func (d *Driver) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
-	if req.GetVolumeId() == "" {
-		return nil, invalid("volume_id is missing")
-	}
-	if len(req.GetVolumeCapabilities()) == 0 {
-		return nil, invalid("volume_capabilities are missing")
-	}
-	find := func() (volume.Volume, error) {
-		_, v, err := d.Volumes.FindOrAdopt(req.GetVolumeId(), req.GetVolumeContext())
-		return v, err
-	}
-	var v volume.Volume
-	var err error
-	if p, ok := d.Volumes.OwnerOf(req.GetVolumeId()); ok {
-		v, err = askPool(ctx, d, p, find)
-	} else {
-		v, err = find()
-	}
-	if err != nil {
-		return nil, err
-	}
-	u, err := parseUses(req.GetVolumeCapabilities(), v.Share)
-	if _, made := d.Volumes.OwnerOf(v.ID); made {
-		if err == nil && u.block != v.Block {
-			err = invalid("the volume is %s", kindOf(v.Block, v.FSType))
-		}
-		if err == nil && u.fstype != "" && u.fstype != v.FSType {
-			err = invalid("the volume has file system %s, not %s", v.FSType, u.fstype)
-		}
-	} else if has := v.Facts.Formatted; err == nil && has != "" && u.fstype != "" && u.fstype != has {
-		err = invalid("the volume has file system %s, not %s", has, u.fstype)
-	}
-	if err == nil {
-		_, err = ParseParameters(req.GetParameters())
-	}
-	if err == nil {
-		_, err = parseAttributes(req.GetVolumeContext())
-	}
-	if err != nil {
-		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
-	}
-	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
-		VolumeContext: req.GetVolumeContext(), VolumeCapabilities: req.GetVolumeCapabilities(), Parameters: req.GetParameters(),
-	}}, nil
 }

@@ -72,7 +72,8 @@ func (i Inventory) DescribeVolumes(ctx context.Context, req *inventory.DescribeV
 
 func (d *Driver) inventoryOf(ctx context.Context, v volume.Volume) *inventory.Volume {
 	out := &inventory.Volume{
-		Id: v.ID, Name: v.Name, Claim: inventory.ClaimOf(v.Parameters), Size: v.Size, FsType: v.FSType, Thick: v.Thick, Source: v.SourceSnapshot + v.SourceVolume,
+		Id: v.ID, Name: v.Name, Claim: inventory.ClaimOf(v.Parameters), Size: v.Size, FsType: v.FSType, Thick: v.Thick,
+		Source: v.SourceSnapshot + v.SourceVolume,
 	}
 	if !v.Created.IsZero() {
 		out.Created = timestamppb.New(v.Created)

@@ -171,7 +171,8 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	case fault.Is(err, fault.NotFound) && d.orphan(id) != nil:
 		return describeHealth(id, append(d.lost.of(id), d.orphan(id)...)), nil
 	case errors.Is(err, errTakenAway):
-		return describeHealth(id, append(d.lost.of(id), mounter.Ailment{Reason: "BeingTakenAway", Message: err.Error(), Informational: true})), nil
+		return describeHealth(id, append(d.lost.of(id), mounter.Ailment{Reason: "BeingTakenAway", Message: err.Error(), Informational: true})),
+			nil
 	}
 	return nil, err
 }
@@ -213,7 +214,8 @@ func describeHealth(id string, ailments []mounter.Ailment) *csi.NodeGetVolumeHea
 		case a.Informational:
 			status = csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE
 		}
-		health.HealthStatuses = append(health.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: a.Reason, Message: a.Message})
+		health.HealthStatuses = append(health.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: a.Reason,
+			Message: a.Message})
 	}
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}
 }

@@ -15,7 +15,9 @@ import (
 func wrapInt64(n int64) *wrapperspb.Int64Value { return wrapperspb.Int64(n) }
 
 // ControllerExpandVolume makes a volume larger, in use or not.
-func (d *Driver) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+func (d *Driver) ControllerExpandVolume(
+	ctx context.Context, req *csi.ControllerExpandVolumeRequest,
+) (*csi.ControllerExpandVolumeResponse, error) {
 	id := req.GetVolumeId()
 	if id == "" {
 		return nil, invalid("volume_id is missing")

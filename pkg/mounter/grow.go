@@ -35,7 +35,8 @@ func Grow(dir *os.File, fstype string, d Device) error {
 	}
 	if errors.Is(err, linux.EPERM) {
 		if GrowsExt4Offline() {
-			return fault.New(fault.State, "%s on %s: %w; it is grown when it is next staged, so stop its pods. A privileged container has the capability where its node's root has it", fstype, d.Path, ErrGrowOffline)
+			return fault.New(fault.State, "%s on %s: %w; it is grown when it is next staged, so stop its pods. A privileged container has the "+
+				"capability where its node's root has it", fstype, d.Path, ErrGrowOffline)
 		}
 	}
 	if err != nil {

@@ -95,7 +95,8 @@ func (r *Registry) CheckPool(id string) error {
 		}
 		return nil
 	}
-	return fault.New(fault.State, "%s is of pool %q, which this node does not have (it has %s); start the driver with that pool again", id, name, strings.Join(r.names, ", "))
+	return fault.New(fault.State, "%s is of pool %q, which this node does not have (it has %s); start the driver with that pool again", id,
+		name, strings.Join(r.names, ", "))
 }
 
 // Find gives a known volume and its source, or a fault NotFound.
@@ -119,7 +120,8 @@ func (r *Registry) FindOrAdopt(id string, attributes map[string]string) (Source,
 	}
 	if p, ok := r.OwnerOf(id); ok {
 		if _, err := p.Get(id); err == nil {
-			return nil, Volume{}, fault.New(fault.Invalid, "volume %s is one of pool %s; it cannot have the attributes of a static volume", id, p.Name())
+			return nil, Volume{}, fault.New(fault.Invalid, "volume %s is one of pool %s; it cannot have the attributes of a static volume", id,
+				p.Name())
 		}
 	}
 	v, err := r.static.Adopt(id, attributes)
