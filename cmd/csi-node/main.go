@@ -87,7 +87,7 @@ func run(args []string) error {
 		return fmt.Errorf("--kubelet-dir: %w; give the directory of this node's kubelet, or create it", err)
 	}
 	defer root.Close()
-	disks := &disks{m: map[string]*looppool.Pool{}}
+	disks := newDisks()
 	volumes, devices, closePools, err := openVolumes(o, config.Settings(), log, metrics, disks)
 	if err != nil {
 		return err

@@ -20,7 +20,8 @@ import (
 // call waits behind another, and other pools are served.
 func TestD11_APoolWhoseDiskHangs(t *testing.T) {
 	n, _, _ := onOwnDisk(t)
-	n.Args = append(n.Args, "--pool", "other=loop:"+filepath.Join(n.Dir, "other"))
+	address := freeAddress(t)
+	n.Args = append(n.Args, "--pool", "other=loop:"+filepath.Join(n.Dir, "other"), "--metrics-address", address)
 	n.Begin()
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	doomed := create(t, n, "doomed", csiclient.Volume{FSType: "ext4"})
@@ -93,6 +94,12 @@ func TestD11_APoolWhoseDiskHangs(t *testing.T) {
 	if got, _ := crustctl(t, n, "pool", "check"); !strings.Contains(got, "pool pool has not answered since") {
 		t.Errorf("pool check:\n%s", got)
 	}
+	// The kernel still knows its size, but nobody can use it.
+	metrics := readMetrics(t, address)
+	wantMetric(t, metrics, `crust_pool_size_bytes{pool="pool"}`, "-1")
+	if strings.Contains(metrics, `crust_pool_size_bytes{pool="other"} -1`) {
+		t.Error("another pool hangs")
+	}
 	other, err := n.Client.Create(ctxOf(t), "o", size, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "other"}, nil)
 	ok(t, err)
 	ok(t, n.Client.Delete(ctxOf(t), other.GetVolumeId()))
@@ -111,6 +118,11 @@ func TestD11_APoolWhoseDiskHangs(t *testing.T) {
 	}
 
 	thaw()
+	for begin := time.Now(); strings.Contains(readMetrics(t, address), `{pool="pool"} -1`); time.Sleep(50 * time.Millisecond) {
+		if time.Since(begin) > time.Minute {
+			t.Fatal("the metrics of a disk that answers again")
+		}
+	}
 	for begin := time.Now(); ; time.Sleep(50 * time.Millisecond) {
 		err := n.Client.Delete(ctxOf(t), doomed.ID)
 		if err == nil {
