@@ -54,14 +54,17 @@ func main() {
 func parse(args []string) (*options, error) {
 	o := &options{}
 	f := flag.NewFlagSet("crust-agent", flag.ContinueOnError)
-	f.StringVar(&o.driver, "driver", "unix:///var/lib/kubelet/plugins/csi.crust.dev/csi.sock", "the CSI driver's own socket; the driver must not register itself with the kubelet")
-	f.StringVar(&o.endpoint, "endpoint", "unix:///var/lib/kubelet/plugins/csi.crust.dev/agent.sock", "socket to serve CSI on; the kubelet must see its path as it is written")
+	f.StringVar(&o.driver, "driver", "unix:///var/lib/kubelet/plugins/csi.crust.dev/csi.sock",
+		"the CSI driver's own socket; the driver must not register itself with the kubelet")
+	f.StringVar(&o.endpoint, "endpoint", "unix:///var/lib/kubelet/plugins/csi.crust.dev/agent.sock",
+		"socket to serve CSI on; the kubelet must see its path as it is written")
 	f.StringVar(&o.registration, "kubelet-registration-dir", "/var/lib/kubelet/plugins_registry", "the kubelet's directory of plugins")
 	f.StringVar(&o.nri, "nri-socket", "/var/run/nri/nri.sock", "the container runtime's NRI socket")
 	f.StringVar(&o.node, "node-name", os.Getenv("NODE_NAME"), "name of this node")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server (default: as a pod does)")
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/crust-agent", "directory of what the agent has to remember")
-	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz; without HOST this machine only, * for every interface (default: off)")
+	f.StringVar(&o.metricsAddress, "metrics-address", "",
+		"HOST:PORT of /metrics, /healthz and /readyz; without HOST this machine only, * for every interface (default: off)")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 what is done, 4 more")
 	f.BoolVar(&o.version, "version", false, "print the version and exit")
@@ -178,8 +181,9 @@ func observe(metrics *telemetry.Metrics) grpc.StreamServerInterceptor {
 	}
 }
 
-func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, agent *orchestrator.Agent,
-	conn grpc.ClientConnInterface, options []grpc.ServerOption) error {
+func serve(
+	ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, agent *orchestrator.Agent, conn grpc.ClientConnInterface, options []grpc.ServerOption,
+) error {
 
 	var nri atomic.Pointer[error]
 	notYet := errors.New("NRI is not connected yet")

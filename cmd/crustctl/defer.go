@@ -28,7 +28,9 @@ func capabilities(ctx context.Context, c *crust.Client) ([]crust.Capability, err
 
 // deferred stages a volume and has the node leave it to the runtime; the runtime
 // that cannot mount it is an error here, for a person asked for a sandbox.
-func (g *globals) deferred(cmd *cobra.Command, runtime *crust.Client, v csiclient.Volume, target string, readOnly, group bool) (crust.MountInfo, error) {
+func (g *globals) deferred(
+	cmd *cobra.Command, runtime *crust.Client, v csiclient.Volume, target string, readOnly, group bool,
+) (crust.MountInfo, error) {
 	var info crust.MountInfo
 	err := g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
 		fs, err := runtime.RuntimeGetSupportedFileSystems(ctx, &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
@@ -36,7 +38,8 @@ func (g *globals) deferred(cmd *cobra.Command, runtime *crust.Client, v csiclien
 			return err
 		}
 		if len(fs.GetFileSystems()) == 0 {
-			return errors.New("crustd has met no guest yet, so it does not know what guests mount: wait until one has booted (crustctl sandbox run); nothing was changed")
+			return errors.New("crustd has met no guest yet, so it does not know what guests mount: wait until one has booted (crustctl sandbox " +
+				"run); nothing was changed")
 		}
 		have, err := capabilities(ctx, runtime)
 		if err != nil {
@@ -46,8 +49,10 @@ func (g *globals) deferred(cmd *cobra.Command, runtime *crust.Client, v csiclien
 		if err != nil {
 			return err
 		}
-		defers := slices.ContainsFunc(node.GetCapabilities(), func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == crust.NodeCapability })
-		if d := crust.Decide(crust.PodVolume{Socket: g.crust, Allowed: true, Exclusive: true, NodeDefers: defers, Capabilities: have, Filesystems: fs.GetFileSystems(), Block: v.Block, Group: group}); !d.Defer {
+		defers := slices.ContainsFunc(node.GetCapabilities(),
+			func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == crust.NodeCapability })
+		if d := crust.Decide(crust.PodVolume{Socket: g.crust, Allowed: true, Exclusive: true, NodeDefers: defers, Capabilities: have,
+			Filesystems: fs.GetFileSystems(), Block: v.Block, Group: group}); !d.Defer {
 			return fmt.Errorf("%s; nothing was changed", d.Why)
 		}
 		if err := c.Stage(ctx, v); err != nil {
@@ -57,7 +62,8 @@ func (g *globals) deferred(cmd *cobra.Command, runtime *crust.Client, v csiclien
 			return err
 		}
 		req := &csi.NodePublishVolumeRequest{
-			VolumeId: v.ID, StagingTargetPath: c.StagingPath(v.ID), TargetPath: target, VolumeCapability: v.Capability(), Readonly: readOnly, VolumeContext: v.Context,
+			VolumeId: v.ID, StagingTargetPath: c.StagingPath(v.ID), TargetPath: target, VolumeCapability: v.Capability(), Readonly: readOnly,
+			VolumeContext: v.Context,
 		}
 		if slices.Contains(have, crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL) {
 			req.VolumeContext = map[string]string{"csi.crust.dev/runtimeKernel": "host"}
@@ -74,7 +80,8 @@ func (g *globals) deferred(cmd *cobra.Command, runtime *crust.Client, v csiclien
 		info, deferred, err = crust.MountInfoOf(resp)
 		if err == nil && !deferred {
 			// Nobody asked for a mount on the host.
-			err = errors.Join(fmt.Errorf("the node mounted the volume itself, for what is on it is none of %v; it was unpublished again", fs.GetFileSystems()),
+			err = errors.Join(fmt.Errorf("the node mounted the volume itself, for what is on it is none of %v; it was unpublished again",
+				fs.GetFileSystems()),
 				c.Unpublish(ctx, v.ID, target), c.Unstage(ctx, v.ID))
 		}
 		return err

@@ -171,7 +171,8 @@ func (c *checkedPools) compare(list []persistentVolume, all bool) error {
 	if len(without) > 0 && !ours {
 		c.failed = append(c.failed, fmt.Errorf("--persistent-volumes: the list has no PersistentVolume of this driver, although the pools "+
 			"have volumes (%d). "+
-			"It may be a part of the list (kubectl get pv with a selector) or another cluster's. The volumes were not compared; `crustctl volume list` shows them", len(without)))
+			"It may be a part of the list (kubectl get pv with a selector) or another cluster's. The volumes were not compared; `crustctl volume "+
+			"list` shows them", len(without)))
 		return nil
 	}
 	for _, v := range without {

@@ -83,7 +83,8 @@ func poolCheck(g *globals) *cobra.Command {
 			return g.printCheck(cmd, found, f.ignore)
 		},
 	}
-	c.Flags().StringVar(&f.persistentVolumes, "persistent-volumes", "", "compare with these: a file with the output of `kubectl get pv -o json`, or - for standard input")
+	c.Flags().StringVar(&f.persistentVolumes, "persistent-volumes", "",
+		"compare with these: a file with the output of `kubectl get pv -o json`, or - for standard input")
 	c.Flags().StringVar(&f.dir, "dir", "", "read the files of POOL in this directory, without csi-node")
 	c.Flags().StringVar(&f.node, "node-id", "", "csi-node's --node-id, with --dir and --persistent-volumes (default: what csi-node says)")
 	c.Flags().StringSliceVar(&f.ignore, "ignore", nil, "leave out findings of this KIND, for example snapshot-alone; repeatable")

@@ -24,7 +24,8 @@ import (
 func sandboxCommand(g *globals) *cobra.Command {
 	c := group("sandbox", "Start, look at and end sandboxes of a CRUST server (crustd)")
 	c.PersistentFlags().StringVar(&g.crust, "crust", defaultCrust, "CRUST socket")
-	c.AddCommand(sandboxRun(g), sandboxList(g), sandboxExec(g), sandboxRemove(g), sandboxPublish(g), sandboxUnpublish(g), sandboxStats(g), sandboxExpand(g))
+	c.AddCommand(sandboxRun(g), sandboxList(g), sandboxExec(g), sandboxRemove(g), sandboxPublish(g), sandboxUnpublish(g), sandboxStats(g),
+		sandboxExpand(g))
 	return c
 }
 
@@ -136,7 +137,8 @@ func sandboxRun(g *globals) *cobra.Command {
 				return err
 			}
 			req.Pid = int64(vm.PID)
-			req.Kind = &crustv1alpha1.RegisterSandboxRequest_Qemu{Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: vm.QMP, ChannelSocket: vm.Channel, ChannelMagic: magic}}
+			req.Kind = &crustv1alpha1.RegisterSandboxRequest_Qemu{Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: vm.QMP, ChannelSocket: vm.Channel,
+				ChannelMagic: magic}}
 			_, err = c.RegisterSandbox(ctx, req)
 			if err == nil {
 				_, err = c.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: id, Argv: []string{"/bin/true"}}) // it is up
@@ -145,7 +147,8 @@ func sandboxRun(g *globals) *cobra.Command {
 				vm.Kill()
 				return errors.Join(fmt.Errorf("%w%s", err, lastWords(vm.Console)), removeRun(m.Dir))
 			}
-			return g.done(cmd, fmt.Sprintf("running (%s, pid %d)", vm.Accel, vm.PID), id, fmt.Sprintf("up after %.1f s, console in %s", time.Since(begin).Seconds(), vm.Console))
+			return g.done(cmd, fmt.Sprintf("running (%s, pid %d)", vm.Accel, vm.PID), id,
+				fmt.Sprintf("up after %.1f s, console in %s", time.Since(begin).Seconds(), vm.Console))
 		})
 	}}
 	f := c.Flags()
@@ -249,7 +252,8 @@ func sandboxRemove(g *globals) *cobra.Command {
 				return err
 			}
 			if verr != nil && here.GetKind() == "qemu" {
-				return fmt.Errorf("sandbox %s is deregistered, but its QEMU (pid %d) was not found in %s: give the --run-dir of `sandbox run`, or end it with `kill %d`", args[0], here.GetPid(), dir, here.GetPid())
+				return fmt.Errorf("sandbox %s is deregistered, but its QEMU (pid %d) was not found in %s: give the --run-dir of `sandbox run`, or "+
+					"end it with `kill %d`", args[0], here.GetPid(), dir, here.GetPid())
 			}
 			if verr == nil {
 				vm.Kill()
@@ -275,7 +279,8 @@ func sandboxPublish(g *globals) *cobra.Command {
 	var u useFlags
 	var readOnly bool
 	var group int64
-	c := &cobra.Command{Use: "publish ID VOLUME TARGET", Short: "Stage a volume and publish it to a sandbox, as a kubelet of KEP-2857 would with a class that has allowRuntimeAssistedMount: \"true\"",
+	c := &cobra.Command{Use: "publish ID VOLUME TARGET", Short: "Stage a volume and publish it to a sandbox, as a kubelet of KEP-2857 " +
+		"would with a class that has allowRuntimeAssistedMount: \"true\"",
 		Args: cobra.ExactArgs(3), RunE: func(cmd *cobra.Command, args []string) error {
 			v, err := u.volume(args[1])
 			if err != nil {
@@ -295,7 +300,8 @@ func sandboxPublish(g *globals) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				req := &crustv1alpha1.RuntimePublishVolumeRequest{SandboxId: args[0], HostVolumeId: info.Source, HostTargetPath: args[2], FileSystem: info.Type}
+				req := &crustv1alpha1.RuntimePublishVolumeRequest{SandboxId: args[0], HostVolumeId: info.Source, HostTargetPath: args[2],
+					FileSystem: info.Type}
 				for k, value := range info.Options {
 					req.MountOptions = append(req.MountOptions, strings.TrimSuffix(k+"="+value, "="))
 				}
@@ -304,7 +310,8 @@ func sandboxPublish(g *globals) *cobra.Command {
 					req.FsgroupGid = &gid
 				}
 				if _, err := c.RuntimePublishVolume(ctx, req); err != nil {
-					return fmt.Errorf("%w\nthe node keeps volume %s for sandboxes: repeat this, or `crustctl sandbox unpublish %s %s %s`", err, args[1], args[0], args[1], args[2])
+					return fmt.Errorf("%w\nthe node keeps volume %s for sandboxes: repeat this, or `crustctl sandbox unpublish %s %s %s`", err, args[1],
+						args[0], args[1], args[2])
 				}
 				return g.done(cmd, "published in sandbox "+args[0], args[1], fmt.Sprintf("%s (%s)", info.Source, info.Type))
 			})
@@ -337,7 +344,8 @@ func sandboxStats(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			r, err := c.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: args[0], HostVolumeId: v.GetHostVolumeId()})
+			r, err := c.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: args[0],
+				HostVolumeId: v.GetHostVolumeId()})
 			if err != nil {
 				return err
 			}
@@ -373,13 +381,15 @@ func sandboxExpand(g *globals) *cobra.Command {
 				return err
 			}
 			if !slices.Contains(have, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE) {
-				return errors.New("the runtime does not grow file systems that are in use (it lacks VOLUME_RESIZE); nothing was changed: unpublish the volume, `crustctl volume expand` it, and it is grown when it is next published")
+				return errors.New("the runtime does not grow file systems that are in use (it lacks VOLUME_RESIZE); nothing was changed: unpublish " +
+					"the volume, `crustctl volume expand` it, and it is grown when it is next published")
 			}
 			source, err := g.expandDeferred(cmd, args[1], args[2], n)
 			if err != nil {
 				return err
 			}
-			r, err := c.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: args[0], HostVolumeId: source, RequiredBytes: n})
+			r, err := c.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: args[0], HostVolumeId: source,
+				RequiredBytes: n})
 			if err != nil {
 				return err
 			}

@@ -108,13 +108,16 @@ func createCommand(g *globals) *cobra.Command {
 	return c
 }
 
-func (g *globals) create(cmd *cobra.Command, name string, n int64, v csiclient.Volume, params map[string]string, source *csi.VolumeContentSource) error {
+func (g *globals) create(
+	cmd *cobra.Command, name string, n int64, v csiclient.Volume, params map[string]string, source *csi.VolumeContentSource,
+) error {
 	return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
 		made, err := c.Create(ctx, name, n, v, params, source)
 		if err != nil {
 			return err
 		}
-		return g.print(cmd.OutOrStdout(), table{[]string{"VOLUME", "SIZE"}, [][]string{{made.GetVolumeId(), size(made.GetCapacityBytes())}}}, made)
+		return g.print(cmd.OutOrStdout(), table{[]string{"VOLUME", "SIZE"}, [][]string{{made.GetVolumeId(), size(made.GetCapacityBytes())}}},
+			made)
 	})
 }
 
@@ -250,9 +253,11 @@ func expandCommand(g *globals) *cobra.Command {
 				return err
 			}
 			if path == "" {
-				fmt.Fprintln(cmd.ErrOrStderr(), "The file system grows when the volume is published next; of one that is published now, give the target with --path.")
+				fmt.Fprintln(cmd.ErrOrStderr(), "The file system grows when the volume is published next; of one that is published now, give the "+
+					"target with --path.")
 			}
-			return g.print(cmd.OutOrStdout(), table{[]string{"VOLUME", "SIZE"}, [][]string{{args[0], size(got)}}}, map[string]any{"volume": args[0], "sizeBytes": got})
+			return g.print(cmd.OutOrStdout(), table{[]string{"VOLUME", "SIZE"}, [][]string{{args[0], size(got)}}},
+				map[string]any{"volume": args[0], "sizeBytes": got})
 		})
 	}}
 	c.Flags().StringVar(&path, "path", "", "where it is published")
@@ -267,7 +272,8 @@ func snapshotCommand(g *globals) *cobra.Command {
 				return err
 			}
 			s := r.GetSnapshot()
-			return g.print(cmd.OutOrStdout(), table{[]string{"SNAPSHOT", "OF", "SIZE"}, [][]string{{s.GetSnapshotId(), args[0], size(s.GetSizeBytes())}}}, s)
+			return g.print(cmd.OutOrStdout(), table{[]string{"SNAPSHOT", "OF", "SIZE"},
+				[][]string{{s.GetSnapshotId(), args[0], size(s.GetSizeBytes())}}}, s)
 		})
 	}}
 	return c

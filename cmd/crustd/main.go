@@ -58,7 +58,8 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.backend, "backend", "namespace", "kind of the sandboxes: namespace or qemu")
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/crust", "directory of what the server has to remember")
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "directory below which every target path lies")
-	f.Func("allow-device", "path or glob of block devices that may be handed to sandboxes, with DRIVER= before it for volumes of that CSI driver only; repeatable", func(s string) error {
+	f.Func("allow-device", "path or glob of block devices that may be handed to sandboxes, with DRIVER= before it for volumes of that CSI "+
+		"driver only; repeatable", func(s string) error {
 		_, _, err := sandbox.SplitAllowed(s)
 		o.allow = append(o.allow, s)
 		return err
@@ -69,11 +70,16 @@ func parse(args []string) (*options, error) {
 		return err
 	})
 	f.DurationVar(&o.timeout, "timeout", 60*time.Second, "the longest that a sandbox may take for an answer")
-	f.DurationVar(&o.ownership, "ownership-timeout", 10*time.Minute, "the longest that it may take to mount a volume whose files are given to a group")
-	f.StringVar(&o.hostNamespace, "host-mount-namespace", "", "mount namespace to run in; for a container that shares the host's pids: /proc/1/ns/mnt (default: this process's own)")
-	f.StringVar(&o.installDir, "install-dir", "/opt/crust/bin", "with --host-mount-namespace: directory there that this program, crust-oci and crustctl, from the directory that it is in, are copied to")
-	f.StringVar(&o.capabilities, "capabilities", privilege.Sandboxes.List(), "capabilities that are kept; all others are given back at the start. all: keep every one")
-	f.StringVar(&o.metricsAddress, "metrics-address", "", "HOST:PORT of /metrics, /healthz and /readyz; without HOST this machine only, * for every interface (default: off)")
+	f.DurationVar(&o.ownership, "ownership-timeout", 10*time.Minute,
+		"the longest that it may take to mount a volume whose files are given to a group")
+	f.StringVar(&o.hostNamespace, "host-mount-namespace", "",
+		"mount namespace to run in; for a container that shares the host's pids: /proc/1/ns/mnt (default: this process's own)")
+	f.StringVar(&o.installDir, "install-dir", "/opt/crust/bin",
+		"with --host-mount-namespace: directory there that this program, crust-oci and crustctl, from the directory that it is in, are copied to")
+	f.StringVar(&o.capabilities, "capabilities", privilege.Sandboxes.List(),
+		"capabilities that are kept; all others are given back at the start. all: keep every one")
+	f.StringVar(&o.metricsAddress, "metrics-address", "",
+		"HOST:PORT of /metrics, /healthz and /readyz; without HOST this machine only, * for every interface (default: off)")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
 	f.BoolVar(&o.version, "version", false, "print the version and exit")
@@ -84,7 +90,8 @@ func parse(args []string) (*options, error) {
 	case f.NArg() > 0:
 		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	case len(o.allow) == 0:
-		return nil, errors.New("give at least one --allow-device GLOB: no device is handed to sandboxes unless it is named (/dev/loop* for csi-node's pools)")
+		return nil, errors.New("give at least one --allow-device GLOB: no device is handed to sandboxes unless it is named (/dev/loop* for " +
+			"csi-node's pools)")
 	case o.backend != "namespace" && o.backend != "qemu":
 		return nil, fmt.Errorf("--backend %q: namespace or qemu", o.backend)
 	case o.logFormat != "text" && o.logFormat != "json":
@@ -153,7 +160,8 @@ func run(args []string) error {
 		}
 	}
 	m, err := sandbox.New(ctx, sandbox.Config{
-		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend, Devices: sandbox.Devices{Allow: o.allow, KubeletDir: o.kubeletDir}, Log: log, Timeout: o.timeout, OwnershipTimeout: o.ownership,
+		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend, Devices: sandbox.Devices{Allow: o.allow, KubeletDir: o.kubeletDir},
+		Log: log, Timeout: o.timeout, OwnershipTimeout: o.ownership,
 	})
 	if err != nil {
 		return err
@@ -163,8 +171,9 @@ func run(args []string) error {
 	return serve(ctx, o, log, metrics, l, m, traces.Server())
 }
 
-func serve(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, l net.Listener, m *sandbox.Manager,
-	options []grpc.ServerOption) error {
+func serve(
+	ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, l net.Listener, m *sandbox.Manager, options []grpc.ServerOption,
+) error {
 
 	g := rpcserver.New(log, metrics, append(options, crust.Limits()...)...)
 	(&sandbox.Server{Manager: m}).Serve(g)

@@ -88,7 +88,8 @@ func run(args []string) error {
 		return fmt.Errorf("--kubelet-dir: %w; give the directory of this node's kubelet, or create it", err)
 	}
 	defer root.Close()
-	volumes, devices, closePools, err := openVolumes(o, config.Settings(), log, metrics)
+	disks := newDisks()
+	volumes, devices, closePools, err := openVolumes(o, config.Settings(), log, metrics, disks)
 	if err != nil {
 		return err
 	}
@@ -97,7 +98,8 @@ func run(args []string) error {
 		stop := watchConfig(config, devices, level, log, metrics)
 		defer stop()
 	}
-	log.Info("starting", "version", version.String(), "driver", o.driverName, "node_id", o.nodeID, "features", mounter.Summary(mounter.Features()))
+	log.Info("starting", "version", version.String(), "driver", o.driverName, "node_id", o.nodeID, "features",
+		mounter.Summary(mounter.Features()))
 	log.Info(rawdevice.Describe(filepath.Join(o.stateDir, "dev")))
 	host, err := openHostNamespace(o, log)
 	if err != nil {
@@ -127,6 +129,7 @@ func run(args []string) error {
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
 		Programs: programs, Log: log, Metrics: metrics, Audit: history,
 		NodesExpand:   o.expansion == "node",
+		Answers:       disks.answers,
 		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host, HostNetwork: openHostNetwork(o, log),
 		Left: func(id string) volume.Releaser {
 			return looppool.Left(id, filepath.Join(o.stateDir, "dev"), func(d mounter.Device) bool {

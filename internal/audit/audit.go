@@ -31,7 +31,8 @@ const (
 type Action string
 
 // The actions. "Given" is a publish, "taken" an unpublish; "deferred" gives the
-// volume to a sandbox that mounts it itself (KEP-2857).
+// volume to a sandbox that mounts it itself (KEP-2857). "Writes-lost": what a pod had
+// written could not be written to the volume's disk.
 const (
 	Created         Action = "created"
 	Deleted         Action = "deleted"
@@ -43,6 +44,7 @@ const (
 	Given           Action = "given"
 	Taken           Action = "taken"
 	Deferred        Action = "deferred"
+	WritesLost      Action = "writes-lost"
 	SnapshotMade    Action = "snapshot-created"
 	SnapshotDeleted Action = "snapshot-deleted"
 )

@@ -78,7 +78,8 @@ func (v Volume) Capability() *csi.VolumeCapability {
 	if v.Block {
 		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	} else {
-		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.FSType, MountFlags: v.MountFlags, VolumeMountGroup: v.Group}}
+		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.FSType, MountFlags: v.MountFlags,
+			VolumeMountGroup: v.Group}}
 	}
 	return c
 }
@@ -90,7 +91,9 @@ func (c *Client) StagingPath(id string) string {
 }
 
 // Create makes a volume.
-func (c *Client) Create(ctx context.Context, name string, size int64, v Volume, parameters map[string]string, source *csi.VolumeContentSource) (*csi.Volume, error) {
+func (c *Client) Create(
+	ctx context.Context, name string, size int64, v Volume, parameters map[string]string, source *csi.VolumeContentSource,
+) (*csi.Volume, error) {
 	r, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeContentSource: source,
 		VolumeCapabilities: []*csi.VolumeCapability{v.Capability()}, Parameters: parameters,
@@ -158,6 +161,7 @@ func (c *Client) Expand(ctx context.Context, id string, size int64, path string)
 	if err != nil || path == "" || !e.GetNodeExpansionRequired() {
 		return e.GetCapacityBytes(), err
 	}
-	_, err = c.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: path, StagingTargetPath: c.StagingPath(id), CapacityRange: r})
+	_, err = c.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: path, StagingTargetPath: c.StagingPath(id),
+		CapacityRange: r})
 	return e.GetCapacityBytes(), err
 }

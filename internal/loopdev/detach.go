@@ -139,6 +139,10 @@ func (n Nodes) Now(d Device) (now Device, ok bool, err error) {
 	return now, same, nil
 }
 
+// ErrWritesLost is what Detach gives, once, when the page cache had writes that the device's
+// file did not take.
+var ErrWritesLost = errors.New("what was written last could not be written to its file, and is lost")
+
 // Detach unbinds the device. While a file system on it is mounted anywhere, or
 // anybody has it open, that is refused.
 func (n Nodes) Detach(d Device) error {
@@ -160,8 +164,7 @@ func (n Nodes) Detach(d Device) error {
 	// only the page cache has that.
 	if err := linux.WriteBack(loop); err != nil && !d.ReadOnly {
 		loop.Close()
-		return fmt.Errorf("%s: what was written last could not be written to its file, and is lost: %w; call again to release the device",
-			d.Path, err)
+		return fmt.Errorf("%s: %w: %w; call again to release the device", d.Path, ErrWritesLost, err)
 	}
 	// Whoever mends it must not take this for a pod's doing.
 	unlock := mending.Lock(d.number())
@@ -197,5 +200,6 @@ func (n Nodes) Detach(d Device) error {
 			break
 		}
 	}
-	return fault.New(fault.State, "%s is still open, in some process (see `fuser -v %s`) or under another loop device (see `losetup -l`; the kubelet locks raw block volumes so); it is released when that ends", d.Path, d.Path)
+	return fault.New(fault.State, "%s is still open, in some process (see `fuser -v %s`) or under another loop device (see `losetup -l`; "+
+		"the kubelet locks raw block volumes so); it is released when that ends", d.Path, d.Path)
 }

@@ -145,7 +145,8 @@ func takeFree(ctl *os.File, f func(index int) error) error {
 			return err
 		}
 		if time.Since(since) > patience {
-			return fault.New(fault.State, "no loop device can be had: /dev/loop%d is given out as free for %s, and %w; look at `losetup -l`, and who has it open: `fuser -v /dev/loop%d`", index, patience, err, index)
+			return fault.New(fault.State, "no loop device can be had: /dev/loop%d is given out as free for %s, and %w; look at `losetup -l`, and "+
+				"who has it open: `fuser -v /dev/loop%d`", index, patience, err, index)
 		}
 		time.Sleep(time.Millisecond)
 	}

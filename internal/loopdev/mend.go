@@ -24,7 +24,8 @@ func (d Device) changes(loop *os.File) []string {
 		}
 	}
 	say(d.now.Device != d.backing.dev || d.now.Inode != d.backing.ino, "it shows another file")
-	say(d.now.Offset != d.hold.offset || d.now.Limit != d.hold.limit, "it shows another part of its file: offset %d, limit %d", d.now.Offset, d.now.Limit)
+	say(d.now.Offset != d.hold.offset || d.now.Limit != d.hold.limit, "it shows another part of its file: offset %d, limit %d", d.now.Offset,
+		d.now.Limit)
 	say((d.now.Flags^d.hold.flags)&linux.LoopAutoclear != 0, "it was to be unbound at its last close")
 	say((d.now.Flags^d.hold.flags)&linux.LoopPartscan != 0, "the kernel was told to look for partitions on it")
 	if sector, err := linux.SectorSize(loop); err == nil {

@@ -106,7 +106,8 @@ func Keep(list string) error {
 			continue
 		}
 		if err := linux.DropBounding(number); err != nil {
-			return fmt.Errorf("capabilities that are not needed cannot be given back: %w; let this process have CAP_SETPCAP, or give --capabilities=%s", err, All)
+			return fmt.Errorf("capabilities that are not needed cannot be given back: %w; let this process have CAP_SETPCAP, or give "+
+				"--capabilities=%s", err, All)
 		}
 	}
 	self, err := os.Executable()

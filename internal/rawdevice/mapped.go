@@ -123,7 +123,8 @@ func (g Guard) unmap(d loopdev.Device) error {
 			return fmt.Errorf("%s: %w", m.Name, err)
 		}
 		if time.Since(begin) > patience {
-			return fault.New(fault.State, "/dev/mapper/%s over %s is still open, in some process (see `fuser -v /dev/mapper/%s`) or under another loop device "+
+			return fault.New(fault.State, "/dev/mapper/%s over %s is still open, in some process (see `fuser -v /dev/mapper/%s`) or under "+
+				"another loop device "+
 				"(see `losetup -l`; the kubelet locks raw block volumes so); it is released when that ends", m.Name, d.Path, m.Name)
 		}
 	}

@@ -59,7 +59,8 @@ func Describe(dir string) string {
 		c.Close()
 		return name + "mapped (pods get a device-mapper device, which passes no ioctl on)"
 	case errors.Is(err, devmapper.ErrAbsent):
-		return name + "held (this kernel has no device-mapper: pods get the node of a loop device that the driver keeps bound, and what they change of it is set back)"
+		return name + "held (this kernel has no device-mapper: pods get the node of a loop device that the driver keeps bound, and what they " +
+			"change of it is set back)"
 	}
 	return fmt.Sprintf("%scannot tell (%v): publishing one will tell", name, err)
 }
@@ -67,5 +68,6 @@ func Describe(dir string) string {
 // HeldAilment says that a pod has the node of a loop device; it is no fault.
 var HeldAilment = mounter.Ailment{
 	Reason: "RawDeviceHeld", Informational: true,
-	Message: "pods have the node of the volume's loop device: they cannot unbind it, and what else they change is set back at the next call (docs/raw-block.md)",
+	Message: "pods have the node of the volume's loop device: they cannot unbind it, and what else they change is set back at the next " +
+		"call (docs/raw-block.md)",
 }

@@ -70,7 +70,8 @@ func (t Type) Decode(b []byte, v any) error {
 		return fmt.Errorf("a record of kind %q where %q belongs", e.Kind, t.Kind)
 	}
 	if e.Version < 1 || e.Version > t.Version {
-		return fault.New(fault.State, "%s record of version %d; this program knows up to version %d: use a newer one", t.Kind, e.Version, t.Version)
+		return fault.New(fault.State, "%s record of version %d; this program knows up to version %d: use a newer one", t.Kind, e.Version,
+			t.Version)
 	}
 	if err := strict(e.Data, v); err != nil {
 		return fmt.Errorf("%s record: %w", t.Kind, err)

@@ -15,7 +15,8 @@ var ErrUnusable = errors.New("its record cannot be used")
 // Unusable is the answer for the thing that a record is of, where reading the
 // record failed with why: the file's name, and the way out.
 func Unusable(why error) error {
-	return fault.New(fault.State, "%w: %w. The file was left as it is: put a good copy in its place (or start the version that wrote it), and start this program again", ErrUnusable, why)
+	return fault.New(fault.State, "%w: %w. The file was left as it is: put a good copy in its place (or start the version that wrote it), "+
+		"and start this program again", ErrUnusable, why)
 }
 
 // Suffix of the files that SetAside has renamed.

@@ -72,7 +72,9 @@ func (s *Server) GetInfo(context.Context, *pluginv1.InfoRequest) (*pluginv1.Plug
 
 // NotifyRegistrationStatus hears from the kubelet what became of it. The kubelet
 // itself tries again after a failure.
-func (s *Server) NotifyRegistrationStatus(_ context.Context, st *pluginv1.RegistrationStatus) (*pluginv1.RegistrationStatusResponse, error) {
+func (s *Server) NotifyRegistrationStatus(
+	_ context.Context, st *pluginv1.RegistrationStatus,
+) (*pluginv1.RegistrationStatusResponse, error) {
 	if st.GetPluginRegistered() {
 		s.log.Info("registered with the kubelet", "driver", s.driver, "socket", s.socket)
 		s.set("")

@@ -14,6 +14,19 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
+// B10: that another node has to make a volume is routine.
+func TestB10_WhatBelongsOnAnotherNodeIsNoError(t *testing.T) {
+	for kind, level := range map[fault.Kind]string{fault.Elsewhere: "WARN", fault.NoSpace: "ERROR"} {
+		var log bytes.Buffer
+		i := &interceptor{log: Logger(&log, "text", 2), metrics: nobody{}}
+		_, _ = i.unary(context.Background(), &csi.CreateVolumeRequest{Name: "a"}, &grpc.UnaryServerInfo{FullMethod: "/csi.v1.Controller/CreateVolume"},
+			func(context.Context, any) (any, error) { return nil, fault.New(kind, "not here") })
+		if got := log.String(); !strings.Contains(got, "level="+level) || !strings.Contains(got, "code=ResourceExhausted") {
+			t.Errorf("%s: %s", kind, got)
+		}
+	}
+}
+
 // B10: a class with a mistake is asked for again and again; the log has it once, and
 // without the request.
 func TestB10_ARefusalIsLoggedOnce(t *testing.T) {

@@ -89,7 +89,8 @@ func New(log *slog.Logger, metrics Observer, options ...grpc.ServerOption) *grpc
 	// Workers that stay keep the stacks that they grew: a fifth less for a call.
 	// More calls than workers run beside each other as before.
 	const workers = 8
-	return grpc.NewServer(append([]grpc.ServerOption{grpc.UnaryInterceptor(i.unary), grpc.NumStreamWorkers(workers), grpc.Creds(newPeerCredentials())}, options...)...)
+	return grpc.NewServer(append([]grpc.ServerOption{grpc.UnaryInterceptor(i.unary), grpc.NumStreamWorkers(workers),
+		grpc.Creds(newPeerCredentials())}, options...)...)
 }
 
 func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
@@ -109,7 +110,7 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 			code = fault.Elsewhere.String()
 		}
 		ended(code)
-		i.say(ctx, id, method, req, resp, time.Since(begin), err, details)
+		i.say(ctx, id, method, req, resp, time.Since(begin), err, details, elsewhere)
 	}()
 	resp, err = handler(audit.WithCaller(ctx, caller(ctx, method, id)), req)
 	details = fault.Details(err)
@@ -120,7 +121,8 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 // quiet are the calls that orchestrators repeat all the time.
 var quiet = map[string]bool{
 	"Probe": true, "GetPluginInfo": true, "GetPluginCapabilities": true, "GetCapacity": true, "NodeGetInfo": true,
-	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "RuntimeGetCapabilities": true, "RuntimeGetSupportedFileSystems": true, "RuntimeGetVolumeStats": true, "ListSandboxes": true, "NodeGetVolumeStats": true, "NodeGetVolumeHealth": true,
+	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "RuntimeGetCapabilities": true, "RuntimeGetSupportedFileSystems": true,
+	"RuntimeGetVolumeStats": true, "ListSandboxes": true, "NodeGetVolumeStats": true, "NodeGetVolumeHealth": true,
 }
 
 // refused are the codes of a call that asked for what cannot be, which is no
@@ -130,10 +132,11 @@ var refused = map[codes.Code]bool{
 	codes.OutOfRange: true, codes.Aborted: true, codes.Canceled: true, codes.Unimplemented: true,
 }
 
-func (i *interceptor) say(ctx context.Context, id uint64, method string, req, resp any, took time.Duration, err error, details []string) {
+func (i *interceptor) say(ctx context.Context, id uint64, method string, req, resp any, took time.Duration, err error, details []string,
+	elsewhere bool) {
 	level := slog.LevelInfo
 	switch {
-	case refused[status.Code(err)]:
+	case refused[status.Code(err)], elsewhere: // routine: the orchestrator asks another node
 		level = slog.LevelWarn
 	case err != nil:
 		level = slog.LevelError

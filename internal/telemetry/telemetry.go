@@ -38,7 +38,8 @@ func New(version string) *Metrics {
 			Name: "crust_csi_request_duration_seconds", Help: "How long CSI calls took.",
 			Buckets: []float64{.0001, .0003, .001, .003, .01, .03, .1, .3, 1, 3, 10, 30, 120},
 		}, []string{"method", "code"}),
-		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "crust_csi_requests_in_flight", Help: "CSI calls that run now."}, []string{"method"}),
+		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "crust_csi_requests_in_flight", Help: "CSI calls that run now."},
+			[]string{"method"}),
 		made:     counter("crust_filesystems_made_total", "File systems made on blank devices.", "fs_type"),
 		checked:  counter("crust_filesystem_checks_total", "File system checks, by outcome: clean, repaired, needs-human.", "outcome"),
 		grown:    counter("crust_filesystems_grown_total", "File systems grown, by how: online, offline.", "fs_type", "how"),
@@ -49,15 +50,18 @@ func New(version string) *Metrics {
 			Name: "crust_ownership_duration_seconds", Help: "How long giving a volume to the pod's fsGroup took.",
 			Buckets: []float64{.0001, .001, .01, .1, 1, 10, 60, 300, 1800},
 		}, []string{"strategy"}),
-		ownershipLooked:  counter("crust_ownership_files_looked_at_total", "Files and directories that walks for fsGroup looked at.", "strategy"),
-		ownershipChanged: counter("crust_ownership_files_changed_total", "Files and directories whose group or mode was changed for fsGroup.", "strategy"),
-		ownershipSkipped: counter("crust_ownership_skipped_total", "Publishes without a walk for fsGroup, by reason: no-group, read-only, record, share.", "reason"),
+		ownershipLooked: counter("crust_ownership_files_looked_at_total", "Files and directories that walks for fsGroup looked at.", "strategy"),
+		ownershipChanged: counter("crust_ownership_files_changed_total", "Files and directories whose group or mode was changed for fsGroup.",
+			"strategy"),
+		ownershipSkipped: counter("crust_ownership_skipped_total",
+			"Publishes without a walk for fsGroup, by reason: no-group, read-only, record, share.", "reason"),
 		contextMounts: counter("crust_selinux_context_mounts_total", "Mounts with a SELinux context, by outcome: applied, "+
 			"conflict (the volume is mounted with another label, or none), mismatch, error; and by the volume's access mode: RWO, RWOP, ROX, RWX, other.",
 			"outcome", "access_mode"),
 		readOnly: counter("crust_read_only_publishes_total", "Read-only publishes, by what was applied: recursive, plain, device.", "applied"),
 	}
-	m.deferrals = counter("crust_agent_volumes_total", "Volumes of pods with a CRUST runtime, by what became of them: deferred, host, published, failed.", "outcome")
+	m.deferrals = counter("crust_agent_volumes_total",
+		"Volumes of pods with a CRUST runtime, by what became of them: deferred, host, published, failed.", "outcome")
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "crust_build_info", Help: "1, with the version."}, []string{"version"})
 	build.WithLabelValues(version).Set(1)
 	m.registry.MustRegister(m.duration, m.inFlight, m.made, m.checked, m.grown, m.programs, m.copied, build,

@@ -34,7 +34,7 @@ type volumes struct {
 // that has ended is not shown any more.
 func (m *Metrics) Volumes(ask func() Volumes, walks func() map[string]time.Time) {
 	m.registry.MustRegister(volumes{
-		unhealthy: prometheus.NewDesc("crust_volume_unhealthy", "1 for each thing that is wrong with a volume that is staged here. "+
+		unhealthy: prometheus.NewDesc("crust_volume_unhealthy", "1 for each thing that is wrong with a volume that is staged here, or lost writes here. "+
 			"status: degraded, inaccessible, data_loss. A sound volume has no series.", []string{"volume_id", "reason", "status"}, nil),
 		growth: prometheus.NewDesc("crust_volume_growth_waiting", "1 for a volume whose growth was asked for and is not done. "+
 			"reason: file_system (the device is larger, its file system is not), no_room (the pool had no room).",

@@ -336,7 +336,8 @@ func (n *Node) descriptors() []string {
 	var open []string
 	for _, fd := range fds {
 		name, err := os.Readlink(fd)
-		if err != nil || strings.HasPrefix(name, "socket:") || strings.HasPrefix(name, "pipe:") || strings.HasPrefix(name, "anon_inode:[event") || strings.HasPrefix(name, "anon_inode:[pidfd]") || strings.HasPrefix(name, "user:[") {
+		if err != nil || strings.HasPrefix(name, "socket:") || strings.HasPrefix(name, "pipe:") || strings.HasPrefix(name, "anon_inode:[event") ||
+			strings.HasPrefix(name, "anon_inode:[pidfd]") || strings.HasPrefix(name, "user:[") {
 			continue
 		}
 		open = append(open, name)
@@ -357,7 +358,8 @@ func (n *Node) checkDescriptors() {
 			return
 		}
 	}
-	n.T.Errorf("csi-node leaks descriptors: after its start it had\n%s\nand at the end\n%s", strings.Join(n.started, "\n"), strings.Join(now, "\n"))
+	n.T.Errorf("csi-node leaks descriptors: after its start it had\n%s\nand at the end\n%s", strings.Join(n.started, "\n"),
+		strings.Join(now, "\n"))
 }
 
 func (n *Node) cleanUp() {

@@ -61,7 +61,8 @@ func Decide(v PodVolume) Decision {
 	case !v.Allowed:
 		return no("the volume's StorageClass does not allow runtime-assisted mounts")
 	case !v.Exclusive && !v.ReadOnly:
-		return no("another pod may use the volume at the same time; what a sandbox writes to is one pod's: it takes the access mode ReadWriteOncePod, or readOnly")
+		return no("another pod may use the volume at the same time; what a sandbox writes to is one pod's: it takes the access mode " +
+			"ReadWriteOncePod, or readOnly")
 	case !v.NodeDefers:
 		return no("the CSI driver does not defer mounts")
 	case len(v.Filesystems) == 0:

@@ -100,7 +100,9 @@ func checkPeer(c net.Conn, uids []uint32) error {
 
 // plainErrors makes what a server says of a failure plain text: parts of it come
 // from guests, and it gets into events and terminals.
-func plainErrors(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+func plainErrors(
+	ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
+) error {
 	err := invoke(ctx, method, req, reply, conn, options...)
 	if st, ok := status.FromError(err); ok && err != nil {
 		const most = 1 << 14

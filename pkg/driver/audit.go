@@ -23,7 +23,8 @@ func (d *Driver) audit(ctx context.Context, e audit.Event, err error) {
 	}
 	d.users.note(e)
 	if werr := d.Audit.Write(ctx, e); werr != nil {
-		d.Log.ErrorContext(ctx, "the audit log lacks an event", "action", e.Action, "volume_id", e.Volume, "snapshot_id", e.Snapshot, "error", werr)
+		d.Log.ErrorContext(ctx, "the audit log lacks an event", "action", e.Action, "volume_id", e.Volume, "snapshot_id", e.Snapshot, "error",
+			werr)
 	}
 }
 
@@ -83,6 +84,7 @@ func (d *Driver) auditStaged(ctx context.Context, id string, before bool, req *c
 	}
 	r, ok := d.staged.get(id)
 	if err == nil && ok {
-		d.audit(ctx, audit.Event{Action: audit.Staged, Volume: id, Device: r.Device.Path, FSType: r.FSType, Target: req.GetStagingTargetPath()}, nil)
+		d.audit(ctx, audit.Event{Action: audit.Staged, Volume: id, Device: r.Device.Path, FSType: r.FSType, Target: req.GetStagingTargetPath()},
+			nil)
 	}
 }

@@ -40,7 +40,8 @@ func parseUse(c *csi.VolumeCapability, share bool) (use, error) {
 		fallthrough
 	case csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
 		if !share {
-			return use{}, invalid("access mode %s: the volume's data lies on one node, so no other node can use it; ask for ReadWriteOnce, ReadWriteOncePod or a SINGLE_NODE mode", u.mode)
+			return use{}, invalid("access mode %s: the volume's data lies on one node, so no other node can use it; ask for ReadWriteOnce, "+
+				"ReadWriteOncePod or a SINGLE_NODE mode", u.mode)
 		}
 	case csi.VolumeCapability_AccessMode_UNKNOWN:
 		return use{}, invalid("access_mode is missing")
@@ -122,7 +123,8 @@ func (u use) creatable() (string, error) {
 		name = fstype.Default()
 	}
 	if len(fstype.Of(name).Make) == 0 {
-		return "", fault.New(fault.Invalid, "file system %q cannot be made by this driver; choose one of %s", name, strings.Join(fstype.Formats(), ", "))
+		return "", fault.New(fault.Invalid, "file system %q cannot be made by this driver; choose one of %s", name,
+			strings.Join(fstype.Formats(), ", "))
 	}
 	return name, nil
 }

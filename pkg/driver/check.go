@@ -78,7 +78,8 @@ func (d *Driver) check(ctx context.Context, v volume.Volume, dev mounter.Device,
 	}
 	d.Metrics.FilesystemChecked(outcome.String())
 	d.audit(ctx, audit.Event{Action: audit.Checked, Volume: v.ID, Device: dev.Path, FSType: found.Type, Result: outcome.String()}, nil)
-	d.Log.WarnContext(ctx, "file system check", "volume_id", v.ID, "device", dev.Path, "because", found.NeedsCheck, "outcome", outcome.String(), "output", said)
+	d.Log.WarnContext(ctx, "file system check", "volume_id", v.ID, "device", dev.Path, "because", found.NeedsCheck, "outcome",
+		outcome.String(), "output", said)
 	if outcome != fsprogs.NeedsHuman {
 		return nil
 	}
@@ -88,7 +89,8 @@ func (d *Driver) check(ctx context.Context, v volume.Volume, dev mounter.Device,
 }
 
 func needsPerson(id string, dev mounter.Device, found superblock.Result, known damage) error {
-	return fault.New(fault.State, "volume %s: the %s on %s is damaged (%s) and needs a person: while it is not in use, look at it with `%s`, or restore a snapshot. "+
+	return fault.New(fault.State, "volume %s: the %s on %s is damaged (%s) and needs a person: while it is not in use, look at it with "+
+		"`%s`, or restore a snapshot. "+
 		"Nothing was written to it. The check ran at %s, and runs again when its superblock has changed, or after an unstage. It said: %s",
 		id, found.Type, dev.Path, found.NeedsCheck, fsprogs.CheckCommand(found.Type, dev.Path), known.when.UTC().Format(time.RFC3339), known.said)
 }

@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -12,10 +13,12 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// Unhealthy is something that is wrong with a volume that is staged here.
+// Unhealthy is something that is wrong with a volume that is staged here, or that lost writes
+// when it was unstaged.
 type Unhealthy struct {
 	VolumeID, Reason string
 	Status           string // degraded, inaccessible, data_loss
@@ -77,6 +80,11 @@ func (d *Driver) Conditions() (unhealthy []Unhealthy, waiting []GrowthWaiting) {
 			waiting = append(waiting, GrowthWaiting{id, "file_system"})
 		}
 	}
+	for _, id := range d.lost.all() { // staged or not, looked at or not
+		if u := (Unhealthy{id, writesLost, "data_loss"}); !slices.Contains(unhealthy, u) {
+			unhealthy = append(unhealthy, u)
+		}
+	}
 	d.conditions.mu.Lock()
 	d.conditions.last = now
 	d.conditions.mu.Unlock()
@@ -91,7 +99,7 @@ func (d *Driver) condition(r stagedRecord, before condition) condition {
 	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
 	defer cancel()
 	var c condition
-	err := d.readers.look(ctx, r.VolumeID, func() error {
+	err := d.readers.look(ctx, ofVolume(r.VolumeID), func() error {
 		src, v, err := d.Volumes.Find(r.VolumeID)
 		if err != nil {
 			return err // it was unstaged meanwhile, or the pool is away
@@ -102,12 +110,32 @@ func (d *Driver) condition(r stagedRecord, before condition) condition {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errNoAnswer):
 		return condition{unhealthy: []Unhealthy{{r.VolumeID, doesNotReply, "inaccessible"}}, grows: before.grows}
+	case errors.Is(err, errTakenAway): // the last look before it did not answer, perhaps; this one says why
+		before.unhealthy = slices.DeleteFunc(slices.Clone(before.unhealthy), func(u Unhealthy) bool { return u.Reason == doesNotReply })
+		return before
 	case fault.Is(err, fault.Busy): // somebody else's look has not come back yet
 		return before
+	case fault.Is(err, fault.NotFound) && d.orphan(r.VolumeID) != nil:
+		return condition{unhealthy: []Unhealthy{{r.VolumeID, orphaned, "degraded"}}}
 	case err != nil:
 		return condition{}
 	}
 	return c
+}
+
+const orphaned = "PoolNotConfigured" // the reason in a volume's health
+
+// orphan says what is wrong with a volume that is staged here, and whose pool this node is not
+// configured with any more; nil for any other. The pool has no metrics then, so the volume has.
+func (d *Driver) orphan(id string) []mounter.Ailment {
+	_, _, _, made := volume.ParseID(id)
+	_, known := d.Volumes.OwnerOf(id)
+	if _, staged := d.staged.get(id); !staged || !made || known {
+		return nil
+	}
+	return []mounter.Ailment{{Reason: orphaned, Message: fmt.Sprintf(
+		"%v. Pods that have the volume go on, and it can be unpublished and unstaged; nothing else can be done with it",
+		d.Volumes.CheckPool(id))}}
 }
 
 // ailing gives what the metrics show of a volume's health.

@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -82,7 +85,7 @@ func TestMonitoring_AVolumeThatHangsDelaysNoOther(t *testing.T) {
 		d.staged.m[kubelets] = stagedRecord{VolumeID: kubelets}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := d.readers.look(ctx, kubelets, func() error { <-answer; return nil }); err == nil {
+		if err := d.readers.look(ctx, ofVolume(kubelets), func() error { <-answer; return nil }); err == nil {
 			t.Error("it does not hang")
 		}
 		time.Sleep(2 * readerPatience)
@@ -109,6 +112,56 @@ func TestMonitoring_AVolumeThatHangsDelaysNoOther(t *testing.T) {
 		synctest.Wait()
 		if silent, torn, growing := count(0); silent != 0 || torn != hung+well || growing != hung+well {
 			t.Errorf("when they answer: %d do not, %d are torn, %d wait", silent, torn, growing)
+		}
+	})
+}
+
+// A volume that is taken away on purpose answers nobody: what is written to its disk before may
+// take minutes. That is no disk that hangs, whatever the last look before it found.
+func TestD11_AVolumeThatIsUnstagedIsNotSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		id := volume.VolumeID("pool", "a")
+		answer := make(chan struct{})
+		pool := &moody{hangs: map[string]chan struct{}{id: answer}, looks: map[string]*atomic.Int32{id: {}}}
+		registry, err := volume.NewRegistry(nil, pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log := slog.New(slog.DiscardHandler)
+		d := &Driver{Config: Config{Volumes: registry, Log: log}, readers: newReaders(log),
+			staged: &stagedVolumes{m: map[string]stagedRecord{id: {VolumeID: id}}}, deferrals: &deferrals{}}
+		look := func() (found []string) {
+			t.Helper()
+			unhealthy, _ := d.Conditions()
+			for _, u := range unhealthy {
+				found = append(found, u.Reason)
+			}
+			return found
+		}
+		if got := look(); !slices.Contains(got, doesNotReply) {
+			t.Fatalf("a disk that hangs: %v", got)
+		}
+		close(answer)
+		synctest.Wait()
+		done := d.readers.exclude(id, "being unstaged")
+		for range 3 {
+			time.Sleep(time.Minute)
+			if got := look(); len(got) != 0 {
+				t.Errorf("while it is unstaged: %v", got)
+			}
+			health, err := d.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := health.GetVolumeHealth().GetHealthStatuses()
+			if len(all) != 1 || all[0].GetReason() != "BeingTakenAway" || !strings.Contains(all[0].GetMessage(), "being unstaged") ||
+				all[0].GetStatus() != csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE {
+				t.Errorf("its health: %v", all)
+			}
+		}
+		done()
+		if got := look(); !slices.Equal(got, []string{"Torn"}) {
+			t.Errorf("afterwards: %v", got)
 		}
 	})
 }

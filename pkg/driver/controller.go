@@ -21,7 +21,9 @@ const (
 )
 
 // ControllerGetCapabilities gives what the controller service can do.
-func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (d *Driver) ControllerGetCapabilities(
+	context.Context, *csi.ControllerGetCapabilitiesRequest,
+) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range d.controllerCapabilities() {
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
@@ -51,7 +53,7 @@ func (d *Driver) controllerCapabilities() []csi.ControllerServiceCapability_RPC_
 
 // CreateVolume makes a volume in a pool of this node.
 func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	want, pool, err := d.wanted(req)
+	want, pool, err := d.wanted(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +64,7 @@ func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 		}
 	}
 	var made volume.Volume
-	err = d.ops.long(ctx, "CreateVolume", func(ctx context.Context, p *volume.Progress) error {
+	err = d.inPool(ctx, "CreateVolume", pool, func(ctx context.Context, p *volume.Progress) error {
 		var err error
 		made, err = d.create(ctx, req, want, pool, p)
 		return err
@@ -78,9 +80,11 @@ func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	return &csi.CreateVolumeResponse{Volume: v}, nil
 }
 
-func (d *Driver) create(ctx context.Context, req *csi.CreateVolumeRequest, want volume.Spec, pool volume.Pool, p *volume.Progress) (volume.Volume, error) {
+func (d *Driver) create(
+	ctx context.Context, req *csi.CreateVolumeRequest, want volume.Spec, pool volume.Pool, p *volume.Progress,
+) (volume.Volume, error) {
 	for _, other := range d.Volumes.Pools() {
-		have, err := other.Get(volume.VolumeID(other.Name(), want.Name))
+		have, err := askPool(ctx, d, other, func() (volume.Volume, error) { return other.Get(volume.VolumeID(other.Name(), want.Name)) })
 		if fault.Is(err, fault.NotFound) || other != pool && fault.Is(err, fault.Unavailable) {
 			continue
 		}
@@ -125,7 +129,7 @@ func sameVolume(have volume.Volume, want volume.Spec, samePool bool, r *csi.Capa
 }
 
 // wanted reads a request to create.
-func (d *Driver) wanted(req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool, error) {
+func (d *Driver) wanted(ctx context.Context, req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool, error) {
 	var spec volume.Spec
 	if err := checkName(req.GetName()); err != nil {
 		return spec, nil, err
@@ -148,8 +152,9 @@ func (d *Driver) wanted(req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool,
 	if err := d.checkTopology(req.GetAccessibilityRequirements()); err != nil {
 		return spec, nil, err
 	}
-	spec = volume.Spec{Name: req.GetName(), Thick: params.Thick, Block: u.block, FSType: fsType, Parameters: ownParameters(req.GetParameters())}
-	smallest, err := d.source(req.GetVolumeContentSource(), &spec, &params.Pool)
+	spec = volume.Spec{Name: req.GetName(), Thick: params.Thick, Block: u.block, FSType: fsType,
+		Parameters: ownParameters(req.GetParameters())}
+	smallest, err := d.source(ctx, req.GetVolumeContentSource(), &spec, &params.Pool)
 	if fault.Is(err, fault.NotFound) && len(req.GetAccessibilityRequirements().GetRequisite()) > 0 {
 		// RESOURCE_EXHAUSTED: the one code that has external-provisioner leave the claim to another node.
 		err = fault.New(fault.Elsewhere, "a copy is made on the node that has its origin, and %s has not: %w", d.NodeID, err)
@@ -182,7 +187,7 @@ func checkName(name string) error {
 
 // source reads what a volume is to be a copy of, and gives its size. A copy is
 // made in its origin's pool.
-func (d *Driver) source(s *csi.VolumeContentSource, spec *volume.Spec, poolName *string) (int64, error) {
+func (d *Driver) source(ctx context.Context, s *csi.VolumeContentSource, spec *volume.Spec, poolName *string) (int64, error) {
 	if s == nil {
 		return 0, nil
 	}
@@ -195,7 +200,7 @@ func (d *Driver) source(s *csi.VolumeContentSource, spec *volume.Spec, poolName 
 		if id == "" {
 			return 0, invalid("volume_content_source: snapshot_id is missing")
 		}
-		snap, _, err := d.findSnapshot(id)
+		snap, err := d.findSnapshot(ctx, id)
 		if err != nil {
 			return 0, err
 		}
@@ -205,7 +210,7 @@ func (d *Driver) source(s *csi.VolumeContentSource, spec *volume.Spec, poolName 
 		if id == "" {
 			return 0, invalid("volume_content_source: volume_id is missing")
 		}
-		_, v, err := d.Volumes.Find(id)
+		v, err := d.found(ctx, id)
 		if err != nil {
 			return 0, err
 		}
@@ -256,7 +261,8 @@ func chooseSize(r *csi.CapacityRange, source, minimum int64) (int64, error) {
 		size = (want + smallSizeStep - 1) &^ (smallSizeStep - 1)
 	}
 	if limit > 0 && size > limit {
-		return 0, fault.New(fault.OutOfRange, "limit_bytes %d: the volume needs at least %d bytes (its origin has %d, its file system needs %d, sizes are multiples of %d)", limit, size, source, minimum, smallSizeStep)
+		return 0, fault.New(fault.OutOfRange, "limit_bytes %d: the volume needs at least %d bytes (its origin has %d, its file system needs "+
+			"%d, sizes are multiples of %d)", limit, size, source, minimum, smallSizeStep)
 	}
 	return size, nil
 }
@@ -322,7 +328,7 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 	if id == "" {
 		return nil, invalid("volume_id is missing")
 	}
-	if err := d.Volumes.CheckPool(id); err != nil {
+	if err := d.isHere(ctx, id); err != nil {
 		return nil, err
 	}
 	pool, ok := d.Volumes.OwnerOf(id)
@@ -331,7 +337,7 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 		// deleted by the driver.
 		return &csi.DeleteVolumeResponse{}, nil
 	}
-	err := d.ops.short("DeleteVolume", func() error {
+	err := d.inPool(ctx, "DeleteVolume", pool, func(ctx context.Context, _ *volume.Progress) error {
 		if targets := d.publishedAt(pool, id); len(targets) > 0 {
 			return fault.New(fault.State, "volume %s is published at %s; unpublish it first", id, targets[0])
 		}
@@ -347,6 +353,7 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 		err := d.irreversible(ctx, audit.Event{Action: audit.Deleted, Volume: id}, func() error { return pool.Delete(ctx, id) })
 		if err == nil {
 			d.refused.note(id, nil)
+			d.lost.forget(id)
 		}
 		return err
 	}, id)
@@ -354,42 +361,4 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 		return nil, err
 	}
 	return &csi.DeleteVolumeResponse{}, nil
-}
-
-// ValidateVolumeCapabilities tells whether a volume can be used in all the
-// given ways.
-func (d *Driver) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
-	if req.GetVolumeId() == "" {
-		return nil, invalid("volume_id is missing")
-	}
-	if len(req.GetVolumeCapabilities()) == 0 {
-		return nil, invalid("volume_capabilities are missing")
-	}
-	_, v, err := d.Volumes.FindOrAdopt(req.GetVolumeId(), req.GetVolumeContext())
-	if err != nil {
-		return nil, err
-	}
-	u, err := parseUses(req.GetVolumeCapabilities(), v.Share)
-	if _, made := d.Volumes.OwnerOf(v.ID); made {
-		if err == nil && u.block != v.Block {
-			err = invalid("the volume is %s", kindOf(v.Block, v.FSType))
-		}
-		if err == nil && u.fstype != "" && u.fstype != v.FSType {
-			err = invalid("the volume has file system %s, not %s", v.FSType, u.fstype)
-		}
-	} else if has := v.Facts.Formatted; err == nil && has != "" && u.fstype != "" && u.fstype != has {
-		err = invalid("the volume has file system %s, not %s", has, u.fstype)
-	}
-	if err == nil {
-		_, err = ParseParameters(req.GetParameters())
-	}
-	if err == nil {
-		_, err = parseAttributes(req.GetVolumeContext())
-	}
-	if err != nil {
-		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
-	}
-	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
-		VolumeContext: req.GetVolumeContext(), VolumeCapabilities: req.GetVolumeCapabilities(), Parameters: req.GetParameters(),
-	}}, nil
 }

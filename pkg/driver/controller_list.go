@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"math/bits"
 	"sort"
 	"sync"
@@ -46,11 +47,11 @@ func (d *Driver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*c
 }
 
 // ControllerGetVolume gives one volume.
-func (d *Driver) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+func (d *Driver) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
 		return nil, invalid("volume_id is missing")
 	}
-	_, v, err := d.Volumes.Find(req.GetVolumeId())
+	v, err := d.found(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +62,7 @@ func (d *Driver) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVo
 
 // GetCapacity gives what a pool has left to promise: the size of the largest
 // volume that CreateVolume would make.
-func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+func (d *Driver) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	params, err := ParseParameters(req.GetParameters())
 	if err != nil {
 		// CreateVolume refuses such a class, and its words reach the claim's events. A
@@ -85,8 +86,8 @@ func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 		}
 		return &csi.GetCapacityResponse{}, nil
 	}
-	c, err := pool.Capacity()
-	if fault.Is(err, fault.Unavailable) {
+	c, err := askPool(ctx, d, pool, pool.Capacity)
+	if fault.Is(err, fault.Unavailable) && !errors.Is(err, errNoAnswer) { // it is away
 		return &csi.GetCapacityResponse{}, nil
 	}
 	if err != nil {

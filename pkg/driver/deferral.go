@@ -43,7 +43,8 @@ func (d *Driver) notDeferred(id string) error {
 	if len(all) == 0 {
 		return nil
 	}
-	return fault.New(fault.State, "volume %s is deferred to the runtime of the pod at %s (runtime-assisted mount): the node does not mount, check or grow it until that pod is gone and the target is unpublished", id, targetsOf(all))
+	return fault.New(fault.State, "volume %s is deferred to the runtime of the pod at %s (runtime-assisted mount): the node does not "+
+		"mount, check or grow it until that pod is gone and the target is unpublished", id, targetsOf(all))
 }
 
 // wouldDefer gives the deferral that answers this publish, nil when the node
@@ -74,7 +75,8 @@ func (d *Driver) wouldDefer(p *publication, supported []string) (*deferral, erro
 			return nil, fmt.Errorf("volume %s: %w", p.id, err)
 		}
 		if found.Answer != superblock.Known {
-			return nil, fault.New(fault.State, "volume %s: %s holds %s, and was staged with %s", p.id, p.attachment.Device.Path, found, p.staged.FSType)
+			return nil, fault.New(fault.State, "volume %s: %s holds %s, and was staged with %s", p.id, p.attachment.Device.Path, found,
+				p.staged.FSType)
 		}
 		r.Source, r.Type = p.attachment.Device.Path, found.Type
 	}
@@ -107,7 +109,8 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 		return have.unusable()
 	case known:
 		if have.Source != want.Source || have.Type != want.Type || !maps.Equal(have.Options, want.Options) {
-			return fault.New(fault.Exists, "volume %s is deferred to a runtime at %s in another way (%s %s %v, now asked for %s %s %v); unpublish it first",
+			return fault.New(fault.Exists, "volume %s is deferred to a runtime at %s in another way (%s %s %v, now asked for %s %s %v); "+
+				"unpublish it first",
 				p.id, have.Target, have.Type, have.Source, have.Options, want.Type, want.Source, want.Options)
 		}
 	case len(others) > 0:
@@ -128,7 +131,8 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 				return err
 			}
 			if busy {
-				return fault.New(fault.State, "volume %s: %s is in use, so it cannot be deferred to a pod's runtime%s", p.id, p.attachment.Device.Path, mounter.HeldBy(p.attachment.Device))
+				return fault.New(fault.State, "volume %s: %s is in use, so it cannot be deferred to a pod's runtime%s", p.id, p.attachment.Device.Path,
+					mounter.HeldBy(p.attachment.Device))
 			}
 		}
 		if err := d.deferrals.put(want); err != nil {
@@ -159,7 +163,8 @@ func (d *Driver) leftByRuntime(p *publication) error {
 	}
 	busy, err := d.busy(p.id, p.attachment.Device.Path)
 	if err == nil && busy {
-		err = fault.New(fault.State, "volume %s: %s is still in use, by a sandbox that it was deferred to or by somebody else%s; the volume is mounted when that has ended", p.id, p.attachment.Device.Path, mounter.HeldBy(p.attachment.Device))
+		err = fault.New(fault.State, "volume %s: %s is still in use, by a sandbox that it was deferred to or by somebody else%s; the volume "+
+			"is mounted when that has ended", p.id, p.attachment.Device.Path, mounter.HeldBy(p.attachment.Device))
 	}
 	return err
 }
@@ -196,7 +201,8 @@ func (d *Driver) undefer(id string, r deferral) error {
 				return err
 			}
 		case occupant == mounter.MountPoint:
-			return fault.New(fault.State, "%s has something mounted on it that is not the placeholder of a deferred volume; it was left alone", r.Target)
+			return fault.New(fault.State, "%s has something mounted on it that is not the placeholder of a deferred volume; it was left alone",
+				r.Target)
 		}
 		if err := failpoint.Err("undefer.unmounted"); err != nil {
 			return err
@@ -235,7 +241,8 @@ func (d *Driver) releasedBySandbox(id string, r deferral) error {
 	case err != nil:
 		return fmt.Errorf("volume %s: %w", id, err)
 	case busy:
-		return fault.New(fault.State, "volume %s is still mounted by the sandbox of the pod at %s%s; it is unpublished when that has ended, or was told to let go of it (crustctl sandbox list, crustctl sandbox unpublish)", id, r.Target, mounter.HeldBy(a.Device))
+		return fault.New(fault.State, "volume %s is still mounted by the sandbox of the pod at %s%s; it is unpublished when that has ended, "+
+			"or was told to let go of it (crustctl sandbox list, crustctl sandbox unpublish)", id, r.Target, mounter.HeldBy(a.Device))
 	}
 	return nil
 }
@@ -250,7 +257,8 @@ func deferredStats(r deferral, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGet
 		return nil, invalid("%s", err)
 	}
 	if !supported {
-		return nil, fault.New(fault.State, "volume %s is mounted by the pod's runtime, and the caller did not say that this tells how full it is (crustctl sandbox stats asks it)", r.VolumeID)
+		return nil, fault.New(fault.State, "volume %s is mounted by the pod's runtime, and the caller did not say that this tells how full it "+
+			"is (crustctl sandbox stats asks it)", r.VolumeID)
 	}
 	resp := &csi.NodeGetVolumeStatsResponse{}
 	return resp, crust.SetStatsSource(resp, r.Source)

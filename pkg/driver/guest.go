@@ -19,7 +19,8 @@ func withheld(v volume.Volume, allowed bool, what string) error {
 	if !v.Facts.GivenToGuest || allowed {
 		return nil
 	}
-	return fault.New(fault.State, "volume %s was given to a guest (runtime-assisted mount), which may have written anything to it, so it is not %s by this node's kernel: "+
+	return fault.New(fault.State, "volume %s was given to a guest (runtime-assisted mount), which may have written anything to it, so it "+
+		"is not %s by this node's kernel: "+
 		"use it in pods whose runtime mounts it in a guest, or say hostMayMount: \"true\" in its StorageClass (docs/crust.md tells what that means)", v.ID, what)
 }
 

@@ -14,7 +14,8 @@ func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 	for _, p := range d.Volumes.Pools() {
 		pools = append(pools, p.Name())
 	}
-	return &csi.GetPluginInfoResponse{Name: d.Name, VendorVersion: d.Version, Manifest: map[string]string{"pools": strings.Join(pools, ",")}}, nil
+	return &csi.GetPluginInfoResponse{Name: d.Name, VendorVersion: d.Version, Manifest: map[string]string{"pools": strings.Join(pools, ",")}},
+		nil
 }
 
 // GetPluginCapabilities gives what the driver offers as a whole.

@@ -3,7 +3,6 @@ package driver
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"sort"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/inventory"
-	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -75,7 +73,8 @@ func (i Inventory) DescribeVolumes(ctx context.Context, req *inventory.DescribeV
 
 func (d *Driver) inventoryOf(ctx context.Context, v volume.Volume) *inventory.Volume {
 	out := &inventory.Volume{
-		Id: v.ID, Name: v.Name, Claim: inventory.ClaimOf(v.Parameters), Size: v.Size, FsType: v.FSType, Thick: v.Thick, Source: v.SourceSnapshot + v.SourceVolume,
+		Id: v.ID, Name: v.Name, Claim: inventory.ClaimOf(v.Parameters), Size: v.Size, FsType: v.FSType, Thick: v.Thick,
+		Source: v.SourceSnapshot + v.SourceVolume,
 	}
 	if !v.Created.IsZero() {
 		out.Created = timestamppb.New(v.Created)
@@ -114,43 +113,6 @@ func growthWaits(v volume.Volume) *inventory.Notice {
 	return &inventory.Notice{Reason: "GrowthWaits", Message: "it was enlarged" + size + ", and its file system has not grown yet: " +
 		"it cannot while the volume is in use, or growth has failed. Delete all pods that use it, and make them again: " +
 		"the file system grows before the first of them has it"}
-}
-
-// askPool gives what f reads of a pool's disk. After lookTimeout f is left alone. Until it
-// comes back no other question begins, so that a disk that hangs keeps one thread.
-func askPool[T any](ctx context.Context, d *Driver, p volume.Pool, f func() (T, error)) (answer T, err error) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
-	var got T
-	err = d.readers.look(ctx, "of pool "+p.Name(), func() (err error) {
-		got, err = f()
-		return err
-	})
-	if errors.Is(err, context.DeadlineExceeded) {
-		return answer, fault.New(fault.Unavailable, "pool %s has not answered within %s: see the kernel's log (dmesg)", p.Name(), lookTimeout)
-	}
-	if err != nil {
-		return answer, err // f may still be writing to got
-	}
-	return got, nil
-}
-
-// usable tells why a pool cannot be used.
-func (d *Driver) usable(ctx context.Context, p volume.Pool) error {
-	_, err := askPool(ctx, d, p, func() (struct{}, error) { return struct{}{}, p.Usable() })
-	return err
-}
-
-// found gives what is known of a staged volume.
-func (d *Driver) found(ctx context.Context, id string) (volume.Volume, error) {
-	find := func() (volume.Volume, error) {
-		_, v, err := d.Volumes.Find(id)
-		return v, err
-	}
-	if p, ok := d.Volumes.OwnerOf(id); ok {
-		return askPool(ctx, d, p, find)
-	}
-	return find()
 }
 
 func (d *Driver) use(id, target string) *inventory.Use {

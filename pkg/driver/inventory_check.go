@@ -9,25 +9,26 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/crust-csi/crust-csi/internal/inventory"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 // CheckPools tells what in the pools does not fit together. What an operation has under
 // way is left out: a finding has to be there twice, and no operation on its volume while
 // it was looked for the second time.
-func (i Inventory) CheckPools(_ context.Context, req *inventory.CheckPoolsRequest) (*inventory.CheckPoolsResponse, error) {
+func (i Inventory) CheckPools(ctx context.Context, req *inventory.CheckPoolsRequest) (*inventory.CheckPoolsResponse, error) {
 	pools := i.Driver.Volumes.Pools()
 	if req.GetPool() != "" {
 		p, err := i.Driver.Volumes.Pool(req.GetPool())
 		if err != nil {
-			return nil, err
+			return nil, fault.New(fault.NotFound, "%w", err)
 		}
 		pools = []volume.Pool{p}
 	}
 	resp := &inventory.CheckPoolsResponse{}
 	for _, p := range pools {
 		out := &inventory.CheckedPool{Name: p.Name()}
-		found, err := i.Driver.checkPool(p)
+		found, err := i.Driver.checkPool(ctx, p)
 		if err != nil {
 			out.Trouble = err.Error()
 		}
@@ -39,7 +40,21 @@ func (i Inventory) CheckPools(_ context.Context, req *inventory.CheckPoolsReques
 	return resp, nil
 }
 
-func (d *Driver) checkPool(p volume.Pool) ([]volume.Finding, error) {
+// checkPool checks a pool, one at a time. It is left when its caller leaves.
+func (d *Driver) checkPool(ctx context.Context, p volume.Pool) ([]volume.Finding, error) {
+	var found []volume.Finding
+	err := d.inPool(ctx, "CheckPools", p, func(context.Context, *volume.Progress) (err error) {
+		found, err = d.lookTwice(p)
+		return err
+	}, "the check of pool "+p.Name())
+	if err != nil {
+		return nil, err // the check may go on, and write to found
+	}
+	return found, nil
+}
+
+// lookTwice gives the findings that are there twice.
+func (d *Driver) lookTwice(p volume.Pool) ([]volume.Finding, error) {
 	first, err := d.lookAtPool(p)
 	if err != nil || len(first) == 0 {
 		return nil, err

@@ -1,8 +1,11 @@
 package driver
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +21,57 @@ type silent struct {
 	name   string
 	answer chan struct{}
 	asked  int
+}
+
+// Who leaves before a pool has answered says nothing of its disk. While nobody knows yet that it
+// hangs, few ask it at once.
+func TestD11_ACallersHasteIsNoSickDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &silent{name: "slow", answer: make(chan struct{})}
+		log := slog.New(slog.DiscardHandler)
+		d := &Driver{Config: Config{Log: log}, readers: newReaders(log)}
+		var asked atomic.Int32
+		ask := func(ctx context.Context) error {
+			_, err := askPool(ctx, d, p, func() (int, error) { asked.Add(1); <-p.answer; return 1, nil })
+			return err
+		}
+		hasty, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := ask(hasty); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "pool slow") {
+			t.Errorf("who has no time is told %v", err)
+		}
+		patient := make(chan error, 1)
+		go func() { patient <- ask(t.Context()) }()
+		time.Sleep(time.Second)
+		close(p.answer)
+		if err := <-patient; err != nil {
+			t.Errorf("a slow disk: %v", err)
+		}
+		synctest.Wait()
+		p.answer = make(chan struct{})
+		asked.Store(0)
+		refusals := make(chan error, 10*looksAtOnce)
+		for range cap(refusals) {
+			go func() { refusals <- ask(t.Context()) }()
+		}
+		for range cap(refusals) {
+			if err := <-refusals; !errors.Is(err, errNoAnswer) || !fault.Is(err, fault.Unavailable) {
+				t.Errorf("a disk that hangs: %v", err)
+			}
+		}
+		if n := asked.Load(); n > looksAtOnce {
+			t.Errorf("%d threads hang", n)
+		}
+		begin := time.Now()
+		if err := ask(t.Context()); !errors.Is(err, errNoAnswer) || time.Since(begin) > 0 {
+			t.Errorf("after %s: %v", time.Since(begin), err)
+		}
+		close(p.answer)
+		synctest.Wait()
+		if err := ask(t.Context()); err != nil {
+			t.Errorf("when it answers: %v", err)
+		}
+	})
 }
 
 func (p *silent) Name() string { return p.name }

@@ -1,31 +1,48 @@
 package driver
 
 import (
+	"context"
+	"maps"
+	"slices"
 	"sync"
 
+	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// lostWrites remembers which staged volumes lost writes, and how: the kernel
-// tells once, and a full pool that has room again makes nothing good.
+// lostWrites remembers which volumes lost writes, and how: the kernel tells once, and
+// a full pool that has room again makes nothing good. A note stays until the volume is
+// staged anew or deleted. It is in memory only; the audit log has the loss for good.
 type lostWrites struct {
 	mu sync.Mutex
-	m  map[string]string
+	m  map[string]string // what was said, by volume
 }
 
-func (l *lostWrites) note(id string, err error) {
+const writesLost = "WritesLost" // the reason in a volume's health
+
+// note keeps a loss. It tells whether it is the first that is known of the volume.
+func (l *lostWrites) note(id string, err error) (first bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.m == nil {
 		l.m = map[string]string{}
 	}
+	first = l.m[id] == ""
 	l.m[id] = err.Error()
+	return first
 }
 
 func (l *lostWrites) forget(id string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.m, id)
+}
+
+// all gives the volumes that lost writes.
+func (l *lostWrites) all() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Sorted(maps.Keys(l.m))
 }
 
 func (l *lostWrites) of(id string) []mounter.Ailment {
@@ -35,10 +52,19 @@ func (l *lostWrites) of(id string) []mounter.Ailment {
 		return nil
 	}
 	return []mounter.Ailment{{
-		Reason: "WritesLost", Fatal: true, Lost: true,
+		Reason: writesLost, Fatal: true, Lost: true,
 		Message: "writes to the volume's device failed, and what was written is lost: " + l.m[id] +
-			"; make room in the pool, stop the pods, check the data; this is forgotten when the volume is unstaged",
+			"; make room in the pool, stop the pods, check the data; this is shown until the volume is staged anew or deleted, or " +
+			"csi-node restarts; `crustctl history` keeps it",
 	}}
+}
+
+// noteLost keeps a loss where an operator looks for it: in the volume's health, the metrics
+// and the audit log.
+func (d *Driver) noteLost(ctx context.Context, id string, err error) {
+	if d.lost.note(id, err) {
+		d.audit(ctx, audit.Event{Action: audit.WritesLost, Volume: id}, nil)
+	}
 }
 
 // crowded tells whether the pool was found (nearly) full: that is when writes

@@ -183,7 +183,8 @@ func (d *Driver) requireStaged(src volume.Source, id, stagingPath string) (stage
 		return r, a, fault.New(fault.State, "volume %s: its device is gone (somebody detached it); unstage and stage it again", id)
 	}
 	if a.Share == nil && !a.Device.Same(r.Device) {
-		return r, a, fault.New(fault.State, "volume %s was staged with device %d:%d, and %s is %d:%d now; unstage and stage it again", id, r.Device.Major, r.Device.Minor, a.Device.Path, a.Device.Major, a.Device.Minor)
+		return r, a, fault.New(fault.State, "volume %s was staged with device %d:%d, and %s is %d:%d now; unstage and stage it again", id,
+			r.Device.Major, r.Device.Minor, a.Device.Path, a.Device.Major, a.Device.Minor)
 	}
 	return r, a, nil
 }
@@ -195,7 +196,7 @@ func (d *Driver) busy(id, device string) (bool, error) {
 	if err != nil || !busy {
 		return busy, err
 	}
-	defer d.readers.exclude(id)()
+	defer d.readers.exclude(id, "being looked at for who uses it")()
 	return mounter.Busy(device)
 }
 

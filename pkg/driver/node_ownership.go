@@ -24,7 +24,8 @@ func (d *Driver) group(c *csi.VolumeCapability, a attributes) (*uint32, error) {
 	mountGroup := c.GetMount().GetVolumeMountGroup()
 	if !d.AppliesGroups {
 		if mountGroup != "" {
-			return nil, invalid("volume_mount_group %q: this driver runs with --fsgroup-policy File and does not offer VOLUME_MOUNT_GROUP", mountGroup)
+			return nil, invalid("volume_mount_group %q: this driver runs with --fsgroup-policy File and does not offer VOLUME_MOUNT_GROUP",
+				mountGroup)
 		}
 		return nil, nil
 	}
@@ -60,14 +61,17 @@ func (d *Driver) strategy(p *publication) (string, error) {
 		return "", nil
 	case fstype.Of(p.staged.FSType).GroupByOption:
 		if asked != "" && asked != strategyOption {
-			return "", invalid("volume %s: fsGroupStrategy=%s cannot be had on %s, whose files have no owners on disk; use %s", p.id, asked, p.staged.FSType, strategyOption)
+			return "", invalid("volume %s: fsGroupStrategy=%s cannot be had on %s, whose files have no owners on disk; use %s", p.id, asked,
+				p.staged.FSType, strategyOption)
 		}
 		return strategyOption, nil
 	case asked == strategyOption:
-		return "", invalid("volume %s: fsGroupStrategy=option is for %s; %s has owners on disk, use chown or idmap", p.id, strings.Join(fstype.WithGroupOption(), ", "), p.staged.FSType)
+		return "", invalid("volume %s: fsGroupStrategy=option is for %s; %s has owners on disk, use chown or idmap", p.id,
+			strings.Join(fstype.WithGroupOption(), ", "), p.staged.FSType)
 	case asked == strategyIdmap && p.attrs.ownUserns:
 		// The kernel maps a mount once, and the runtime will.
-		d.Log.Info("the pod has a user namespace, so its fsGroup is applied by chown and not by idmap", "volume_id", p.id, "target_path", p.target)
+		d.Log.Info("the pod has a user namespace, so its fsGroup is applied by chown and not by idmap", "volume_id", p.id, "target_path",
+			p.target)
 		return strategyChown, nil
 	case asked == strategyIdmap:
 		return strategyIdmap, nil
@@ -92,7 +96,9 @@ func (p *publication) groupOptions() error {
 
 // own gives a detached mount to the pod's group, and tells how it is to be
 // shown. With quick, work that takes time is errNeedsTime.
-func (d *Driver) own(ctx context.Context, p *publication, m *mounter.Detached, progress *volume.Progress, quick bool) (*mounter.IDMap, error) {
+func (d *Driver) own(
+	ctx context.Context, p *publication, m *mounter.Detached, progress *volume.Progress, quick bool,
+) (*mounter.IDMap, error) {
 	if !d.AppliesGroups && !p.readOnly && !fstype.Of(p.staged.FSType).GroupByOption {
 		d.doubt(p, m)
 	}
@@ -218,9 +224,11 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 		return fmt.Errorf("volume %s: giving its files to group %d: %w (%s)", p.id, gid, err, counted())
 	}
 	if n := counts.Refused.Load(); n > 0 {
-		d.Log.Warn("files that nobody may change (chattr +i or +a, or in a read-only subvolume) keep their group", "volume_id", p.id, "group", gid, "files", n, "one_of_them", counts.Example())
+		d.Log.Warn("files that nobody may change (chattr +i or +a, or in a read-only subvolume) keep their group", "volume_id", p.id, "group",
+			gid, "files", n, "one_of_them", counts.Example())
 	}
-	d.Log.Info("a volume was given to a group", "volume_id", p.id, "group", gid, "looked_at", r.Looked, "changed", r.Changed, "took", time.Since(begin))
+	d.Log.Info("a volume was given to a group", "volume_id", p.id, "group", gid, "looked_at", r.Looked, "changed", r.Changed, "took",
+		time.Since(begin))
 	return nil
 }
 
@@ -243,7 +251,8 @@ func (d *Driver) finish(p *publication, m *mounter.Detached, idmap *mounter.IDMa
 			p.readOnlyAs = notRecursive
 			d.Log.Warn("the publish is read-only, but not recursively: this kernel has no mount_setattr", "volume_id", p.id, "target_path", p.target)
 		case errors.Is(err, mounter.ErrNoMountSetattr):
-			return fault.New(fault.State, "volume %s: recursiveReadOnly=Enabled (or an id map) needs mount_setattr, Linux 5.12 or newer: %w", p.id, err)
+			return fault.New(fault.State, "volume %s: recursiveReadOnly=Enabled (or an id map) needs mount_setattr, Linux 5.12 or newer: %w", p.id,
+				err)
 		default:
 			return fmt.Errorf("volume %s: %w", p.id, err)
 		}

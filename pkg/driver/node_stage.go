@@ -123,7 +123,8 @@ func (d *Driver) stage(
 		case have.StagingPath != path:
 			return fault.New(fault.Exists, "volume %s is staged at %s; it cannot be staged at %s too", v.ID, have.StagingPath, path)
 		case have.Block != u.block:
-			return fault.New(fault.Exists, "volume %s is staged as %s, and asked for as %s", v.ID, kindOf(have.Block, have.FSType), kindOf(u.block, u.fstype))
+			return fault.New(fault.Exists, "volume %s is staged as %s, and asked for as %s", v.ID, kindOf(have.Block, have.FSType),
+				kindOf(u.block, u.fstype))
 		}
 	}
 	if err := d.notDeferred(v.ID); err != nil {
@@ -175,7 +176,13 @@ func (d *Driver) stage(
 	if err := failpoint.Err("stage.formatted"); err != nil {
 		return err
 	}
-	return d.staged.put(r)
+	if err := d.staged.put(r); err != nil {
+		return err
+	}
+	if !staged { // whoever uses it from here on was told what it lost before
+		d.lost.forget(v.ID)
+	}
+	return nil
 }
 
 // ensureFilesystem gives the type of the file system that the device holds
@@ -243,11 +250,13 @@ func (d *Driver) ensureFilesystem(
 			"It is not formatted a second time: %s", v.ID, v.Facts.Formatted, dev.Path, d.wayOut(v.ID, dev, want))
 	}
 	if found.Answer != superblock.Known {
-		return "", fault.New(fault.State, "volume %s: %s holds %s. It is neither blank nor the %s that was asked for, so it was not touched: look at it with `wipefs -n %s` and `hexdump -C %s | head`; if its data may go, delete the volume (or wipe the device) and create it anew",
+		return "", fault.New(fault.State, "volume %s: %s holds %s. It is neither blank nor the %s that was asked for, so it was not touched: "+
+			"look at it with `wipefs -n %s` and `hexdump -C %s | head`; if its data may go, delete the volume (or wipe the device) and create it anew",
 			v.ID, dev.Path, found, want, dev.Path, dev.Path)
 	}
 	if found.Type != want {
-		return "", fault.New(fault.State, "volume %s: %s holds %s, and %s was asked for; nothing was changed: ask for %s, or use another volume", v.ID, dev.Path, found.Type, want, found.Type)
+		return "", fault.New(fault.State, "volume %s: %s holds %s, and %s was asked for; nothing was changed: ask for %s, or use another volume",
+			v.ID, dev.Path, found.Type, want, found.Type)
 	}
 	facts.Formatting, facts.Formatted = nil, found.Type
 	busy, err := d.busy(v.ID, dev.Path)
@@ -290,7 +299,9 @@ func waitForMkfs(ctx context.Context, id string, dev mounter.Device) error {
 
 // format formats a device that was proven blank, and records that before and
 // after.
-func (d *Driver) format(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, name string, blank superblock.BlankDevice) (superblock.Result, error) {
+func (d *Driver) format(
+	ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, name string, blank superblock.BlankDevice,
+) (superblock.Result, error) {
 	var none superblock.Result
 	if dev.ReadOnly {
 		return none, fault.New(fault.State, "volume %s: %s is blank and read-only, so it cannot be formatted", v.ID, dev.Path)
@@ -330,7 +341,9 @@ func (d *Driver) format(ctx context.Context, src volume.Source, v volume.Volume,
 // mend does what an unmounted file system needs before it is used: a check
 // where it asks for one, another identity where it is a copy. It finds out
 // whether it fills its device.
-func (d *Driver) mend(ctx context.Context, v volume.Volume, dev mounter.Device, found superblock.Result, facts volume.Facts) (volume.Facts, error) {
+func (d *Driver) mend(
+	ctx context.Context, v volume.Volume, dev mounter.Device, found superblock.Result, facts volume.Facts,
+) (volume.Facts, error) {
 	if found.NeedsCheck != "" {
 		if err := d.check(ctx, v, dev, found); err != nil {
 			return facts, err

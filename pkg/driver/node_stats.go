@@ -45,7 +45,7 @@ func (d *Driver) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 		return nil, invalid("volume_path is missing")
 	}
 	var stats *csi.NodeGetVolumeStatsResponse
-	err := d.readers.look(ctx, id, func() error {
+	err := d.readers.look(ctx, ofVolume(id), func() error {
 		src, v, err := d.Volumes.Find(id) // it reads the pool's disk, which may hang
 		if err != nil {
 			// NotFound tells crust-agent that the deferral has ended.
@@ -156,7 +156,7 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		return nil, invalid("volume_id is missing")
 	}
 	var health *csi.NodeGetVolumeHealthResponse
-	err := d.readers.look(ctx, id, func() error {
+	err := d.readers.look(ctx, ofVolume(id), func() error {
 		src, _, err := d.Volumes.Find(id)
 		if err != nil {
 			return err
@@ -164,15 +164,18 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		health = d.health(ctx, src, id, req.GetVolumePublishPath(), true)
 		return nil
 	})
-	if errors.Is(err, errNoAnswer) {
-		return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: id, HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{{
-			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: doesNotReply, Message: err.Error(),
-		}}}}, nil
+	switch {
+	case err == nil:
+		return health, nil
+	case errors.Is(err, errNoAnswer):
+		return describeHealth(id, append(d.lost.of(id), mounter.Ailment{Reason: doesNotReply, Message: err.Error(), Fatal: true})), nil
+	case fault.Is(err, fault.NotFound) && d.orphan(id) != nil:
+		return describeHealth(id, append(d.lost.of(id), d.orphan(id)...)), nil
+	case errors.Is(err, errTakenAway):
+		return describeHealth(id, append(d.lost.of(id), mounter.Ailment{Reason: "BeingTakenAway", Message: err.Error(), Informational: true})),
+			nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	return health, nil
+	return nil, err
 }
 
 // health looks at a volume. On a crowded pool only a flush finds writes that are lost. Who
@@ -190,9 +193,12 @@ func (d *Driver) health(ctx context.Context, src volume.Source, id, path string,
 			Message: "the runtime of the pod at " + targetsOf(all) + " has mounted the volume or will; ask it for the health of its file system"})
 	}
 	if _, ok := d.staged.get(id); ok {
-		ailments = append(ailments, d.stagedAilments(src, id, path, flush && crowded(ailments))...)
-		ailments = append(ailments, d.lost.of(id)...)
+		ailments = append(ailments, d.stagedAilments(ctx, src, id, path, flush && crowded(ailments))...)
 	}
+	return describeHealth(id, append(ailments, d.lost.of(id)...))
+}
+
+func describeHealth(id string, ailments []mounter.Ailment) *csi.NodeGetVolumeHealthResponse {
 	health := &csi.VolumeHealth{VolumeId: id}
 	seen := map[string]bool{}
 	for _, a := range ailments {
@@ -216,7 +222,7 @@ func (d *Driver) health(ctx context.Context, src volume.Source, id, path string,
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}
 }
 
-func (d *Driver) stagedAilments(src volume.Source, id, path string, crowded bool) []mounter.Ailment {
+func (d *Driver) stagedAilments(ctx context.Context, src volume.Source, id, path string, crowded bool) []mounter.Ailment {
 	a, ok, err := src.Attached(id)
 	switch {
 	case err != nil:
@@ -252,7 +258,7 @@ func (d *Driver) stagedAilments(src volume.Source, id, path string, crowded bool
 				written = func() error { return mounter.Flush(a.Device) }
 			}
 			if err := written(); err != nil {
-				d.lost.note(id, err)
+				d.noteLost(ctx, id, err)
 			}
 		}
 		s.Close()

@@ -26,7 +26,7 @@ func (d *Driver) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 		return nil, err
 	}
 	err := d.ops.short("NodeUnpublishVolume", func() error {
-		defer d.readers.exclude(id)()
+		defer d.readers.exclude(id, "being unpublished")()
 		return d.unpublish(ctx, id, target)
 	}, id)
 	if err != nil {

@@ -2,12 +2,14 @@ package driver
 
 import (
 	"context"
+	"errors"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 // NodeUnstageVolume releases the volume's device, once nobody holds its file
@@ -24,7 +26,7 @@ func (d *Driver) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 		return nil, err
 	}
 	err := d.ops.short("NodeUnstageVolume", func() error {
-		defer d.readers.exclude(id)()
+		defer d.readers.exclude(id, "being unstaged, and what was written to it last is written to its disk")()
 		return d.unstage(ctx, id, path)
 	}, id)
 	if err != nil {
@@ -55,13 +57,15 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 		return fault.New(fault.State, "volume %s is still deferred to a runtime at %s; unpublish it first", id, targetsOf(all))
 	}
 	if err := src.Detach(ctx, id); err != nil {
+		if errors.Is(err, volume.ErrWritesLost) {
+			d.noteLost(ctx, id, err)
+		}
 		return err
 	}
 	if err := failpoint.Err("unstage.detached"); err != nil {
 		return err
 	}
 	d.damaged.forget(id)
-	d.lost.forget(id)
 	d.refused.note(id, nil) // who mounts it again asks for the growth again
 	if err := d.staged.remove(id); err != nil || !staged {
 		return err

@@ -40,7 +40,8 @@ func (o *operations) begin(what string, keys []string) (*operation, func(), erro
 	defer o.mu.Unlock()
 	for _, k := range keys {
 		if other, ok := o.running[k]; ok {
-			return nil, nil, fault.New(fault.Busy, "%s: %s is running since %s%s; try again", k, other.what, time.Since(other.since).Round(time.Millisecond), other.soFar())
+			return nil, nil, fault.New(fault.Busy, "%s: %s is running since %s%s; try again", k, other.what,
+				time.Since(other.since).Round(time.Millisecond), other.soFar())
 		}
 	}
 	for _, k := range keys {
@@ -97,7 +98,8 @@ func (o *operations) long(ctx context.Context, what string, f func(context.Conte
 		}()
 		err = f(run, &op.progress)
 		if ctx.Err() != nil {
-			o.log.InfoContext(run, "an operation whose caller had left has ended", "what", what, "on", keys, "took", time.Since(op.since), "error", err)
+			o.log.InfoContext(run, "an operation whose caller had left has ended", "what", what, "on", keys, "took", time.Since(op.since), "error",
+				err)
 		}
 	})
 	select {

@@ -18,70 +18,103 @@ type readers struct {
 	log *slog.Logger
 
 	mu sync.Mutex
-	m  map[string]*gate
+	m  map[subject]*gate
 }
 
-// gate is one volume's.
+// subject is what is looked at: a volume, or a pool.
+type subject struct{ kind, name string }
+
+func (s subject) String() string { return s.kind + " " + s.name }
+
+func ofVolume(id string) subject { return subject{"volume", id} }
+
+// gate is that of one subject.
 type gate struct {
 	inside  int           // calls that look at it
 	shut    int           // calls that take it away
+	doing   string        // what the first of these does: "being unpublished"
+	shutAt  time.Time     // when it began
 	hung    int           // looks that have outlived their callers
 	since   time.Time     // the first of them did
+	began   time.Time     // that look
 	changed chan struct{} // closed, and another made, when one of them leaves
 }
 
-func newReaders(log *slog.Logger) *readers { return &readers{log: log, m: map[string]*gate{}} }
+func newReaders(log *slog.Logger) *readers { return &readers{log: log, m: map[subject]*gate{}} }
 
 // errNoAnswer is why a look hangs.
 var errNoAnswer = errors.New("does not answer")
 
-// at gives the volume's gate. The caller holds mu.
-func (r *readers) at(id string) *gate {
-	g, ok := r.m[id]
+// errTakenAway is why there is no look: somebody takes the volume away on purpose, and what
+// has to be written before that may take minutes.
+var errTakenAway = errors.New("nobody looks at it for now")
+
+// shutPatience bounds the wait while a volume is taken away, which takes milliseconds as a rule.
+// It is shorter than any look may take, so that nobody takes it for a volume that does not answer.
+const shutPatience = 2 * time.Second
+
+// at gives the gate of a subject. The caller holds mu.
+func (r *readers) at(of subject) *gate {
+	g, ok := r.m[of]
 	if !ok {
 		g = &gate{changed: make(chan struct{})}
-		r.m[id] = g
+		r.m[of] = g
 	}
 	return g
 }
 
 // change applies f, tells those that wait, and forgets a gate that nobody needs.
-func (r *readers) change(id string, f func(*gate)) {
+func (r *readers) change(of subject, f func(*gate)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	g := r.at(id)
+	g := r.at(of)
 	f(g)
 	close(g.changed)
 	g.changed = make(chan struct{})
 	if g.inside == 0 && g.shut == 0 && g.hung == 0 {
-		delete(r.m, id)
+		delete(r.m, of)
 	}
 }
 
-// enter waits while the volume is being taken away, or until ctx ends. What it
-// gives is called when nothing of the volume is open any more.
-func (r *readers) enter(ctx context.Context, id string) (leave func(), err error) {
+// enter waits while the volume is being taken away, for shutPatience, or until ctx ends. What
+// it gives is called when nothing of the volume is open any more.
+func (r *readers) enter(ctx context.Context, of subject) (leave func(), err error) {
+	var patience <-chan time.Time
 	for {
 		r.mu.Lock()
-		g := r.at(id)
+		g := r.at(of)
 		if g.hung > 0 {
 			since := time.Since(g.since)
+			began := g.began
 			r.mu.Unlock()
-			left := fmt.Sprintf("volume %s: a look at it has not come back since its caller left %s ago", id, since.Round(time.Second))
+			if of.kind == "pool" { // its looks are not left in haste
+				return nil, fault.New(fault.Unavailable, "%s has not answered since %s, so its disk or server %w: see the kernel's log (dmesg)",
+					of, began.UTC().Format(time.RFC3339), errNoAnswer)
+			}
+			left := fmt.Sprintf("%s: a look at it has not come back since its caller left %s ago", of, since.Round(time.Second))
 			if since <= readerPatience { // it may have been its caller's haste
 				return nil, fault.New(fault.Busy, "%s; try again", left)
 			}
 			return nil, fault.New(fault.Busy, "%s; its disk or server %w: see the kernel's log (dmesg)", left, errNoAnswer)
 		}
-		if g.shut == 0 {
+		full := of.kind == "pool" && g.inside >= looksAtOnce // they may hang, each with a thread
+		if g.shut == 0 && !full {
 			g.inside++
 			r.mu.Unlock()
-			return func() { r.change(id, func(g *gate) { g.inside-- }) }, nil
+			return func() { r.change(of, func(g *gate) { g.inside-- }) }, nil
 		}
-		changed := g.changed
+		changed, doing, shutAt := g.changed, g.doing, g.shutAt
 		r.mu.Unlock()
+		if patience == nil && !full {
+			timer := time.NewTimer(shutPatience)
+			defer timer.Stop()
+			patience = timer.C
+		}
 		select {
 		case <-changed:
+		case <-patience:
+			return nil, fault.New(fault.Busy, "%s: %w: since %s it is %s. If that does not end, see the kernel's log (dmesg)",
+				of, errTakenAway, shutAt.UTC().Format(time.RFC3339), doing)
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -91,15 +124,15 @@ func (r *readers) enter(ctx context.Context, id string) (leave func(), err error
 // look runs f, which looks at the volume, and leaves it when ctx ends: a look at a
 // disk or server that does not answer comes back when it may. Until then there is
 // no other, for each of them keeps a thread.
-func (r *readers) look(ctx context.Context, id string, f func() error) error {
-	leave, err := r.enter(ctx, id)
+func (r *readers) look(ctx context.Context, of subject, f func() error) error {
+	leave, err := r.enter(ctx, of)
 	if err != nil {
 		return err
 	}
-	done, back := make(chan error, 1), make(chan struct{})
+	began, done, back := time.Now(), make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(back)
-		err := r.recovered(id, f)
+		err := r.recovered(of, f)
 		leave()
 		done <- err
 	}()
@@ -107,24 +140,24 @@ func (r *readers) look(ctx context.Context, id string, f func() error) error {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		r.change(id, func(g *gate) {
+		r.change(of, func(g *gate) {
 			if g.hung++; g.hung == 1 {
-				g.since = time.Now()
+				g.since, g.began = time.Now(), began
 			}
 		})
 		go func() {
 			<-back
-			r.change(id, func(g *gate) { g.hung-- })
+			r.change(of, func(g *gate) { g.hung-- })
 		}()
 		return ctx.Err()
 	}
 }
 
-func (r *readers) recovered(id string, f func() error) (err error) {
+func (r *readers) recovered(of subject, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			r.log.Error("panic", "volume_id", id, "panic", p, "stack", string(debug.Stack()))
-			err = fmt.Errorf("volume %s: panic: %v", id, p)
+			r.log.Error("panic", of.kind, of.name, "panic", p, "stack", string(debug.Stack()))
+			err = fmt.Errorf("%s: panic: %v", of, p)
 		}
 	}()
 	return f()
@@ -135,17 +168,21 @@ func (r *readers) recovered(id string, f func() error) (err error) {
 const readerPatience = 5 * time.Second
 
 // exclude waits until nobody looks at the volume, and keeps others out until what
-// it gives is called.
-func (r *readers) exclude(id string) (done func()) {
+// it gives is called. doing is what is done to it meanwhile: "being unpublished".
+func (r *readers) exclude(id, doing string) (done func()) {
 	timeout := time.NewTimer(readerPatience)
 	defer timeout.Stop()
+	of := ofVolume(id)
 	r.mu.Lock()
-	r.at(id).shut++
+	if g := r.at(of); g.shut == 0 {
+		g.doing, g.shutAt = doing, time.Now()
+	}
+	r.at(of).shut++
 	r.mu.Unlock()
-	done = func() { r.change(id, func(g *gate) { g.shut-- }) }
+	done = func() { r.change(of, func(g *gate) { g.shut-- }) }
 	for {
 		r.mu.Lock()
-		g := r.at(id)
+		g := r.at(of)
 		inside, changed := g.inside, g.changed
 		r.mu.Unlock()
 		if inside == 0 {

@@ -23,7 +23,7 @@ func TestD11_ALookThatHangs(t *testing.T) {
 		one := make(chan struct{})
 		both := make(chan error, 2)
 		for _, wait := range []chan struct{}{answer, one} {
-			go func() { both <- r.look(ctx, "v", func() error { <-wait; return nil }) }()
+			go func() { both <- r.look(ctx, ofVolume("v"), func() error { <-wait; return nil }) }()
 		}
 		for range cap(both) {
 			if <-both == nil {
@@ -32,25 +32,25 @@ func TestD11_ALookThatHangs(t *testing.T) {
 		}
 		close(one)
 		synctest.Wait()
-		err := r.look(context.Background(), "v", func() error { t.Error("another look at it begins"); return nil })
+		err := r.look(context.Background(), ofVolume("v"), func() error { t.Error("another look at it begins"); return nil })
 		if !fault.Is(err, fault.Busy) || errors.Is(err, errNoAnswer) {
 			t.Errorf("another look: %v", err)
 		}
 		time.Sleep(2 * readerPatience)
-		if err := r.look(context.Background(), "v", func() error { return nil }); !errors.Is(err, errNoAnswer) || !fault.Is(err, fault.Busy) {
+		if err := r.look(context.Background(), ofVolume("v"), func() error { return nil }); !errors.Is(err, errNoAnswer) || !fault.Is(err, fault.Busy) {
 			t.Errorf("another look, later: %v", err)
 		}
-		if err := r.look(context.Background(), "w", func() error { return nil }); err != nil {
+		if err := r.look(context.Background(), ofVolume("w"), func() error { return nil }); err != nil {
 			t.Errorf("another volume: %v", err)
 		}
-		done := r.exclude("v") // patient, and no longer than that
+		done := r.exclude("v", "unstaged") // patient, and no longer than that
 		done()
 		close(answer)
 		synctest.Wait()
-		if err := r.look(context.Background(), "v", func() error { return nil }); err != nil {
+		if err := r.look(context.Background(), ofVolume("v"), func() error { return nil }); err != nil {
 			t.Errorf("after it came back: %v", err)
 		}
-		if err := r.look(context.Background(), "v", func() error { panic("boo") }); err == nil {
+		if err := r.look(context.Background(), ofVolume("v"), func() error { panic("boo") }); err == nil {
 			t.Error("a panic is no error")
 		}
 		if len(r.m) != 0 {

@@ -15,7 +15,9 @@ import (
 func wrapInt64(n int64) *wrapperspb.Int64Value { return wrapperspb.Int64(n) }
 
 // ControllerExpandVolume makes a volume larger, in use or not.
-func (d *Driver) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+func (d *Driver) ControllerExpandVolume(
+	ctx context.Context, req *csi.ControllerExpandVolumeRequest,
+) (*csi.ControllerExpandVolumeResponse, error) {
 	id := req.GetVolumeId()
 	if id == "" {
 		return nil, invalid("volume_id is missing")
@@ -25,14 +27,14 @@ func (d *Driver) ControllerExpandVolume(ctx context.Context, req *csi.Controller
 	}
 	pool, ok := d.Volumes.OwnerOf(id)
 	if !ok {
-		_, _, err := d.Volumes.Find(id)
+		_, err := d.found(ctx, id)
 		if err == nil {
 			err = fault.New(fault.State, "volume %s is static; enlarge its device, then call NodeExpandVolume", id)
 		}
 		return nil, err
 	}
 	var v volume.Volume
-	err := d.ops.long(ctx, "ControllerExpandVolume", func(ctx context.Context, _ *volume.Progress) error {
+	err := d.inPool(ctx, "ControllerExpandVolume", pool, func(ctx context.Context, _ *volume.Progress) error {
 		var err error
 		if v, err = pool.Get(id); err != nil {
 			return err
@@ -89,13 +91,12 @@ func (d *Driver) enlargeHere(ctx context.Context, src volume.Source, id string, 
 	return err
 }
 
-func (d *Driver) findSnapshot(id string) (volume.Snapshot, volume.Pool, error) {
+func (d *Driver) findSnapshot(ctx context.Context, id string) (volume.Snapshot, error) {
 	pool, ok := d.Volumes.OwnerOf(id)
 	if !ok {
-		return volume.Snapshot{}, nil, fault.New(fault.NotFound, "snapshot %s does not exist on this node", id)
+		return volume.Snapshot{}, fault.New(fault.NotFound, "snapshot %s does not exist on this node", id)
 	}
-	s, err := pool.GetSnapshot(id)
-	return s, pool, err
+	return askPool(ctx, d, pool, func() (volume.Snapshot, error) { return pool.GetSnapshot(id) })
 }
 
 func describeSnapshot(s volume.Snapshot) *csi.Snapshot {
@@ -121,15 +122,18 @@ func (d *Driver) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequ
 		}
 	}
 	keys := []string{"snapshot name " + req.GetName(), id}
-	if pool, ok := d.Volumes.OwnerOf(id); ok {
-		keys = append(keys, volume.SnapshotID(pool.Name(), req.GetName()))
-	}
 	var s volume.Snapshot
-	err := d.ops.long(ctx, "CreateSnapshot", func(ctx context.Context, p *volume.Progress) error {
+	take := func(ctx context.Context, p *volume.Progress) error {
 		var err error
 		s, err = d.snapshot(ctx, req.GetName(), id, p)
 		return err
-	}, keys...)
+	}
+	var err error
+	if pool, ok := d.Volumes.OwnerOf(id); ok {
+		err = d.inPool(ctx, "CreateSnapshot", pool, take, append(keys, volume.SnapshotID(pool.Name(), req.GetName()))...)
+	} else {
+		err = d.ops.long(ctx, "CreateSnapshot", take, keys...)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +142,7 @@ func (d *Driver) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequ
 
 func (d *Driver) snapshot(ctx context.Context, name, id string, p *volume.Progress) (volume.Snapshot, error) {
 	for _, pool := range d.Volumes.Pools() {
-		have, err := pool.GetSnapshot(volume.SnapshotID(pool.Name(), name))
+		have, err := askPool(ctx, d, pool, func() (volume.Snapshot, error) { return pool.GetSnapshot(volume.SnapshotID(pool.Name(), name)) })
 		if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unavailable) {
 			continue // one that is away has no volume to take a snapshot of either
 		}
@@ -168,16 +172,17 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequ
 	if id == "" {
 		return nil, invalid("snapshot_id is missing")
 	}
-	if err := d.Volumes.CheckPool(id); err != nil {
+	if err := d.isHere(ctx, id); err != nil {
 		return nil, err
 	}
 	if pool, ok := d.Volumes.OwnerOf(id); ok {
-		err := d.ops.short("DeleteSnapshot", func() error {
+		err := d.inPool(ctx, "DeleteSnapshot", pool, func(ctx context.Context, _ *volume.Progress) error {
 			s, err := pool.GetSnapshot(id)
 			if fault.Is(err, fault.NotFound) {
 				return pool.DeleteSnapshot(ctx, id)
 			}
-			return d.irreversible(ctx, audit.Event{Action: audit.SnapshotDeleted, Snapshot: id, Volume: s.Volume}, func() error { return pool.DeleteSnapshot(ctx, id) })
+			deleted := audit.Event{Action: audit.SnapshotDeleted, Snapshot: id, Volume: s.Volume}
+			return d.irreversible(ctx, deleted, func() error { return pool.DeleteSnapshot(ctx, id) })
 		}, id)
 		if err != nil {
 			return nil, err
@@ -187,11 +192,11 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequ
 }
 
 // GetSnapshot gives one snapshot.
-func (d *Driver) GetSnapshot(_ context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
+func (d *Driver) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
 	if req.GetSnapshotId() == "" {
 		return nil, invalid("snapshot_id is missing")
 	}
-	s, _, err := d.findSnapshot(req.GetSnapshotId())
+	s, err := d.findSnapshot(ctx, req.GetSnapshotId())
 	if err != nil {
 		return nil, err
 	}

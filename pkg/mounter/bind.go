@@ -43,7 +43,8 @@ func BindAt(f *os.File, dir, name string) (string, error) {
 		return "", err
 	}
 	defer place.Close()
-	if now, err := linux.StatxFile(place); err != nil || now.MountRoot && now.Ino == st.Ino && now.DevMajor == st.DevMajor && now.DevMinor == st.DevMinor {
+	if now, err := linux.StatxFile(place); err != nil || now.MountRoot && now.Ino == st.Ino && now.DevMajor == st.DevMajor &&
+		now.DevMinor == st.DevMinor {
 		return path, err // it is there already
 	}
 	return path, linux.MoveMount(clone, place)

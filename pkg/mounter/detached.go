@@ -99,7 +99,8 @@ func open(fs Filesystem) (*Detached, error) {
 func fsopen(fstype string) (*os.File, error) {
 	ctx, err := linux.Fsopen(fstype)
 	if errors.Is(err, linux.ENODEV) {
-		return nil, fault.New(fault.State, "this kernel (%s) knows no file system %q, and no module of that name could be loaded", linux.Uname(), fstype)
+		return nil, fault.New(fault.State, "this kernel (%s) knows no file system %q, and no module of that name could be loaded", linux.Uname(),
+			fstype)
 	}
 	return ctx, err
 }
@@ -130,7 +131,8 @@ func configureOptions(ctx *os.File, fstype string, options Options) error {
 				said = err.Error()
 			}
 			if contextOptions[o.Key] {
-				return fault.New(fault.Invalid, "mount option %q: the SELinux policy loaded on this node does not take that label; the kernel says: %s", o, said)
+				return fault.New(fault.Invalid, "mount option %q: the SELinux policy loaded on this node does not take that label; the kernel says: %s",
+					o, said)
 			}
 			return fault.New(fault.Invalid, "mount option %q is not one that %s takes on this kernel; the kernel says: %s", o, fstype, said)
 		}
@@ -145,7 +147,8 @@ func createError(fs Filesystem, err error, said string) error {
 	where := fmt.Sprintf("%s on %s: %v; the kernel says: %s", fs.Type, fs.Device.Path, err, said)
 	switch {
 	case errors.Is(err, linux.EUCLEAN), errors.Is(err, linux.EBADMSG), errors.Is(err, linux.EIO):
-		return fault.New(fault.State, "%s. The file system or the device is damaged and needs a person: look at it with fsck while no pod uses it, or restore a snapshot", where)
+		return fault.New(fault.State, "%s. The file system or the device is damaged and needs a person: look at it with fsck while no pod "+
+			"uses it, or restore a snapshot", where)
 	case errors.Is(err, linux.EBUSY):
 		return fault.New(fault.State, "%s. It is in use in another way: mounted with another read-only state, or held by another program", where)
 	case errors.Is(err, linux.EROFS), errors.Is(err, linux.EACCES):

@@ -79,7 +79,8 @@ func probeMountSetattr() Feature {
 }
 
 func probeStatmount() Feature {
-	f := Feature{Name: "statmount", Since: "6.14 (with the mount's source)", Cost: "looking at a btrfs or nfs mount reads the whole mount table"}
+	f := Feature{Name: "statmount", Since: "6.14 (with the mount's source)",
+		Cost: "looking at a btrfs or nfs mount reads the whole mount table"}
 	root, err := linux.Openat2(nil, "/", linux.OPath|linux.ODirectory, 0)
 	if err != nil {
 		return f.answer(err)
@@ -100,7 +101,8 @@ func probeStatmount() Feature {
 }
 
 func probeCapability() Feature {
-	f := Feature{Name: "CAP_SYS_RESOURCE", Since: "any", Cost: "ext4 grows only while it is not mounted, with resize2fs when it is next staged"}
+	f := Feature{Name: "CAP_SYS_RESOURCE", Since: "any",
+		Cost: "ext4 grows only while it is not mounted, with resize2fs when it is next staged"}
 	ok, err := linux.HasCapability(linux.CapSysResource)
 	if err == nil && !ok {
 		f.Answer, f.Why = No, "this process does not hold it"

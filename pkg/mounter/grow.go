@@ -38,7 +38,8 @@ func Grow(dir *os.File, name string, d Device) error {
 		return sb.Size, sb.BlockSize, err
 	})
 	if errors.Is(err, linux.EPERM) && GrowsOffline(name) {
-		return fault.New(fault.State, "%s on %s: %w; it is grown when it is next staged, so stop its pods. A privileged container has the capability where its node's root has it", name, d.Path, ErrGrowOffline)
+		return fault.New(fault.State, "%s on %s: %w; it is grown when it is next staged, so stop its pods. A privileged container has the "+
+			"capability where its node's root has it", name, d.Path, ErrGrowOffline)
 	}
 	if err != nil {
 		return fmt.Errorf("grow %s on %s to %d bytes: %w", name, d.Path, size, err)

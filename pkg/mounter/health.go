@@ -45,11 +45,13 @@ func DeviceHealth(d Device) []Ailment {
 	}
 	var found []Ailment
 	if err := answers(d); err != nil {
-		found = append(found, Ailment{Reason: "DeviceUnreadable", Message: fmt.Sprintf("%s cannot be read: %v (see dmesg)", d.Path, err), Fatal: true})
+		found = append(found, Ailment{Reason: "DeviceUnreadable", Message: fmt.Sprintf("%s cannot be read: %v (see dmesg)", d.Path, err),
+			Fatal: true})
 	}
 	if b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file", d.Major, d.Minor)); err == nil {
 		if name := strings.TrimSpace(string(b)); strings.HasSuffix(name, " (deleted)") {
-			found = append(found, Ailment{Reason: "BackingFileDeleted", Message: name + ": the data is lost when the volume is unmounted; copy it now", Fatal: true})
+			found = append(found, Ailment{Reason: "BackingFileDeleted",
+				Message: name + ": the data is lost when the volume is unmounted; copy it now", Fatal: true})
 		}
 	}
 	return found
@@ -86,17 +88,20 @@ func (s *State) Ailments(d Device) []Ailment {
 		err = s.dead
 	}
 	if err != nil {
-		found = append(found, Ailment{Reason: "FilesystemShutDown", Message: fmt.Sprintf("%s on %s does not answer: %v (see dmesg)", m.Type, d.Path, err), Fatal: true})
+		found = append(found, Ailment{Reason: "FilesystemShutDown",
+			Message: fmt.Sprintf("%s on %s does not answer: %v (see dmesg)", m.Type, d.Path, err), Fatal: true})
 	}
 	stopped := (m.ReadOnlySB && !d.ReadOnly) || hasOption(m.Options, "emergency_ro") || hasOption(m.Options, "shutdown")
 	if n := ext4Errors(d); n > 0 {
 		// Some stable kernels (6.1.192 among them) refuse writes without
 		// showing it in the mount table.
 		stopped = stopped || hasOption(m.Options, "errors=remount-ro")
-		found = append(found, Ailment{Reason: "FilesystemError", Message: fmt.Sprintf("ext4 on %s recorded %d errors (see dmesg): stop the pods, the volume is checked when it is next staged", d.Path, n)})
+		found = append(found, Ailment{Reason: "FilesystemError", Message: fmt.Sprintf("ext4 on %s recorded %d errors (see dmesg): stop the "+
+			"pods, the volume is checked when it is next staged", d.Path, n)})
 	}
 	if stopped {
-		found = append(found, Ailment{Reason: "RemountedReadOnly", Message: fmt.Sprintf("%s on %s stopped taking writes because of errors (see dmesg)", m.Type, d.Path), Fatal: true})
+		found = append(found, Ailment{Reason: "RemountedReadOnly",
+			Message: fmt.Sprintf("%s on %s stopped taking writes because of errors (see dmesg)", m.Type, d.Path), Fatal: true})
 	}
 	return found
 }
@@ -134,7 +139,8 @@ func HeldBy(d Device) fault.Private {
 	case 1:
 		return fault.Private{Public: "; it is mounted elsewhere on this node, and the log says where", Detail: who[0]}
 	}
-	return fault.Private{Public: fmt.Sprintf("; it is mounted in %d places on this node, and the log says where", len(who)), Detail: strings.Join(who, "; ")}
+	return fault.Private{Public: fmt.Sprintf("; it is mounted in %d places on this node, and the log says where", len(who)),
+		Detail: strings.Join(who, "; ")}
 }
 
 // Holders says where the device's file system is mounted, over all mount

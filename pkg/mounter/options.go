@@ -86,7 +86,8 @@ func ParseOptions(flags []string) (Options, error) {
 				return Options{}, fault.New(fault.Invalid, "mount option %q has no name or contains control characters", piece)
 			}
 			if parts, err := splitOptions(piece); err != nil || len(parts) != 1 || parts[0] != piece {
-				return Options{}, fault.New(fault.Invalid, "mount option %q has a comma in its value, which only the categories of a SELinux label may", piece)
+				return Options{}, fault.New(fault.Invalid, "mount option %q has a comma in its value, which only the categories of a SELinux label may",
+					piece)
 			}
 			if !slices.Contains(o.given, piece) {
 				o.given = append(o.given, piece)
@@ -116,7 +117,8 @@ func ParseOptions(flags []string) (Options, error) {
 					continue
 				}
 				return Options{}, fault.New(fault.Invalid, "mount option %q takes no value", key)
-			case "bind", "rbind", "remount", "move", "shared", "rshared", "slave", "rslave", "private", "rprivate", "unbindable", "runbindable", "loop", "offset", "sizelimit":
+			case "bind", "rbind", "remount", "move", "shared", "rshared", "slave", "rslave", "private", "rprivate", "unbindable", "runbindable",
+				"loop", "offset", "sizelimit":
 				return Options{}, fault.New(fault.Invalid, "mount option %q names an operation that the driver does itself; take it out of mountOptions", key)
 			case "source":
 				return Options{}, fault.New(fault.Invalid, `mount option "source" cannot be given: the driver chooses the device`)
@@ -244,7 +246,8 @@ func describeFlags(flags int64) string {
 	for _, f := range []struct {
 		bit  int64
 		name string
-	}{{linux.StNosuid, "nosuid"}, {linux.StNodev, "nodev"}, {linux.StNoexec, "noexec"}, {linux.StNoatime, "noatime"}, {linux.StNodiratime, "nodiratime"}} {
+	}{{linux.StNosuid, "nosuid"}, {linux.StNodev, "nodev"}, {linux.StNoexec, "noexec"}, {linux.StNoatime, "noatime"},
+		{linux.StNodiratime, "nodiratime"}} {
 		if flags&f.bit != 0 {
 			parts = append(parts, f.name)
 		}

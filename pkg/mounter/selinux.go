@@ -22,7 +22,8 @@ var ErrLabelMismatch = errors.New("the SELinux label is not the one that was ask
 // attribute works without SELinux too, and an errno of mount(2) cannot be told
 // from that of a bad label.
 func SELinux() Feature {
-	f := Feature{Name: "SELinux", Since: "any, if it was started with it", Cost: "pods' SELinux labels have no effect, for the kubelet passes none on; a volume whose mountOptions have context= is refused"}
+	f := Feature{Name: "SELinux", Since: "any, if it was started with it",
+		Cost: "pods' SELinux labels have no effect, for the kubelet passes none on; a volume whose mountOptions have context= is refused"}
 	b, err := os.ReadFile("/proc/filesystems")
 	if err != nil {
 		return f.answer(err)
@@ -57,7 +58,8 @@ func checkLabels(o Options) error {
 		return nil
 	}
 	if f := SELinux(); f.Answer == No {
-		return fault.New(fault.State, "the mount options %q ask for a SELinux label, and this node's kernel runs without SELinux (%s): start the kernel with it, or take seLinuxMount out of the CSIDriver", o.SuperblockString(), f.Why)
+		return fault.New(fault.State, "the mount options %q ask for a SELinux label, and this node's kernel runs without SELinux (%s): start "+
+			"the kernel with it, or take seLinuxMount out of the CSIDriver", o.SuperblockString(), f.Why)
 	}
 	return nil
 }
@@ -192,7 +194,8 @@ func openClassic(fs Filesystem) (d *Detached, err error) {
 		data = append(data, o.String())
 	}
 	if err := linux.Mount(fs.Device.Path, fs.Scratch, fs.Type, fs.Device.ReadOnly, strings.Join(data, ",")); err != nil {
-		return nil, errors.Join(fault.New(fault.State, "%s on %s with the options %q: %w (see dmesg)", fs.Type, fs.Device.Path, fs.Options.SuperblockString(), err), os.Remove(fs.Scratch))
+		return nil, errors.Join(fault.New(fault.State, "%s on %s with the options %q: %w (see dmesg)", fs.Type, fs.Device.Path,
+			fs.Options.SuperblockString(), err), os.Remove(fs.Scratch))
 	}
 	return takeScratch(fs.Scratch, fs.Type+" on "+fs.Device.Path, View{Options: fs.Options, ReadOnly: fs.ReadOnly})
 }

@@ -265,7 +265,8 @@ func (t *Target) create(directory bool) error {
 func (t *Target) Unmount() error {
 	err := linux.Settle(func() error { return linux.UnmountAt(t.parent, t.name) })
 	if errors.Is(err, linux.EBUSY) {
-		return fault.New(fault.State, "%s is in use: a process has a file or its working directory there%s (see `fuser -vm %s`)", t.Path, usersOf(t.Path), t.Path)
+		return fault.New(fault.State, "%s is in use: a process has a file or its working directory there%s (see `fuser -vm %s`)", t.Path,
+			usersOf(t.Path), t.Path)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", t.Path, err)

@@ -166,7 +166,8 @@ func (a *Agent) tell(k PodKey, kind, reason, text, about string) {
 	}
 	a.mu.Unlock()
 	if again {
-		a.Events.Event(&corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: k.Namespace, Name: k.Name, UID: types.UID(k.UID)}, kind, reason, plain.Text(text, plain.Most))
+		a.Events.Event(&corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: k.Namespace, Name: k.Name, UID: types.UID(k.UID)}, kind,
+			reason, plain.Text(text, plain.Most))
 	}
 }
 
@@ -202,7 +203,8 @@ func (a *Agent) nodePublish(ctx context.Context, req *csi.NodePublishVolumeReque
 	pod, err := a.Pods.Get(ctx, k)
 	if err != nil {
 		// What the pod asks for decides who mounts; a guess could be the wrong one.
-		return nil, status.Errorf(codes.Unavailable, "volume %s: what pod %s/%s asks for cannot be found out: %s", req.GetVolumeId(), k.Namespace, k.Name, err)
+		return nil, status.Errorf(codes.Unavailable, "volume %s: what pod %s/%s asks for cannot be found out: %s", req.GetVolumeId(), k.Namespace,
+			k.Name, err)
 	}
 	if add(attrs, pod) {
 		if request, err = proto.Marshal(req); err != nil {
@@ -235,7 +237,9 @@ func add(attrs map[string]string, pod *corev1.Pod) (changed bool) {
 	return changed
 }
 
-func (a *Agent) publishOrDefer(ctx context.Context, req *csi.NodePublishVolumeRequest, next Call, pod *corev1.Pod, k PodKey, socket string) ([]byte, error) {
+func (a *Agent) publishOrDefer(
+	ctx context.Context, req *csi.NodePublishVolumeRequest, next Call, pod *corev1.Pod, k PodKey, socket string,
+) ([]byte, error) {
 	target := req.GetTargetPath()
 	done, err := a.only(target)
 	if err != nil {
@@ -304,7 +308,8 @@ func (a *Agent) notDeferred(ctx context.Context, d Deferral, known bool) error {
 			return uncertain("volume %s: %s", d.VolumeID, err)
 		}
 	}
-	a.mountedByHost(d, "the driver did not leave it to the runtime: its file system is none of "+strings.Join(d.Filesystems, ", ")+", or a pod of this node has it already")
+	a.mountedByHost(d, "the driver did not leave it to the runtime: its file system is none of "+strings.Join(d.Filesystems,
+		", ")+", or a pod of this node has it already")
 	return nil
 }
 
@@ -320,12 +325,15 @@ func (a *Agent) deferred(ctx context.Context, d Deferral, known bool) error {
 		// unpublishes what it gives up.
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unpublishTimeout)
 		defer cancel()
-		_, uerr := csi.NewNodeClient(a.Driver).NodeUnpublishVolume(uctx, &csi.NodeUnpublishVolumeRequest{VolumeId: d.VolumeID, TargetPath: d.Target})
+		_, uerr := csi.NewNodeClient(a.Driver).NodeUnpublishVolume(uctx,
+			&csi.NodeUnpublishVolumeRequest{VolumeId: d.VolumeID, TargetPath: d.Target})
 		return a.fails(d.Pod, codes.Unavailable, "volume %s: its deferral could not be written down: %s", d.Volume, errors.Join(err, uerr))
 	}
 	if !known {
 		a.Count("deferred")
-		a.tell(d.Pod, corev1.EventTypeNormal, EventDeferred, fmt.Sprintf("volume %s (%s) is left to the pod's sandbox, which mounts it; the node's mount table does not show it", d.Volume, d.Type), "")
+		a.tell(d.Pod, corev1.EventTypeNormal, EventDeferred,
+			fmt.Sprintf("volume %s (%s) is left to the pod's sandbox, which mounts it; the node's mount table does not show it", d.Volume, d.Type),
+			"")
 	}
 	return nil
 }

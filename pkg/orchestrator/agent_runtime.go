@@ -54,7 +54,8 @@ func (a *Agent) nodeStats(ctx context.Context, req *csi.NodeGetVolumeStatsReques
 		})
 	}
 	if r.GetVolumeCondition().GetAbnormal() {
-		a.tell(d.Pod, corev1.EventTypeWarning, "VolumeNotWell", fmt.Sprintf("volume %s in the pod's sandbox: %s", d.Volume, r.GetVolumeCondition().GetMessage()), "")
+		a.tell(d.Pod, corev1.EventTypeWarning, "VolumeNotWell", fmt.Sprintf("volume %s in the pod's sandbox: %s", d.Volume,
+			r.GetVolumeCondition().GetMessage()), "")
 	}
 	return proto.Marshal(answer)
 }
@@ -92,7 +93,8 @@ func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest
 	if err != nil {
 		return nil, err
 	}
-	r, err := c.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: d.Sandbox, HostVolumeId: source, RequiredBytes: req.GetCapacityRange().GetRequiredBytes()})
+	r, err := c.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: d.Sandbox, HostVolumeId: source,
+		RequiredBytes: req.GetCapacityRange().GetRequiredBytes()})
 	if status.Code(err) == codes.NotFound { // that sandbox has ended
 		return raw, nil
 	}
@@ -128,5 +130,6 @@ func ofRuntime(d Deferral, err error) error {
 	if status.Code(err) == codes.Unimplemented {
 		code = codes.Unimplemented
 	}
-	return status.Errorf(code, "volume %s in the sandbox of pod %s/%s: %s", d.VolumeID, d.Pod.Namespace, d.Pod.Name, plain.Text(status.Convert(err).Message(), plain.Most))
+	return status.Errorf(code, "volume %s in the sandbox of pod %s/%s: %s", d.VolumeID, d.Pod.Namespace, d.Pod.Name,
+		plain.Text(status.Convert(err).Message(), plain.Most))
 }

@@ -41,7 +41,8 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 	if err != nil {
 		return crust.Decision{}, fmt.Errorf("the driver's capabilities: %w", err)
 	}
-	ask.NodeDefers = slices.ContainsFunc(caps.GetCapabilities(), func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == crust.NodeCapability })
+	ask.NodeDefers = slices.ContainsFunc(caps.GetCapabilities(),
+		func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == crust.NodeCapability })
 	if c := pod.Spec.SecurityContext; c != nil {
 		if c.FSGroup != nil {
 			gid := uint32(*c.FSGroup)
@@ -54,7 +55,8 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 		}
 		ask.GroupPolicy = d.GroupPolicy
 	}
-	ask.LabelOnMount = slices.ContainsFunc(req.GetVolumeCapability().GetMount().GetMountFlags(), func(o string) bool { return strings.HasPrefix(o, "context=") })
+	ask.LabelOnMount = slices.ContainsFunc(req.GetVolumeCapability().GetMount().GetMountFlags(),
+		func(o string) bool { return strings.HasPrefix(o, "context=") })
 	ask.Label = ask.LabelOnMount || labelled(pod) && mounter.SELinux().Answer == mounter.Yes
 	// The cheap answers first: a runtime is not bothered with volumes that are not
 	// for it.

@@ -47,7 +47,8 @@ func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 
 // CreateContainer looks whether the pod's volumes are there. Where they are not,
 // because a publish failed or because nobody was asked for it, it is tried again.
-func (p *Plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, _ *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+func (p *Plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, _ *api.Container) (*api.ContainerAdjustment,
+	[]*api.ContainerUpdate, error) {
 	a, b := p.agent, box{pod.GetId(), int64(pod.GetPid())}
 	for _, d := range a.Records.Of(pod.GetUid()) {
 		if d.in(b.id) {
@@ -119,7 +120,8 @@ func (a *Agent) ServeNRI(ctx context.Context, socket string, connected func(erro
 	const shortest, longest = 200 * time.Millisecond, 10 * time.Second
 	for wait := shortest; ctx.Err() == nil; wait = min(2*wait, longest) {
 		begin := time.Now()
-		s, err := stub.New(&Plugin{a}, stub.WithPluginName("crust-agent"), stub.WithPluginIdx("10"), stub.WithSocketPath(socket), stub.WithLogger(nriLog{a.Log}))
+		s, err := stub.New(&Plugin{a}, stub.WithPluginName("crust-agent"), stub.WithPluginIdx("10"), stub.WithSocketPath(socket),
+			stub.WithLogger(nriLog{a.Log}))
 		if err == nil {
 			if err = startStub(ctx, s); err == nil {
 				connected(nil)

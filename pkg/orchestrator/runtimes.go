@@ -123,7 +123,8 @@ func (r *runtimes) publish(ctx context.Context, d Deferral, sandbox string) erro
 		return err
 	}
 	req := &crustv1alpha1.RuntimePublishVolumeRequest{
-		SandboxId: sandbox, HostVolumeId: d.Source, HostTargetPath: d.Target, FileSystem: d.Type, FsgroupGid: d.Group, FsgroupPolicy: d.GroupPolicy,
+		SandboxId: sandbox, HostVolumeId: d.Source, HostTargetPath: d.Target, FileSystem: d.Type,
+		FsgroupGid: d.Group, FsgroupPolicy: d.GroupPolicy,
 		MountOptions: mountOptions(d.Options),
 	}
 	_, err = c.RuntimePublishVolume(ctx, req)

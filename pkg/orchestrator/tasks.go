@@ -89,7 +89,8 @@ func (a *Agent) start(target string, b box) *task {
 		end(err)
 		if err == nil {
 			a.Count("published")
-			a.tell(d.Pod, corev1.EventTypeNormal, EventPublished, fmt.Sprintf("volume %s (%s) is mounted in the pod's sandbox", d.Volume, d.Type), b.id)
+			a.tell(d.Pod, corev1.EventTypeNormal, EventPublished, fmt.Sprintf("volume %s (%s) is mounted in the pod's sandbox", d.Volume, d.Type),
+				b.id)
 		}
 		return err
 	})
@@ -199,7 +200,8 @@ func (a *Agent) publish(ctx context.Context, target string, b box, t *task) erro
 		again := code == codes.Aborted || code == codes.Unavailable || code == codes.DeadlineExceeded
 		if code != codes.Aborted {
 			a.tell(d.Pod, corev1.EventTypeWarning, EventFailed, err.Error(), "")
-			a.Log.Error("publishing in a sandbox", "volume_id", d.VolumeID, "pod", d.Pod.Namespace+"/"+d.Pod.Name, "sandbox_id", b.id, "again", again, "error", err)
+			a.Log.Error("publishing in a sandbox", "volume_id", d.VolumeID, "pod", d.Pod.Namespace+"/"+d.Pod.Name, "sandbox_id", b.id, "again",
+				again, "error", err)
 			t.mu.Lock()
 			t.last = err
 			t.mu.Unlock()

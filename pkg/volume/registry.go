@@ -53,17 +53,21 @@ func (r *Registry) Pools() []Pool {
 	return list
 }
 
-// Pool gives a pool by name; an empty name is the first one.
+// Pool gives a pool by name; an empty name is the first one. A pool that this node does not
+// have is a fault Elsewhere: another node may have it.
 func (r *Registry) Pool(name string) (Pool, error) {
 	if len(r.names) == 0 {
-		return nil, fault.New(fault.State, "this node has no pool, so no volume can be made here; start the driver with --pool")
+		return nil, fault.New(fault.Elsewhere, "this node has no pool, so no volume can be made here; start the driver with --pool")
 	}
 	if name == "" {
 		name = r.names[0]
 	}
 	p, ok := r.pools[name]
 	if !ok {
-		return nil, fault.New(fault.Invalid, "pool %q does not exist on this node; it has %s", name, strings.Join(r.names, ", "))
+		if err := CheckPoolName(name); err != nil {
+			return nil, err
+		}
+		return nil, fault.New(fault.Elsewhere, "pool %q is not on this node; it has %s", name, strings.Join(r.names, ", "))
 	}
 	return p, nil
 }
@@ -91,7 +95,8 @@ func (r *Registry) CheckPool(id string) error {
 		}
 		return nil
 	}
-	return fault.New(fault.State, "%s is of pool %q, which this node does not have (it has %s); start the driver with that pool again", id, name, strings.Join(r.names, ", "))
+	return fault.New(fault.State, "%s is of pool %q, which this node does not have (it has %s); start the driver with that pool again", id,
+		name, strings.Join(r.names, ", "))
 }
 
 // Find gives a known volume and its source, or a fault NotFound.
@@ -115,7 +120,8 @@ func (r *Registry) FindOrAdopt(id string, attributes map[string]string) (Source,
 	}
 	if p, ok := r.OwnerOf(id); ok {
 		if _, err := p.Get(id); err == nil {
-			return nil, Volume{}, fault.New(fault.Invalid, "volume %s is one of pool %s; it cannot have the attributes of a static volume", id, p.Name())
+			return nil, Volume{}, fault.New(fault.Invalid, "volume %s is one of pool %s; it cannot have the attributes of a static volume", id,
+				p.Name())
 		}
 	}
 	v, err := r.static.Adopt(id, attributes)

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
@@ -66,6 +67,9 @@ type Attachment struct {
 // Share is a network file system.
 type Share struct{ Type, Source string }
 
+// ErrWritesLost says that what pods wrote last did not reach where the volume's data lies.
+var ErrWritesLost = loopdev.ErrWritesLost
+
 // Releaser takes a volume away from this node. It asks the kernel for all that it
 // has to know.
 type Releaser interface {
@@ -77,7 +81,7 @@ type Releaser interface {
 	// DetachReadOnly releases the devices of AttachReadOnly but those in use.
 	DetachReadOnly(ctx context.Context, id string, inUse []mounter.Device) error
 	// Detach releases the volume's devices, or a fault State while they are in
-	// use anywhere.
+	// use anywhere. ErrWritesLost is given once; a repeated call releases them.
 	Detach(ctx context.Context, id string) error
 }
 

@@ -101,7 +101,7 @@ func TestANodeFollowsItsConfigurationFile(t *testing.T) {
 	replace(t, config, configHead+entries(pool("another")))
 	n.Start()
 	_, err = n.Client.Create(ctxOf(t), "pvc-b", size, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "fast"}, nil)
-	refused(t, err, codes.InvalidArgument, "fast")
+	refused(t, err, codes.ResourceExhausted, "fast", "another")
 	state("1", "0")
 }
 

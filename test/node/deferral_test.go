@@ -391,6 +391,11 @@ func TestC24_ThePlaceholderIsInTheHostsNamespace(t *testing.T) {
 	if err := n.Wait(); err == nil || !strings.Contains(n.Log(), "--host-mount-namespace") {
 		t.Errorf("started: %v %s", err, n.Log())
 	}
+	// A driver that defers nothing can do without it.
+	n.Args = append(n.Args, "--runtime-assisted-mounts=false")
+	n.Start()
+	said(t, n, "volumes that were left to sandboxes before cannot be unpublished")
+	n.Stop()
 	n.Args = nil
 	n.Start()
 }

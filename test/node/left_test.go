@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
@@ -30,7 +31,8 @@ func TestB04_UnmountingNeedsNoPool(t *testing.T) {
 	away := filepath.Join(n.Dir, "away")
 	ok(t, os.Rename(was, away))
 	n.Pool = filepath.Join(n.Dir, "another")
-	n.Args = []string{"--pool", "another=loop:" + filepath.Join(n.Dir, "another2")}
+	address := freeAddress(t)
+	n.Args = []string{"--pool", "another=loop:" + filepath.Join(n.Dir, "another2"), "--metrics-address", address}
 	n.PoolName = "different"
 	n.Start()
 	// Another pool's volume, beside.
@@ -41,6 +43,19 @@ func TestB04_UnmountingNeedsNoPool(t *testing.T) {
 	ok(t, n.Client.Publish(ctxOf(t), ov, n.Target("other"), false))
 	// Its pool is needed for everything else.
 	refused(t, n.Client.Delete(ctxOf(t), fs.ID), codes.FailedPrecondition, `pool "pool"`)
+	// Who looks is told why, and nobody takes the volume for one that is not there.
+	if got := statuses(t, n, fs.ID, fsTarget); got != "PoolNotConfigured=DEGRADED" {
+		t.Errorf("health: %s", got)
+	}
+	metrics := readMetrics(t, address)
+	for _, v := range []csiclient.Volume{fs, block, idle, put} {
+		wantMetric(t, metrics, `crust_volume_unhealthy{reason="PoolNotConfigured",status="degraded",volume_id="`+v.ID+`"}`, "1")
+	}
+	if strings.Contains(metrics, ov.ID) {
+		t.Errorf("a sound volume has a series:\n%s", metrics)
+	}
+	refused(t, stats(ctxOf(t), n, put.ID, n.Target("put")), codes.Unavailable, "left to the runtime", "its pool is not here")
+	refused(t, stats(ctxOf(t), n, fs.ID, fsTarget), codes.NotFound)
 	// What is not of the volume is left alone.
 	refused(t, n.Client.Unpublish(ctxOf(t), fs.ID, n.Target("other")), codes.FailedPrecondition, "not of this volume")
 	refused(t, n.Client.Unpublish(ctxOf(t), fs.ID, blockTarget), codes.FailedPrecondition, "not of this volume")
@@ -69,6 +84,8 @@ func TestB04_UnmountingNeedsNoPool(t *testing.T) {
 			}
 		}
 	}
+	_, err = n.Client.NodeGetVolumeHealth(ctxOf(t), &csi.NodeGetVolumeHealthRequest{VolumeId: fs.ID})
+	refused(t, err, codes.NotFound)
 	down(t, n, ov.ID, n.Target("other"))
 	n.Stop()
 	// Nothing of it was lost.

@@ -44,7 +44,8 @@ func TestA12_LookingNeverKeepsAVolumeFromBeingTakenAway(t *testing.T) {
 				default:
 					_, err = n.Client.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID, VolumePublishPath: target})
 				}
-				if code := status.Code(err); err != nil && code != codes.NotFound && ctx.Err() == nil {
+				// ABORTED: it was being taken away for long, by one that waited for those that look.
+				if code := status.Code(err); err != nil && code != codes.NotFound && code != codes.Aborted && ctx.Err() == nil {
 					t.Errorf("looking: %v", err)
 					return
 				}

@@ -89,12 +89,18 @@ func TestBadCreate(t *testing.T) {
 		"block and mount": {func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities, csiclient.Volume{Block: true}.Capability())
 		}, codes.InvalidArgument, "both"},
-		"bind option":        {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("ext4", 0, "bind") }, codes.InvalidArgument, "bind"},
-		"ro and rw":          {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("ext4", 0, "ro,rw") }, codes.InvalidArgument, "contradict"},
-		"mount group":        {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].GetMount().VolumeMountGroup = "staff" }, codes.InvalidArgument, "staff"},
-		"unknown parameter":  {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisionning": "thick"} }, codes.InvalidArgument, "provisionning"},
-		"unknown value":      {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisioning": "thicc"} }, codes.InvalidArgument, "thicc"},
-		"unknown pool":       {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"pool": "nowhere"} }, codes.InvalidArgument, "nowhere"},
+		"bind option":       {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("ext4", 0, "bind") }, codes.InvalidArgument, "bind"},
+		"ro and rw":         {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("ext4", 0, "ro,rw") }, codes.InvalidArgument, "contradict"},
+		"mount group":       {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].GetMount().VolumeMountGroup = "staff" }, codes.InvalidArgument, "staff"},
+		"unknown parameter": {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisionning": "thick"} }, codes.InvalidArgument, "provisionning"},
+		"unknown value":     {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisioning": "thicc"} }, codes.InvalidArgument, "thicc"},
+		// Another node may have it: see the snapshot of another node.
+		"a pool of another node": {func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{"pool": "nowhere"}
+		}, codes.ResourceExhausted, `"nowhere" is not on this node`},
+		"no pool's name": {func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{"pool": "No Where"}
+		}, codes.InvalidArgument, "No Where"},
 		"mutable parameters": {func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"iops": "1"} }, codes.InvalidArgument, "iops"},
 		"negative size":      {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: -1} }, codes.InvalidArgument, "negative"},
 		"limit below required": {func(r *csi.CreateVolumeRequest) {

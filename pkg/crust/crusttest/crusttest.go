@@ -42,8 +42,10 @@ type Server struct {
 func New() *Server {
 	return &Server{
 		Capabilities: []crust.Capability{
-			crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS, crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
-			crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL_ON_MOUNT,
+			crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS,
+			crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
+			crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL,
+			crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL_ON_MOUNT,
 			crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE,
 		},
 		FileSystems: fstype.Formats(),
@@ -92,7 +94,9 @@ func (s *Server) begin(ctx context.Context, call string, r proto.Message) error 
 }
 
 // RuntimeGetCapabilities answers with Capabilities.
-func (s *Server) RuntimeGetCapabilities(ctx context.Context, r *crustv1alpha1.RuntimeGetCapabilitiesRequest) (*crustv1alpha1.RuntimeGetCapabilitiesResponse, error) {
+func (s *Server) RuntimeGetCapabilities(
+	ctx context.Context, r *crustv1alpha1.RuntimeGetCapabilitiesRequest,
+) (*crustv1alpha1.RuntimeGetCapabilitiesResponse, error) {
 	if err := s.begin(ctx, "RuntimeGetCapabilities", r); err != nil {
 		return nil, err
 	}
@@ -106,7 +110,9 @@ func (s *Server) RuntimeGetCapabilities(ctx context.Context, r *crustv1alpha1.Ru
 }
 
 // RuntimeGetSupportedFileSystems answers with FileSystems.
-func (s *Server) RuntimeGetSupportedFileSystems(ctx context.Context, r *crustv1alpha1.RuntimeGetSupportedFileSystemsRequest) (*crustv1alpha1.RuntimeGetSupportedFileSystemsResponse, error) {
+func (s *Server) RuntimeGetSupportedFileSystems(
+	ctx context.Context, r *crustv1alpha1.RuntimeGetSupportedFileSystemsRequest,
+) (*crustv1alpha1.RuntimeGetSupportedFileSystemsResponse, error) {
 	if err := s.begin(ctx, "RuntimeGetSupportedFileSystems", r); err != nil {
 		return nil, err
 	}
@@ -114,7 +120,9 @@ func (s *Server) RuntimeGetSupportedFileSystems(ctx context.Context, r *crustv1a
 }
 
 // RuntimePublishVolume remembers the volume; one device is in one sandbox only.
-func (s *Server) RuntimePublishVolume(ctx context.Context, r *crustv1alpha1.RuntimePublishVolumeRequest) (*crustv1alpha1.RuntimePublishVolumeResponse, error) {
+func (s *Server) RuntimePublishVolume(
+	ctx context.Context, r *crustv1alpha1.RuntimePublishVolumeRequest,
+) (*crustv1alpha1.RuntimePublishVolumeResponse, error) {
 	if err := s.begin(ctx, "RuntimePublishVolume", r); err != nil {
 		return nil, err
 	}
@@ -143,7 +151,9 @@ func (s *Server) find(sandbox, volume string) error {
 }
 
 // RuntimeGetVolumeStats answers with a volume that is half full.
-func (s *Server) RuntimeGetVolumeStats(ctx context.Context, r *crustv1alpha1.RuntimeGetVolumeStatsRequest) (*crustv1alpha1.RuntimeGetVolumeStatsResponse, error) {
+func (s *Server) RuntimeGetVolumeStats(
+	ctx context.Context, r *crustv1alpha1.RuntimeGetVolumeStatsRequest,
+) (*crustv1alpha1.RuntimeGetVolumeStatsResponse, error) {
 	if err := s.begin(ctx, "RuntimeGetVolumeStats", r); err != nil {
 		return nil, err
 	}
@@ -154,13 +164,16 @@ func (s *Server) RuntimeGetVolumeStats(ctx context.Context, r *crustv1alpha1.Run
 	total := max(s.capacity[r.GetHostVolumeId()], 1<<30)
 	s.mu.Unlock()
 	return &crustv1alpha1.RuntimeGetVolumeStatsResponse{
-		Usage:           []*crustv1alpha1.VolumeUsage{{Unit: crustv1alpha1.VolumeUsage_BYTES, Total: total, Used: total / 2, Available: total - total/2}},
+		Usage: []*crustv1alpha1.VolumeUsage{{Unit: crustv1alpha1.VolumeUsage_BYTES, Total: total, Used: total / 2,
+			Available: total - total/2}},
 		VolumeCondition: &crustv1alpha1.VolumeCondition{},
 	}, nil
 }
 
 // RuntimeExpandVolume remembers the size.
-func (s *Server) RuntimeExpandVolume(ctx context.Context, r *crustv1alpha1.RuntimeExpandVolumeRequest) (*crustv1alpha1.RuntimeExpandVolumeResponse, error) {
+func (s *Server) RuntimeExpandVolume(
+	ctx context.Context, r *crustv1alpha1.RuntimeExpandVolumeRequest,
+) (*crustv1alpha1.RuntimeExpandVolumeResponse, error) {
 	if err := s.begin(ctx, "RuntimeExpandVolume", r); err != nil {
 		return nil, err
 	}

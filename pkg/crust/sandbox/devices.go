@@ -74,7 +74,8 @@ func (d Devices) driverOf(target string) (string, error) {
 // pattern for disks would let in by chance.
 func (d Devices) Find(path, target string) (mounter.Device, error) {
 	refuse := func(why string) (mounter.Device, error) {
-		return mounter.Device{}, fault.New(fault.Invalid, "device %q %s; --allow-device permits %s", path, why, cmp.Or(strings.Join(d.Allow, ", "), "none"))
+		return mounter.Device{}, fault.New(fault.Invalid, "device %q %s; --allow-device permits %s", path, why,
+			cmp.Or(strings.Join(d.Allow, ", "), "none"))
 	}
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsAny(path, "\x00\n") {
 		return refuse("is no clean absolute path")

@@ -80,17 +80,20 @@ func New(ctx context.Context, c Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{Config: c, boot: boot, store: store{filepath.Join(c.StateDir, "sandboxes")}, boxes: map[string]*box{}, busy: map[string]string{}}
+	m := &Manager{Config: c, boot: boot, store: store{filepath.Join(c.StateDir, "sandboxes")}, boxes: map[string]*box{},
+		busy: map[string]string{}}
 	var records []sandboxRecord
 	if records, m.bad, err = m.store.load(); err != nil {
 		return nil, err
 	}
 	for path, err := range m.bad {
-		c.Log.Error("a record cannot be used; everything else goes on without it, and devices that are in use are given to nobody", "file", path, "error", err)
+		c.Log.Error("a record cannot be used; everything else goes on without it, and devices that are in use are given to nobody", "file", path,
+			"error", err)
 	}
 	for _, r := range records {
 		if r.Kind != c.Backend.Kind() {
-			return nil, fmt.Errorf("--state-dir %s has sandboxes of kind %q (%s): start with --backend %s, or give another directory", c.StateDir, r.Kind, r.Spec.ID, r.Kind)
+			return nil, fmt.Errorf("--state-dir %s has sandboxes of kind %q (%s): start with --backend %s, or give another directory", c.StateDir,
+				r.Kind, r.Spec.ID, r.Kind)
 		}
 	}
 	var all sync.WaitGroup
@@ -329,11 +332,13 @@ func (m *Manager) claim(id string, v Volume) (shared bool, err error) {
 			switch {
 			case other == id && source == v.Device.Path:
 			case r.Device.Same(v.Device) && (!r.ReadOnly || !v.ReadOnly):
-				return false, fault.New(fault.State, "device %s is in use by sandbox %s, at %s: a file system cannot be mounted in two places at once, unless both only read", v.Device.Path, other, r.Target)
+				return false, fault.New(fault.State, "device %s is in use by sandbox %s, at %s: a file system cannot be mounted in two places at "+
+					"once, unless both only read", v.Device.Path, other, r.Target)
 			case r.Device.Same(v.Device):
 				shared = true
 			case other == id && (within(r.Target, v.Target) || within(v.Target, r.Target)):
-				return false, fault.New(fault.State, "sandbox %s has device %s at %s; %s is the same place, or one lies in the other", id, source, r.Target, v.Target)
+				return false, fault.New(fault.State, "sandbox %s has device %s at %s; %s is the same place, or one lies in the other", id, source,
+					r.Target, v.Target)
 			}
 		}
 	}
@@ -358,7 +363,8 @@ func (m *Manager) mayBeOfAnother(id string, v Volume) error {
 		return err
 	}
 	path := slices.Sorted(maps.Keys(m.bad))[0]
-	return fault.New(fault.State, "device %s is in use, and may be in that of a sandbox whose record cannot be used (%w): end that sandbox%s", v.Device.Path, m.bad[path], mounter.HeldBy(v.Device))
+	return fault.New(fault.State, "device %s is in use, and may be in that of a sandbox whose record cannot be used (%w): end that sandbox%s",
+		v.Device.Path, m.bad[path], mounter.HeldBy(v.Device))
 }
 
 // within tells whether path is dir or below it; both are clean.

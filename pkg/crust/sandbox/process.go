@@ -48,7 +48,8 @@ func (p process) find() (*os.File, error) {
 		return nil, err
 	}
 	if here != p.Namespace {
-		return nil, fault.New(fault.State, "process %d is of another pid namespace (%s, and this is %s), so it cannot be told whether it lives", p.PID, p.Namespace, here)
+		return nil, fault.New(fault.State, "process %d is of another pid namespace (%s, and this is %s), so it cannot be told whether it lives",
+			p.PID, p.Namespace, here)
 	}
 	now, f, err := identify(p.PID)
 	if err != nil {

@@ -156,8 +156,10 @@ type Sandbox interface {
 // BasicCapabilities are those of a backend that mounts with pkg/mounter.
 func BasicCapabilities(labels bool) []crust.Capability {
 	list := []crust.Capability{
-		crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS, crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
-		crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE,
+		crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS,
+		crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
+		crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS,
+		crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE,
 	}
 	if labels {
 		list = append(list, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL_ON_MOUNT)

@@ -30,7 +30,9 @@ func (s *Server) Serve(g *grpc.Server) {
 }
 
 // RuntimeGetCapabilities tells what the backend does.
-func (s *Server) RuntimeGetCapabilities(context.Context, *crustv1alpha1.RuntimeGetCapabilitiesRequest) (*crustv1alpha1.RuntimeGetCapabilitiesResponse, error) {
+func (s *Server) RuntimeGetCapabilities(
+	context.Context, *crustv1alpha1.RuntimeGetCapabilitiesRequest,
+) (*crustv1alpha1.RuntimeGetCapabilitiesResponse, error) {
 	resp := &crustv1alpha1.RuntimeGetCapabilitiesResponse{}
 	for _, c := range s.Backend.Capabilities() {
 		resp.Capabilities = append(resp.Capabilities, &crustv1alpha1.RuntimeCapability{
@@ -41,7 +43,9 @@ func (s *Server) RuntimeGetCapabilities(context.Context, *crustv1alpha1.RuntimeG
 }
 
 // RuntimeGetSupportedFileSystems asks the backend's kernel.
-func (s *Server) RuntimeGetSupportedFileSystems(ctx context.Context, _ *crustv1alpha1.RuntimeGetSupportedFileSystemsRequest) (*crustv1alpha1.RuntimeGetSupportedFileSystemsResponse, error) {
+func (s *Server) RuntimeGetSupportedFileSystems(
+	ctx context.Context, _ *crustv1alpha1.RuntimeGetSupportedFileSystemsRequest,
+) (*crustv1alpha1.RuntimeGetSupportedFileSystemsResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
 	defer cancel()
 	list, err := s.Backend.FileSystems(ctx)
@@ -58,8 +62,11 @@ func required(fields ...string) error {
 }
 
 // RuntimePublishVolume mounts a volume in a sandbox.
-func (s *Server) RuntimePublishVolume(ctx context.Context, r *crustv1alpha1.RuntimePublishVolumeRequest) (*crustv1alpha1.RuntimePublishVolumeResponse, error) {
-	if err := required("sandbox_id", r.GetSandboxId(), "host_volume_id", r.GetHostVolumeId(), "host_target_path", r.GetHostTargetPath(), "file_system", r.GetFileSystem()); err != nil {
+func (s *Server) RuntimePublishVolume(
+	ctx context.Context, r *crustv1alpha1.RuntimePublishVolumeRequest,
+) (*crustv1alpha1.RuntimePublishVolumeResponse, error) {
+	if err := required("sandbox_id", r.GetSandboxId(), "host_volume_id", r.GetHostVolumeId(), "host_target_path", r.GetHostTargetPath(),
+		"file_system", r.GetFileSystem()); err != nil {
 		return nil, err
 	}
 	// A label of SELinux has commas, and one option is in one string here.
@@ -86,7 +93,9 @@ func (s *Server) RuntimePublishVolume(ctx context.Context, r *crustv1alpha1.Runt
 }
 
 // RuntimeGetVolumeStats asks the sandbox's kernel.
-func (s *Server) RuntimeGetVolumeStats(ctx context.Context, r *crustv1alpha1.RuntimeGetVolumeStatsRequest) (*crustv1alpha1.RuntimeGetVolumeStatsResponse, error) {
+func (s *Server) RuntimeGetVolumeStats(
+	ctx context.Context, r *crustv1alpha1.RuntimeGetVolumeStatsRequest,
+) (*crustv1alpha1.RuntimeGetVolumeStatsResponse, error) {
 	if err := required("sandbox_id", r.GetSandboxId(), "host_volume_id", r.GetHostVolumeId()); err != nil {
 		return nil, err
 	}
@@ -101,7 +110,8 @@ func (s *Server) RuntimeGetVolumeStats(ctx context.Context, r *crustv1alpha1.Run
 		VolumeCondition: &crustv1alpha1.VolumeCondition{Abnormal: ailment != "", Message: "the file system is well"},
 	}
 	if u.TotalInodes > 0 {
-		resp.Usage = append(resp.Usage, &crustv1alpha1.VolumeUsage{Unit: crustv1alpha1.VolumeUsage_INODES, Total: u.TotalInodes, Available: u.AvailableInodes, Used: u.UsedInodes})
+		resp.Usage = append(resp.Usage, &crustv1alpha1.VolumeUsage{Unit: crustv1alpha1.VolumeUsage_INODES, Total: u.TotalInodes,
+			Available: u.AvailableInodes, Used: u.UsedInodes})
 	}
 	if ailment != "" {
 		resp.VolumeCondition.Message = ailment
@@ -110,7 +120,9 @@ func (s *Server) RuntimeGetVolumeStats(ctx context.Context, r *crustv1alpha1.Run
 }
 
 // RuntimeExpandVolume grows a file system in its sandbox.
-func (s *Server) RuntimeExpandVolume(ctx context.Context, r *crustv1alpha1.RuntimeExpandVolumeRequest) (*crustv1alpha1.RuntimeExpandVolumeResponse, error) {
+func (s *Server) RuntimeExpandVolume(
+	ctx context.Context, r *crustv1alpha1.RuntimeExpandVolumeRequest,
+) (*crustv1alpha1.RuntimeExpandVolumeResponse, error) {
 	if err := required("sandbox_id", r.GetSandboxId(), "host_volume_id", r.GetHostVolumeId()); err != nil {
 		return nil, err
 	}
@@ -119,7 +131,9 @@ func (s *Server) RuntimeExpandVolume(ctx context.Context, r *crustv1alpha1.Runti
 }
 
 // RegisterSandbox makes a sandbox known.
-func (s *Server) RegisterSandbox(ctx context.Context, r *crustv1alpha1.RegisterSandboxRequest) (*crustv1alpha1.RegisterSandboxResponse, error) {
+func (s *Server) RegisterSandbox(
+	ctx context.Context, r *crustv1alpha1.RegisterSandboxRequest,
+) (*crustv1alpha1.RegisterSandboxResponse, error) {
 	spec := Spec{ID: r.GetSandboxId(), PID: int(r.GetPid())}
 	kind := ""
 	switch k := r.GetKind().(type) {
@@ -138,7 +152,9 @@ func (s *Server) RegisterSandbox(ctx context.Context, r *crustv1alpha1.RegisterS
 }
 
 // DeregisterSandbox forgets a sandbox.
-func (s *Server) DeregisterSandbox(ctx context.Context, r *crustv1alpha1.DeregisterSandboxRequest) (*crustv1alpha1.DeregisterSandboxResponse, error) {
+func (s *Server) DeregisterSandbox(
+	ctx context.Context, r *crustv1alpha1.DeregisterSandboxRequest,
+) (*crustv1alpha1.DeregisterSandboxResponse, error) {
 	if err := required("sandbox_id", r.GetSandboxId()); err != nil {
 		return nil, err
 	}
@@ -151,7 +167,8 @@ func (s *Server) ListSandboxes(context.Context, *crustv1alpha1.ListSandboxesRequ
 	defer s.mu.Unlock()
 	resp := &crustv1alpha1.ListSandboxesResponse{}
 	for id, b := range s.boxes {
-		sb := &crustv1alpha1.Sandbox{SandboxId: id, Kind: s.Backend.Kind(), Pid: int64(b.record.Process.PID), MountNamespace: b.sandbox().MountNamespace()}
+		sb := &crustv1alpha1.Sandbox{SandboxId: id, Kind: s.Backend.Kind(), Pid: int64(b.record.Process.PID),
+			MountNamespace: b.sandbox().MountNamespace()}
 		for source, r := range b.record.Volumes {
 			sb.Volumes = append(sb.Volumes, &crustv1alpha1.Volume{
 				HostVolumeId: source, HostTargetPath: r.Target, FileSystem: r.Type, ReadOnly: r.ReadOnly, State: r.State,
@@ -166,7 +183,9 @@ func (s *Server) ListSandboxes(context.Context, *crustv1alpha1.ListSandboxesRequ
 }
 
 // UnpublishVolume takes a volume away from a sandbox.
-func (s *Server) UnpublishVolume(ctx context.Context, r *crustv1alpha1.UnpublishVolumeRequest) (*crustv1alpha1.UnpublishVolumeResponse, error) {
+func (s *Server) UnpublishVolume(
+	ctx context.Context, r *crustv1alpha1.UnpublishVolumeRequest,
+) (*crustv1alpha1.UnpublishVolumeResponse, error) {
 	if err := required("sandbox_id", r.GetSandboxId(), "host_volume_id", r.GetHostVolumeId()); err != nil {
 		return nil, err
 	}
@@ -192,7 +211,8 @@ func (s *Server) ExecInSandbox(ctx context.Context, r *crustv1alpha1.ExecInSandb
 		Exec(ctx context.Context, argv []string, stdin []byte) ([]byte, int, error)
 	})
 	if !ok {
-		return nil, fault.New(fault.State, "sandbox %s is a mount namespace of this host; look inside with `nsenter --mount=%s PROGRAM`", r.GetSandboxId(), b.sandbox().MountNamespace())
+		return nil, fault.New(fault.State, "sandbox %s is a mount namespace of this host; look inside with `nsenter --mount=%s PROGRAM`",
+			r.GetSandboxId(), b.sandbox().MountNamespace())
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
 	defer cancel()

@@ -52,7 +52,8 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 		return fault.New(fault.Invalid, "file_system %q cannot be mounted in a sandbox: its kernel does not have it", v.Type)
 	}
 	want := volumeRecord{
-		State: publishing, Device: v.Device, Target: v.Target, Type: v.Type, Options: v.Options.List(), ReadOnly: v.ReadOnly, Group: v.Group, Policy: v.Policy,
+		State: publishing, Device: v.Device, Target: v.Target, Type: v.Type, Options: v.Options.List(), ReadOnly: v.ReadOnly, Group: v.Group,
+		Policy: v.Policy,
 	}
 	m.mu.Lock()
 	have, known := b.record.Volumes[source]
@@ -61,7 +62,8 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 		same := want
 		same.State, same.Place = have.State, have.Place
 		if !reflect.DeepEqual(have, same) {
-			return fault.New(fault.Exists, "volume %s is published in sandbox %s in another way (%s at %s, options %v); unpublish it first", source, id, have.Type, have.Target, have.Options)
+			return fault.New(fault.Exists, "volume %s is published in sandbox %s in another way (%s at %s, options %v); unpublish it first", source,
+				id, have.Type, have.Target, have.Options)
 		}
 	} else if err := m.keep(b, source, &want); err != nil {
 		return err

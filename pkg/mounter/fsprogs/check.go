@@ -95,7 +95,8 @@ func (p *Programs) rehearse(ctx context.Context, argv []string, device string) (
 		return NeedsHuman, out, err
 	}
 	if code != 0 && strings.Contains(strings.ToLower(out), linux.ENOSPC.Error()) {
-		return NeedsHuman, out, fault.New(fault.NoSpace, "%s is damaged, and its repair is tried on a copy of its metadata first, for which there is no room in %s: %s", device, p.scratch(), out)
+		return NeedsHuman, out, fault.New(fault.NoSpace, "%s is damaged, and its repair is tried on a copy of its metadata first, for which "+
+			"there is no room in %s: %s", device, p.scratch(), out)
 	}
 	if code != 0 {
 		return NeedsHuman, "its metadata cannot be read: " + out, nil

@@ -89,7 +89,8 @@ func (p *Programs) Grow(ctx context.Context, device, name string) error {
 		return err
 	}
 	if outcome == NeedsHuman {
-		return fault.New(fault.State, "the file system on %s needs a person before it can grow: run `%s -f %s`. It said: %s", device, t.Check[0], device, out)
+		return fault.New(fault.State, "the file system on %s needs a person before it can grow: run `%s -f %s`. It said: %s", device,
+			t.Check[0], device, out)
 	}
 	if err := failpoint.Err("grow.checked"); err != nil {
 		return err
@@ -140,7 +141,8 @@ func (p *Programs) run(ctx context.Context, argv []string, device string) (strin
 	if err := ctx.Err(); err != nil {
 		return "", 0, err
 	}
-	return p.start(context.WithoutCancel(ctx), exec.Command(argv[0], append(slices.Clone(argv[1:]), confine.Inside(device))...), confine.Limits{Device: device})
+	return p.start(context.WithoutCancel(ctx), exec.Command(argv[0], append(slices.Clone(argv[1:]), confine.Inside(device))...),
+		confine.Limits{Device: device})
 }
 
 // runMortal is run for a program that must not outlive this process: a second

@@ -37,9 +37,11 @@ func (r Record) String() string {
 func ParseRecord(text string) (Record, error) {
 	fields := strings.Split(text, " ")
 	if fields[0] != recordVersion {
-		return Record{}, fault.New(fault.State, "the ownership record %q is of a version that this program does not know; use a newer one, or remove it with `setfattr -x %s`", text, Attribute)
+		return Record{}, fault.New(fault.State, "the ownership record %q is of a version that this program does not know; use a newer one, or "+
+			"remove it with `setfattr -x %s`", text, Attribute)
 	}
-	bad := fault.New(fault.State, "the ownership record %q makes no sense; if the volume is well otherwise, remove it with `setfattr -x %s`", text, Attribute)
+	bad := fault.New(fault.State, "the ownership record %q makes no sense; if the volume is well otherwise, remove it with `setfattr -x %s`",
+		text, Attribute)
 	if len(fields) != 3 {
 		return Record{}, bad
 	}

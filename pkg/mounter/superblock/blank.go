@@ -209,7 +209,8 @@ func Resume(path string, i Intent) (Result, BlankDevice, error) {
 		return res, BlankDevice{}, nil
 	case res.Answer == Known, d.size < i.size:
 		return res, BlankDevice{}, fault.New(fault.State,
-			"%s was being formatted with %s (%d bytes) when the driver stopped, and now holds %s (%d bytes): somebody else wrote to it; save the data, or delete the volume", path, i.fstype, i.size, res, d.size)
+			"%s was being formatted with %s (%d bytes) when the driver stopped, and now holds %s (%d bytes): somebody else wrote to it; save the "+
+				"data, or delete the volume", path, i.fstype, i.size, res, d.size)
 	}
 	d.resumed = res.Answer != Blank
 	return res, d.BlankDevice, nil

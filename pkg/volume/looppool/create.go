@@ -136,7 +136,8 @@ func (p *Pool) checkThick(thick bool) error {
 	}
 	const btrfs, zfs = 0x9123683e, 0x2fc12fc1
 	if t := st.Type & 0xffffffff; t == btrfs || t == zfs {
-		return fault.New(fault.Invalid, "provisioning=thick cannot be kept in pool %s: %s is on a copy-on-write file system, where reserved space does not stay reserved", p.name, p.dir)
+		return fault.New(fault.Invalid, "provisioning=thick cannot be kept in pool %s: %s is on a copy-on-write file system, where reserved "+
+			"space does not stay reserved", p.name, p.dir)
 	}
 	return nil
 }

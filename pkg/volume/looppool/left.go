@@ -42,7 +42,8 @@ func (l left) devices() ([]loopdev.Device, error) {
 			continue
 		}
 		if len(own) > 0 && !d.SameFile(own[0]) {
-			return nil, fault.New(fault.State, "volume %s: its pool is not configured, and %s and %s are over two files of its name; start the driver with its pool again", l.id, own[0].Path, d.Path)
+			return nil, fault.New(fault.State, "volume %s: its pool is not configured, and %s and %s are over two files of its name; start the "+
+				"driver with its pool again", l.id, own[0].Path, d.Path)
 		}
 		own = append(own, d)
 	}

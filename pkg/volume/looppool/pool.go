@@ -115,7 +115,8 @@ func Open(o Options) (*Pool, error) {
 		name: o.Name, log: o.Log.With("pool", o.Name), loop: loopdev.Nodes{Dir: o.NodesDir}, copied: o.Copied,
 		raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}}, changed: map[string]string{},
 		overcommit: max(o.Overcommit, 1), intended: map[string]int64{},
-		volumes: map[string]volumeRecord{}, snapshots: map[string]snapshotRecord{}, attached: map[string]loopdev.Device{}, owner: map[numbers]string{},
+		volumes: map[string]volumeRecord{}, snapshots: map[string]snapshotRecord{},
+		attached: map[string]loopdev.Device{}, owner: map[numbers]string{},
 		bad: map[string]error{},
 	}
 	for _, sub := range []string{"volumes", "snapshots"} {
@@ -165,7 +166,8 @@ func Empty(dir string) error {
 
 func (p *Pool) load() error {
 	err := loadAll(p, "volumes", volumeType, p.volumes, func(r *volumeRecord) (*string, *string) { return &r.Volume.ID, &r.State })
-	err = errors.Join(err, loadAll(p, "snapshots", snapshotType, p.snapshots, func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State }))
+	err = errors.Join(err, loadAll(p, "snapshots", snapshotType, p.snapshots,
+		func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State }))
 	if err != nil {
 		return err
 	}
@@ -227,6 +229,14 @@ func (p *Pool) Usable() error {
 		return fault.New(fault.State, "pool %s: %s is not the directory that was opened: %w", p.name, p.dir, err)
 	}
 	return loopdev.Available()
+}
+
+// Answers returns when the pool's disk has taken a write. One that hangs, or whose file system is
+// frozen, takes none, and may still answer who asks for what the kernel remembers of it. A full
+// disk answers.
+func (p *Pool) Answers() error {
+	_, err := p.lock.WriteAt([]byte{'\n'}, 0) // the file's text means nothing
+	return errors.Join(err, p.lock.Sync())
 }
 
 // space asks the file system that the directory is on.
@@ -342,7 +352,8 @@ func (p *Pool) Health(id string) []mounter.Ailment {
 		case errors.Is(err, fs.ErrNotExist):
 			found = append(found, mounter.Ailment{Reason: "ImageGone", Message: "the volume's file " + img + " is gone", Fatal: true})
 		case err == nil && st.Size() < r.Volume.Size:
-			found = append(found, mounter.Ailment{Reason: "ImageShort", Message: short("volume "+id, img, st.Size(), r.Volume.Size).Error(), Fatal: true})
+			found = append(found, mounter.Ailment{Reason: "ImageShort", Message: short("volume "+id, img, st.Size(), r.Volume.Size).Error(),
+				Fatal: true})
 		case err == nil && r.Volume.Thick:
 			found = append(found, p.unreserved(img, r.Volume)...)
 		}
@@ -353,11 +364,13 @@ func (p *Pool) Health(id string) []mounter.Ailment {
 		found = append(found, mounter.Ailment{Reason: "PoolUnreadable", Message: err.Error(), Fatal: true})
 	case c.Available < fullBelow && p.mayNeedSpace(id):
 		found = append(found, mounter.Ailment{Reason: "PoolFull", Fatal: true, Message: fmt.Sprintf(
-			"pool %s is full (%d KiB of %d MiB are left): writes to the volume fail or are lost, also where they seem to succeed; stop the pods, delete volumes or snapshots, or enlarge the pool",
+			"pool %s is full (%d KiB of %d MiB are left): writes to the volume fail or are lost, also where they seem to succeed; stop the pods, "+
+				"delete volumes or snapshots, or enlarge the pool",
 			p.name, c.Available>>10, c.Total>>20)})
 	case c.NearlyFull():
 		found = append(found, mounter.Ailment{Reason: "PoolNearlyFull", Message: fmt.Sprintf(
-			"pool %s has %d MiB of %d MiB left: thin volumes will fail writes when it is full; delete volumes or snapshots, or enlarge it", p.name, c.Available>>20, c.Total>>20)})
+			"pool %s has %d MiB of %d MiB left: thin volumes will fail writes when it is full; delete volumes or snapshots, or enlarge it", p.name,
+			c.Available>>20, c.Total>>20)})
 	}
 	return found
 }

@@ -49,7 +49,8 @@ func (p *Pool) mend(key string, d loopdev.Device) error {
 	id := p.volumes[key].Volume.ID
 	p.mu.Unlock()
 	if !known || err != nil {
-		p.log.Warn("a raw block device was changed by a program that was given it; it is set back", "volume_id", id, "device", d.Path, "changed", changed, "error", err)
+		p.log.Warn("a raw block device was changed by a program that was given it; it is set back", "volume_id", id, "device", d.Path, "changed",
+			changed, "error", err)
 	}
 	if err != nil {
 		return fault.New(fault.State, "volume %s: %w", id, err)
@@ -81,7 +82,8 @@ func (p *Pool) rawHealth(key string) []mounter.Ailment {
 	defer p.mu.Unlock()
 	var found []mounter.Ailment
 	if what, ok := p.changed[key]; ok {
-		found = append(found, mounter.Ailment{Reason: "DeviceChanged", Message: what + "; it was set back. Look at the pods that have the volume"})
+		found = append(found, mounter.Ailment{Reason: "DeviceChanged",
+			Message: what + "; it was set back. Look at the pods that have the volume"})
 	}
 	if p.attached[key].Held {
 		found = append(found, rawdevice.HeldAilment)

@@ -51,7 +51,8 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 	}
 	err = failpoint.Err("snapshot.recorded")
 	if err == nil {
-		err = p.fill(ctx, fillSpec{img: img, origin: origin, of: spec.Volume, size: s.Size, share: !v.Volume.Thick, quiesce: spec.Quiesce}, progress)
+		err = p.fill(ctx, fillSpec{img: img, origin: origin, of: spec.Volume, size: s.Size, share: !v.Volume.Thick, quiesce: spec.Quiesce},
+			progress)
 	}
 	if err == nil {
 		err = p.saveSnapshot(key, snapshotRecord{ready, s})

@@ -133,7 +133,8 @@ func (s *Source) Attached(id string) (volume.Attachment, bool, error) {
 	}
 	if !now.Same(known) {
 		return volume.Attachment{}, false, fault.New(fault.State,
-			"volume %s: %s is now another device (%d:%d, was %d:%d); unstage and stage it again", id, known.Path, now.Major, now.Minor, known.Major, known.Minor)
+			"volume %s: %s is now another device (%d:%d, was %d:%d); unstage and stage it again", id, known.Path, now.Major, now.Minor, known.Major,
+			known.Minor)
 	}
 	identity, err := mounter.Identify(now)
 	if err != nil {

@@ -127,7 +127,8 @@ func (s *Source) Health(id string) []mounter.Ailment {
 	s.mu.Unlock()
 	var found []mounter.Ailment
 	if changed {
-		found = append(found, mounter.Ailment{Reason: "DeviceChanged", Message: what + "; it was set back. Look at the pods that have the volume"})
+		found = append(found, mounter.Ailment{Reason: "DeviceChanged",
+			Message: what + "; it was set back. Look at the pods that have the volume"})
 	}
 	if attached {
 		if loop, ok, err := s.loop.Open(c.device.Major, c.device.Minor); err == nil && ok && loop.Held {

@@ -181,7 +181,8 @@ func (s *Source) Adopt(id string, attributes map[string]string) (volume.Volume, 
 	case e.Device != "" && (e.Server != "" || e.Share != ""):
 		return volume.Volume{}, fault.New(fault.Invalid, "volume %s: the attribute %q excludes %q and %q", id, AttrDevice, AttrServer, AttrShare)
 	case e.Device == "" && (e.Server == "" || e.Share == ""):
-		return volume.Volume{}, fault.New(fault.Invalid, "volume %s: give the attribute %q, or both %q and %q", id, AttrDevice, AttrServer, AttrShare)
+		return volume.Volume{}, fault.New(fault.Invalid, "volume %s: give the attribute %q, or both %q and %q", id, AttrDevice, AttrServer,
+			AttrShare)
 	case e.Device == "":
 		if err := checkShare(id, e); err != nil {
 			return volume.Volume{}, err
@@ -195,7 +196,8 @@ func (s *Source) Adopt(id string, attributes map[string]string) (volume.Volume, 
 	s.mu.Unlock()
 	if ok {
 		if known.Device != e.Device || known.Server != e.Server || known.Share != e.Share {
-			return volume.Volume{}, fault.New(fault.Invalid, "volume %s was %s and is now asked for as %s: an id stands for one volume; use another volumeHandle", id, known, e)
+			return volume.Volume{}, fault.New(fault.Invalid, "volume %s was %s and is now asked for as %s: an id stands for one volume; use "+
+				"another volumeHandle", id, known, e)
 		}
 		if known.Format == e.Format {
 			return known.Volume, nil
@@ -224,7 +226,8 @@ func checkShare(id string, e entry) error {
 		return fault.New(fault.Invalid, "volume %s: server %q is no host name or address", id, e.Server)
 	}
 	if len(e.source()) > maxSource {
-		return fault.New(fault.Invalid, "volume %s: server and share have more than %d bytes together, which the kernel does not take", id, maxSource)
+		return fault.New(fault.Invalid, "volume %s: server and share have more than %d bytes together, which the kernel does not take", id,
+			maxSource)
 	}
 	if !strings.HasPrefix(e.Share, "/") || strings.ContainsAny(e.Share, "\n\x00") {
 		return fault.New(fault.Invalid, "volume %s: share %q is no absolute path", id, e.Share)

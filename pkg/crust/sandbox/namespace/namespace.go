@@ -132,7 +132,8 @@ func pinned(pin string, must bool, bind func(string) error) (fresh bool, err err
 	case err != nil || st.MountRoot:
 		return false, err
 	case must:
-		return false, fault.New(fault.State, "what was bound to %s is not there any more (was the state directory unmounted, or this server restarted in another mount namespace?)", pin)
+		return false, fault.New(fault.State, "what was bound to %s is not there any more (was the state directory unmounted, or this server "+
+			"restarted in another mount namespace?)", pin)
 	}
 	return true, bind(pin)
 }
@@ -254,7 +255,8 @@ func (s *box) Unpublish(_ context.Context, v sandbox.Volume) error {
 	case berr != nil:
 		return errors.Join(err, berr)
 	case busy:
-		return errors.Join(err, fault.New(fault.State, "%s is still in use: a container of the sandbox has it, or somebody else%s", v.Device.Path, mounter.HeldBy(v.Device)))
+		return errors.Join(err, fault.New(fault.State, "%s is still in use: a container of the sandbox has it, or somebody else%s", v.Device.Path,
+			mounter.HeldBy(v.Device)))
 	}
 	return nil
 }

@@ -66,7 +66,8 @@ func (s *box) said(err error) error {
 	if err == nil {
 		return nil
 	}
-	if code := status.Code(err); code == codes.Unavailable || code == codes.Canceled || errors.Is(err, qmp.ErrGone) || errors.Is(err, context.Canceled) {
+	if code := status.Code(err); code == codes.Unavailable || code == codes.Canceled || errors.Is(err, qmp.ErrGone) ||
+		errors.Is(err, context.Canceled) {
 		// A connection ended; if the machine did, that is seen in a moment.
 		select {
 		case <-s.gone:

@@ -229,7 +229,8 @@ func dial(spec sandbox.Spec) (*grpc.ClientConn, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(most), grpc.WaitForReady(true)), grpc.WithMaxHeaderListSize(16<<10),
 		// A channel that is stuck is made anew, rather than waited for.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, MaxDelay: time.Second}, MinConnectTimeout: 5 * time.Second}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6,
+			MaxDelay: time.Second}, MinConnectTimeout: 5 * time.Second}),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return channel.Dial(ctx, spec.Channel, spec.Magic)
 		}))

@@ -1,0 +1,130 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// A pool's disk may hang for ever. Whoever wants something of it is answered by its deadline, and
+// after lookTimeout in any case; what hangs is left alone. Nothing else of that pool begins then.
+
+// answerLasts is how long a pool that has answered is not asked again.
+const answerLasts = time.Second
+
+// askPool gives what f reads of a pool's disk. After lookTimeout f is left alone. Until it
+// comes back no other question begins, so that a disk that hangs keeps few threads. A caller who
+// leaves earlier says nothing about the disk.
+func askPool[T any](ctx context.Context, d *Driver, p volume.Pool, f func() (T, error)) (answer T, err error) {
+	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
+	var got T
+	done := make(chan error, 1)
+	go func() {
+		defer cancel()
+		done <- d.readers.look(look, subject{"pool", p.Name()}, func() (err error) {
+			got, err = f()
+			return err
+		})
+	}()
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		return answer, fmt.Errorf("pool %s has not answered yet: %w", p.Name(), ctx.Err())
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return answer, fault.New(fault.Unavailable, "pool %s has not answered within %s, so its disk or server %w: see the kernel's log (dmesg)",
+			p.Name(), lookTimeout, errNoAnswer)
+	}
+	if err != nil {
+		return answer, err // f may still be writing to got
+	}
+	return got, nil
+}
+
+// answered is when pools were asked the last time that they answered.
+type answered struct {
+	mu sync.Mutex
+	m  map[string]time.Time // by name
+}
+
+func (a *answered) lately(pool string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return time.Since(a.m[pool]) < answerLasts
+}
+
+func (a *answered) note(pool string, asked time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.m == nil {
+		a.m = map[string]time.Time{}
+	}
+	if asked.After(a.m[pool]) {
+		a.m[pool] = asked
+	}
+}
+
+// answers is nil once a pool's disk has taken a write, now or within answerLasts. Otherwise it says
+// that the disk does not answer. Any other error of the disk is for whoever works with it to meet.
+func (d *Driver) answers(ctx context.Context, p volume.Pool) error {
+	if d.Answers == nil || d.answered.lately(p.Name()) {
+		return nil
+	}
+	asked := time.Now()
+	_, err := askPool(ctx, d, p, func() (struct{}, error) { return struct{}{}, d.Answers(p.Name()) })
+	if errors.Is(err, errNoAnswer) || ctx.Err() != nil {
+		return err
+	}
+	d.answered.note(p.Name(), asked)
+	return nil
+}
+
+// inPool is operations.long for what changes a pool, which has to answer first. A caller whose time
+// is up is told which pool it was.
+func (d *Driver) inPool(
+	ctx context.Context, what string, p volume.Pool, f func(context.Context, *volume.Progress) error, keys ...string,
+) error {
+	err := d.ops.long(ctx, what, func(ctx context.Context, progress *volume.Progress) error {
+		if err := d.answers(ctx, p); err != nil {
+			return err
+		}
+		return f(ctx, progress)
+	}, keys...)
+	if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return fmt.Errorf("pool %s: %w", p.Name(), err)
+	}
+	return err
+}
+
+// usable tells why a pool cannot be used.
+func (d *Driver) usable(ctx context.Context, p volume.Pool) error {
+	_, err := askPool(ctx, d, p, func() (struct{}, error) { return struct{}{}, p.Usable() })
+	return err
+}
+
+// isHere refuses what CheckPool refuses, and a pool that does not answer.
+func (d *Driver) isHere(ctx context.Context, id string) error {
+	p, ok := d.Volumes.OwnerOf(id)
+	if !ok {
+		return d.Volumes.CheckPool(id)
+	}
+	_, err := askPool(ctx, d, p, func() (struct{}, error) { return struct{}{}, d.Volumes.CheckPool(id) })
+	return err
+}
+
+// found gives what is known of a volume.
+func (d *Driver) found(ctx context.Context, id string) (volume.Volume, error) {
+	find := func() (volume.Volume, error) {
+		_, v, err := d.Volumes.Find(id)
+		return v, err
+	}
+	if p, ok := d.Volumes.OwnerOf(id); ok {
+		return askPool(ctx, d, p, find)
+	}
+	return find()
+}
