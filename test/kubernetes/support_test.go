@@ -45,7 +45,7 @@ func (s *space) needs(feature, pod string) {
 		s.t.Fatalf("the pod runs, though the runtime has no %s: %s", feature, got)
 	}
 	runtime := s.get("node/node", ".status.nodeInfo.containerRuntimeVersion")
-	s.t.Skip(fmt.Sprintf("%s has no %s, and the pod is refused: %s", runtime, feature, words))
+	s.t.Skipf("%s has no %s, and the pod is refused: %s", runtime, feature, words)
 }
 
 // written makes a claim, data, with a file that a pod has written.

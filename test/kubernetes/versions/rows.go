@@ -156,7 +156,7 @@ func (r result) honest(tests []string) error {
 		{"the OCI runtime", r.Seen.OCI, runtime + " version "},
 	} {
 		if !strings.HasPrefix(c.said, c.want) {
-			return fmt.Errorf("%s says %q, not %s...", c.what, c.said, c.want)
+			return fmt.Errorf("%s says %q, which does not begin with %q", c.what, c.said, c.want)
 		}
 	}
 	if v2 := strings.HasPrefix(r.Seen.Cgroups, "v2"); v2 != strings.HasPrefix(r.Row.Place, "guest") {
