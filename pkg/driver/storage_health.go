@@ -61,7 +61,7 @@ func (d *Driver) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorage
 }
 
 // poolAilments tells what is wrong with a pool. One that is full is not unreachable: what
-// needs no space goes on. The error is Busy where it cannot be told now.
+// needs no space goes on. The error is that of a caller who has left.
 func (d *Driver) poolAilments(ctx context.Context, p volume.Pool) ([]mounter.Ailment, error) {
 	found, err := askPool(ctx, d, p, func() ([]mounter.Ailment, error) {
 		found := p.Health("")
@@ -75,8 +75,6 @@ func (d *Driver) poolAilments(ctx context.Context, p volume.Pool) ([]mounter.Ail
 		return nil, ctx.Err()
 	case errors.Is(err, errNoAnswer), fault.Is(err, fault.Unavailable):
 		return []mounter.Ailment{{Reason: doesNotReply, Message: err.Error(), Fatal: true}}, nil
-	case fault.Is(err, fault.Busy):
-		return nil, err // somebody else's look has not come back yet
 	case err != nil:
 		return []mounter.Ailment{{Reason: "PoolUnusable", Message: err.Error(), Fatal: true}}, nil
 	}
