@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -238,6 +239,22 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 	csi.RegisterNodeServer(s, d)
 	inventory.RegisterInventoryServer(s, driver.Inventory{Driver: d})
 	failed := make(chan error, 2)
+	// Before CSI is served: whoever sees the driver answer finds its health and metrics too.
+	var registered atomic.Pointer[registration.Server]
+	ready := func() error {
+		errs := []error{privilege.Storage.Ready(), d.Ready()}
+		if r := registered.Load(); r != nil {
+			errs = append(errs, r.Err())
+		} else if o.registration != "" {
+			errs = append(errs, errors.New("not yet registered with the kubelet"))
+		}
+		return errors.Join(errs...)
+	}
+	closeHTTP, err := rpcserver.ServeHTTP(o.metricsAddress, metrics.Handler(ready), failed)
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	defer closeHTTP()
 	go func() { failed <- s.Serve(l) }()
 	log.Info("serving", "endpoint", o.endpoint)
 	if o.endpointGroup >= 0 {
@@ -245,20 +262,14 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 			return fmt.Errorf("--endpoint-group: %w", err)
 		}
 	}
-	ready := func() error { return errors.Join(privilege.Storage.Ready(), d.Ready()) }
 	if o.registration != "" {
 		r, err := registration.Serve(o.registration, o.driverName, o.endpoint, log)
 		if err != nil {
 			return err
 		}
 		defer r.Stop()
-		ready = func() error { return errors.Join(privilege.Storage.Ready(), d.Ready(), r.Err()) }
+		registered.Store(r)
 	}
-	closeHTTP, err := rpcserver.ServeHTTP(o.metricsAddress, metrics.Handler(ready), failed)
-	if err != nil {
-		return err
-	}
-	defer closeHTTP()
 	select {
 	case err := <-failed:
 		return err
