@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
@@ -41,7 +42,10 @@ func (d *Driver) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorage
 			if a.Fatal {
 				status = csi.StorageHealthErrorType_STORAGE_UNREACHABLE
 			}
-			text := "pool " + pools[i].Name() + ": " + a.Message
+			text := a.Message
+			if of := "pool " + pools[i].Name(); !strings.HasPrefix(text, of+" ") { // most name it themselves
+				text = of + ": " + text
+			}
 			n := slices.IndexFunc(resp.BackendHealth, func(e *csi.NodeGetStorageHealthResponse_StorageBackendHealth) bool {
 				return e.GetStatus() == status && e.GetReason() == a.Reason
 			})

@@ -37,12 +37,12 @@ func TestHealth_OfPoolsThatAreFull(t *testing.T) {
 	var st unix.Statfs_t
 	ok(t, unix.Statfs(n.PoolDir(), &st))
 	run(t, "fallocate", "-l", fmt.Sprint((int64(st.Bavail)-int64(st.Blocks)/40)*st.Bsize), filler) // half of what "nearly full" is
-	if got := storageHealth(t, n); strings.Count(got, "\n") != 0 || !strings.HasPrefix(got, "STORAGE_DEGRADED PoolNearlyFull: pool pool: ") ||
+	if got := storageHealth(t, n); strings.Count(got, "\n") != 0 || !strings.HasPrefix(got, "STORAGE_DEGRADED PoolNearlyFull: pool pool ") ||
 		!strings.Contains(got, "; pool other: ") {
 		t.Errorf("of pools that are nearly full: %s", got)
 	}
 	fill(filler)
-	if got := storageHealth(t, n); strings.Count(got, "\n") != 0 || !strings.HasPrefix(got, "STORAGE_DEGRADED PoolFull: pool pool: ") {
+	if got := storageHealth(t, n); strings.Count(got, "\n") != 0 || !strings.HasPrefix(got, "STORAGE_DEGRADED PoolFull: pool pool ") {
 		t.Errorf("of pools that are full: %s", got)
 	}
 	ok(t, os.Remove(filler))
@@ -58,7 +58,7 @@ func TestHealth_OfAPoolThatIsAway(t *testing.T) {
 	n.Stop()
 	unmount()
 	n.Start()
-	if got := storageHealth(t, n); !strings.HasPrefix(got, "STORAGE_UNREACHABLE PoolIsAway: pool pool: ") {
+	if got := storageHealth(t, n); !strings.HasPrefix(got, "STORAGE_UNREACHABLE PoolIsAway: pool pool ") {
 		t.Errorf("%q", got)
 	}
 	mount()

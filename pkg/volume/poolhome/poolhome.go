@@ -53,7 +53,7 @@ type Options struct {
 	// Open opens the directory, which is the pool's.
 	Open func() (volume.Pool, error)
 	// Empty is nil if a directory that was the pool's is proven to hold no volume and no
-	// snapshot. It writes nothing.
+	// snapshot. It writes nothing. nil: nothing is proven.
 	Empty func(dir string) error
 }
 
@@ -111,7 +111,7 @@ func (p *Pool) identify() error {
 		p.o.Log.Warn("which directory is the pool's is not known any more; the one that has an identity is taken", "pool", p.o.Name, "error", err)
 		return p.first(true)
 	}
-	if i, err := readFrom(k.Dir); err == nil && i.ID == k.ID && p.o.Empty(k.Dir) == nil {
+	if i, err := readFrom(k.Dir); err == nil && i.ID == k.ID && p.o.Empty != nil && p.o.Empty(k.Dir) == nil {
 		p.o.Log.Info("the pool lies in another directory now; it had no volumes", "pool", p.o.Name, "directory", p.o.Dir, "was", k.Dir)
 		return p.first(false)
 	}
