@@ -38,7 +38,7 @@ func TestHealth_OfPoolsThatAreFull(t *testing.T) {
 	ok(t, unix.Statfs(n.PoolDir(), &st))
 	run(t, "fallocate", "-l", fmt.Sprint((int64(st.Bavail)-int64(st.Blocks)/40)*st.Bsize), filler) // half of what "nearly full" is
 	if got := storageHealth(t, n); strings.Count(got, "\n") != 0 || !strings.HasPrefix(got, "STORAGE_DEGRADED PoolNearlyFull: pool pool ") ||
-		!strings.Contains(got, "; pool other: ") {
+		!strings.Contains(got, "; pool other ") {
 		t.Errorf("of pools that are nearly full: %s", got)
 	}
 	fill(filler)

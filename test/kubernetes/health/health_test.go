@@ -156,7 +156,7 @@ func TestHealth_AKubeletShowsASickPool(t *testing.T) {
 	const filler = "/var/lib/crust-csi/filler"
 	t.Cleanup(func() { on(t, "rm -f "+filler) })
 	on(t, `fallocate -l $(( $(stat -f -c '(%a - %b / 40) * %S' /var/lib/crust-csi) )) `+filler)
-	until(t, "the CSINode has it", status, has(`"name":"csi.crust.dev"`, `"reason":"PoolNearlyFull"`, `"status":"StorageDegraded"`, "pool default: "))
+	until(t, "the CSINode has it", status, has(`"name":"csi.crust.dev"`, `"reason":"PoolNearlyFull"`, `"status":"StorageDegraded"`, "pool default "))
 	until(t, "the kubelet's metrics have it", metric, has(`driver_name="csi.crust.dev"`, `reason="PoolNearlyFull"`, "} 1"))
 	on(t, "rm "+filler)
 	until(t, "the CSINode has it no more", status, lacks("PoolNearlyFull"))
