@@ -36,7 +36,10 @@ type driver struct {
 
 func (d *driver) DescribeOperations(context.Context, *inventory.DescribeOperationsRequest,
 	...grpc.CallOption) (*inventory.DescribeOperationsResponse, error) {
-	return &inventory.DescribeOperationsResponse{Walks: d.walks}, cmp.Or(d.refuses, d.away)
+	if err := cmp.Or(d.refuses, d.away); err != nil {
+		return nil, err // as gRPC does
+	}
+	return &inventory.DescribeOperationsResponse{Walks: d.walks}, nil
 }
 
 func (d *driver) DescribeVolumes(_ context.Context, req *inventory.DescribeVolumesRequest,

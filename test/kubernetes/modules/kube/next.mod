@@ -3,8 +3,6 @@ module github.com/crust-csi/crust-csi/test/kubernetes/modules/kube
 go 1.26.0
 
 require (
-	github.com/onsi/ginkgo/v2 v2.32.0
-	github.com/onsi/gomega v1.41.0
 	github.com/spf13/cobra v1.10.2
 	k8s.io/component-base v0.37.2
 	k8s.io/kubectl v0.35.2
