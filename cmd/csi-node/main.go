@@ -89,8 +89,7 @@ func run(args []string) error {
 		return fmt.Errorf("--kubelet-dir: %w; give the directory of this node's kubelet, or create it", err)
 	}
 	defer root.Close()
-	disks := newDisks()
-	volumes, devices, closePools, err := openVolumes(o, config.Settings(), log, metrics, disks)
+	volumes, devices, closePools, err := openVolumes(o, config.Settings(), log, metrics)
 	if err != nil {
 		return err
 	}
@@ -130,7 +129,6 @@ func run(args []string) error {
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
 		Programs: programs, Log: log, Metrics: metrics, Audit: history,
 		NodesExpand:   o.expansion == "node",
-		Answers:       disks.answers,
 		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host, HostNetwork: openHostNetwork(o, log),
 		Left: func(id string) volume.Releaser {
 			return looppool.Left(id, filepath.Join(o.stateDir, "dev"), func(d mounter.Device) bool {

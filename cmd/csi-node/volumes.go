@@ -1,12 +1,8 @@
 package main
 
 import (
-	"fmt"
 	"log/slog"
 	"path/filepath"
-	"slices"
-	"sync"
-	"time"
 
 	"github.com/crust-csi/crust-csi/internal/nodeconfig"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
@@ -17,63 +13,9 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/static"
 )
 
-// disks are the pools that were opened, by name: a pool that was away is opened when it comes.
-type disks struct {
-	mu     sync.Mutex
-	m      map[string]*looppool.Pool
-	silent map[string][]time.Time // when the writes began that are not back, by pool; the oldest first
-}
-
-func newDisks() *disks {
-	return &disks{m: map[string]*looppool.Pool{}, silent: map[string][]time.Time{}}
-}
-
-// hangAfter is how long a small write may take before the metrics call the pool unreadable. It is
-// as long as calls wait.
-const hangAfter = 5 * time.Second
-
-// hangs tells of a pool whose disk was asked by some call, and has not answered.
-func (d *disks) hangs(name string) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if all := d.silent[name]; len(all) > 0 && time.Since(all[0]) > hangAfter {
-		return fmt.Errorf("pool %s has not answered since %s", name, all[0].UTC().Format(time.RFC3339))
-	}
-	return nil
-}
-
-func (d *disks) open(o looppool.Options) (volume.Pool, error) {
-	p, err := looppool.Open(o)
-	if err != nil {
-		return nil, err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.m[o.Name] = p
-	return p, nil
-}
-
-// answers is driver.Config.Answers. A pool that was never there has no disk to ask.
-func (d *disks) answers(name string) error {
-	d.mu.Lock()
-	p, began := d.m[name], time.Now()
-	if p == nil {
-		d.mu.Unlock()
-		return nil
-	}
-	d.silent[name] = append(d.silent[name], began)
-	d.mu.Unlock()
-	err := p.Answers()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	at := slices.Index(d.silent[name], began)
-	d.silent[name] = slices.Delete(d.silent[name], at, at+1)
-	return err
-}
-
 // openVolumes opens the pools, and what knows static volumes.
 func openVolumes(
-	o *options, settings nodeconfig.Settings, log *slog.Logger, metrics *telemetry.Metrics, disks *disks,
+	o *options, settings nodeconfig.Settings, log *slog.Logger, metrics *telemetry.Metrics,
 ) (*volume.Registry, *static.Source, func(), error) {
 	var pools []volume.Pool
 	closeAll := func() {
@@ -88,7 +30,7 @@ func openVolumes(
 		p, err := poolhome.Open(poolhome.Options{
 			Name: spec.Name, Dir: spec.Dir, State: filepath.Join(o.stateDir, "pools"), Log: log, Empty: looppool.Empty,
 			Open: func() (volume.Pool, error) {
-				return disks.open(looppool.Options{
+				return looppool.Open(looppool.Options{
 					Name: spec.Name, Dir: spec.Dir, NodesDir: nodes, Log: log, Copied: metrics.Copied(spec.Name),
 					Overcommit: spec.Overcommit, Reserve: spec.Reserve,
 				})
@@ -100,7 +42,7 @@ func openVolumes(
 		}
 		pools = append(pools, p)
 		metrics.Pool(spec.Name, func() (telemetry.PoolBytes, error) {
-			if err := disks.hangs(spec.Name); err != nil {
+			if err := p.Hangs(); err != nil {
 				return telemetry.PoolBytes{}, err
 			}
 			c, err := p.Capacity()

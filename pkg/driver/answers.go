@@ -72,11 +72,12 @@ func (a *answered) note(pool string, asked time.Time) {
 // answers is nil once a pool's disk has taken a write, now or within answerLasts. Otherwise it says
 // that the disk does not answer. Any other error of the disk is for whoever works with it to meet.
 func (d *Driver) answers(ctx context.Context, p volume.Pool) error {
-	if d.Answers == nil || d.answered.lately(p.Name()) {
+	disk, ok := p.(volume.Answerer)
+	if !ok || d.answered.lately(p.Name()) {
 		return nil
 	}
 	asked := time.Now()
-	_, err := askPool(ctx, d, p, func() (struct{}, error) { return struct{}{}, d.Answers(p.Name()) })
+	_, err := askPool(ctx, d, p, func() (struct{}, error) { return struct{}{}, disk.Answers() })
 	if errors.Is(err, errNoAnswer) || ctx.Err() != nil {
 		return err
 	}

@@ -53,9 +53,6 @@ type Config struct {
 	// Left gives what takes away a volume of a pool that is not configured here any
 	// more, nil where nothing can; it may be nil itself.
 	Left func(id string) volume.Releaser
-	// Answers returns when the disk of the pool of that name has taken a write; it may hang.
-	// nil: pools are not asked before they are changed.
-	Answers func(pool string) error
 	// HostNamespace is the host's mount namespace, in which container runtimes
 	// look for targets; nil: the one that this process is in.
 	HostNamespace *mounter.Namespace

@@ -113,6 +113,12 @@ type Source interface {
 	Health(id string) []mounter.Ailment
 }
 
+// Answerer is a Pool with a disk that can be asked whether it takes writes.
+type Answerer interface {
+	// Answers returns when the disk has taken a write. It may hang.
+	Answers() error
+}
+
 // Pool makes volumes.
 type Pool interface {
 	Source

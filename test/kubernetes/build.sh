@@ -40,14 +40,11 @@ storage() {
 }
 # The next Kubernetes, beside everything else of this one: for health/.
 next() {
-	local version next=$bin/../next
-	mkdir -p "$next"
-	for n in "$bin"/*; do [ -h "$n" ] || ln -sfn "../bin/${n##*/}" "$next/${n##*/}"; done
-	cd modules/kube
-	version=$(go list -modfile=next.mod -m -f '{{.Version}}' k8s.io/kubernetes)
-	rm -f "$next/hyper.new"
-	CGO_ENABLED=0 go build -modfile=next.mod -ldflags "$L -X k8s.io/component-base/version.gitVersion=$version" -o "$next/hyper.new" ./hyper
-	mv "$next/hyper.new" "$next/hyper"
-	for n in kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl; do ln -sfn hyper "$next/$n"; done
+	local n next=$bin/../next built=../parts/kube-1.37
+	versions/build.sh kube-1.37
+	rm -rf "$next"
+	mkdir "$next"
+	for n in "$bin"/*; do ln -s "../bin/${n##*/}" "$next/${n##*/}"; done
+	for n in hyper kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl; do ln -sfn "$built/hyper" "$next/$n"; done
 }
 for part in ${*:-runc containerd etcd kube}; do step $part eval "($part)"; done

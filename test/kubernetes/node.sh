@@ -72,6 +72,9 @@ keep() { # name command...
 	) &
 }
 K=/etc/kubernetes
+selinux=false controllers='*'
+# The controller writes an event on pods whose labels of one volume conflict. It is off until it is asked for.
+[ ! -e /sys/fs/selinux/policy ] || selinux=true controllers='*,selinux-warning-controller'
 gates=${CRUST_KUBERNETES_GATES:+--feature-gates=$CRUST_KUBERNETES_GATES}
 if [ "$number" = 1 ]; then # the control plane
 	keep etcd etcd --name test --data-dir /var/lib/etcd/data --unsafe-no-fsync
@@ -86,7 +89,7 @@ if [ "$number" = 1 ]; then # the control plane
 		--tls-cert-file $K/api.crt --tls-private-key-file $K/api.key --client-ca-file $K/ca.crt --token-auth-file $K/tokens \
 		--authorization-mode Node,RBAC --allow-privileged --service-cluster-ip-range 10.96.0.0/24 --kubelet-preferred-address-types InternalIP \
 		--service-account-issuer https://kubernetes.default.svc --service-account-key-file $K/sa.pub --service-account-signing-key-file $K/sa.key
-	keep kube-controller-manager kube-controller-manager $gates --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1 \
+	keep kube-controller-manager kube-controller-manager $gates --controllers="$controllers" --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1 \
 		--root-ca-file $K/ca.crt --service-account-private-key-file $K/sa.key --node-monitor-grace-period 40s
 	keep kube-scheduler kube-scheduler $gates --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1
 	# An add-on, which needs the CRDs of snapshots and is started again until they are there.
@@ -97,8 +100,6 @@ fi
 
 # --- node ---------------------------------------------------------------------------
 mkdir -p /etc/containerd
-selinux=false
-[ ! -e /sys/fs/selinux/policy ] || selinux=true
 runtimes() { # the name of the plugin that runs containers
 	cat <<-C
 		[plugins.'$1'.containerd.runtimes.runc]

@@ -75,7 +75,8 @@ type Pool struct {
 	thaw  volume.Thaw // what Recover was given; nil before that
 	said  bool        // the log has that it is away
 
-	once atomic.Pointer[volume.Pool] // inner, for who must not wait for the disk
+	once  atomic.Pointer[volume.Pool] // inner, for who must not wait for the disk
+	asked asked
 }
 
 // Open takes a pool. One that is away is no error, unless it was never there: the
@@ -101,6 +102,9 @@ const nobody = "-"
 func (p *Pool) identify() error {
 	var k known
 	err := knownType.Read(p.statePath(), &k)
+	if err == nil && k.ID == "" {
+		err = fmt.Errorf("%s names no identity", p.statePath())
+	}
 	switch {
 	case err == nil && k.Dir == p.o.Dir:
 		p.id = k.ID

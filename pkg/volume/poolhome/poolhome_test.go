@@ -1,8 +1,11 @@
 package poolhome
 
 import (
+	"log/slog"
+	"os"
 	"testing"
 
+	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -24,5 +27,32 @@ func TestMonitoring_WhatIsKnownOfAPoolNeedsNoDisk(t *testing.T) {
 	defer p.mu.Unlock()
 	if got := p.List(); len(got) != 1 {
 		t.Errorf("%v", got)
+	}
+}
+
+// A record without an identity says as little as one that cannot be read: it does not make any directory the pool.
+func TestB03_ARecordThatNamesNoIdentity(t *testing.T) {
+	o := Options{Name: "pool", Dir: t.TempDir(), State: t.TempDir(), Log: slog.New(slog.DiscardHandler),
+		Open: func() (volume.Pool, error) { return one{}, nil }}
+	p := &Pool{o: o}
+	if err := knownType.Write(p.statePath(), known{Dir: o.Dir}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Away(); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("a bare directory is the pool: %v", err)
+	}
+	if names, err := os.ReadDir(o.Dir); err != nil || len(names) > 0 {
+		t.Errorf("made in the bare directory: %v, %v", names, err)
+	}
+	// The directory that has an identity is the pool's.
+	if err := identityType.Write(p.path(), identity{ID: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Away(); err != nil {
+		t.Error(err)
 	}
 }
