@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"sync"
 	"testing"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
 // LogBuffer keeps what a process writes, and may be read meanwhile.
@@ -37,4 +39,24 @@ func LaunchCommand(t testing.TB, name, tags string, env []string, log *LogBuffer
 		t.Fatal(err)
 	}
 	return cmd
+}
+
+// Ended tells when a process has ended. /proc/PID/stat cannot tell it: while another thread than the first is in
+// execve(2), the first is a zombie.
+func Ended(t testing.TB, pid int) <-chan struct{} {
+	t.Helper()
+	end, err := linux.ProcessEnd(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		defer end.Close()
+		if linux.WaitEnd(t.Context(), end) {
+			close(ended)
+		}
+	}()
+	t.Cleanup(func() { <-done })
+	return ended
 }

@@ -1,7 +1,6 @@
 package crust
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -49,13 +48,14 @@ func TestA09_EachCapabilityOfCrustdIsMissed(t *testing.T) {
 func begins(t *testing.T, s *server) error {
 	t.Helper()
 	s.Launch()
-	for deadline := time.Now().Add(testcrust.Longest); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.Cmd.Process.Pid))
-		ok(t, err)
-		if rest := string(stat[bytes.LastIndexByte(stat, ')')+1:]); strings.HasPrefix(rest, " Z") {
+	ended := testnode.Ended(t, s.Cmd.Process.Pid)
+	for deadline := time.Now().Add(testcrust.Longest); time.Now().Before(deadline); {
+		select {
+		case <-ended:
 			err := fmt.Errorf("crustd ended: %w: %s", s.Cmd.Wait(), s.Log.String())
 			s.Cmd = nil
 			return err
+		case <-time.After(10 * time.Millisecond):
 		}
 		if c, err := net.Dial("unix", s.Socket()); err == nil {
 			c.Close()

@@ -155,10 +155,12 @@ func served(t *testing.T, n *testnode.Node) error {
 	var err error
 	n.Client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir())
 	ok(t, err)
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-		stat := read(t, fmt.Sprintf("/proc/%d/stat", n.PID()))
-		if rest := stat[strings.LastIndexByte(stat, ')')+1:]; strings.HasPrefix(rest, " Z") {
+	ended := testnode.Ended(t, n.PID())
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
+		select {
+		case <-ended:
 			return fmt.Errorf("csi-node ended: %w", n.Wait())
+		case <-time.After(2 * time.Millisecond):
 		}
 		if c, err := net.Dial("unix", strings.TrimPrefix(n.Endpoint(), "unix://")); err == nil {
 			return c.Close()
