@@ -100,8 +100,8 @@ test-fleet: kubernetes
 	$(GO) test -tags kubernetes,fleet -count=1 -parallel 12 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes
 	$(MAKE) test-storage
 
-# A kubelet and containerd on a node with SELinux: that cluster in a guest of
-# test-vm. Some ten minutes, for it is software emulation; not part of .ci/run.
+# A kubelet and containerd on a node whose kernel enforces SELinux: that cluster in a guest of
+# test-vm. A quarter of an hour, for it is software emulation; not part of .ci/run.
 .PHONY: test-kubernetes-selinux
 test-kubernetes-selinux: kubernetes
 	test/vm/prepare.sh
