@@ -134,6 +134,7 @@ func run(args []string) error {
 	defer events.Shutdown()
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	metrics := telemetry.New(version.String())
+	metrics.ExpectDeferrals()
 	agent := orchestrator.New(orchestrator.Config{
 		Driver: conn, Pods: orchestrator.WatchPods(ctx, client, o.node), Records: records, Log: log, Count: metrics.Deferral,
 		Events: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "crust-agent", Host: o.node}),

@@ -78,6 +78,7 @@ func run(args []string) error {
 	log = traces.Logger(log)
 	sayMissing(log)
 	metrics := telemetry.New(version.String())
+	metrics.Expect(fstype.Formats(), fstype.Programs(), fsprogs.Outcomes())
 	// Before anything is read or recovered: another process may be using it.
 	lock, err := statedir.Lock(o.stateDir, "csi-node")
 	if err != nil {

@@ -88,6 +88,26 @@ func TestS01_SELinuxMountAndNothingOfTheHost(t *testing.T) {
 	}
 }
 
+// B3: a pool's disk that is mounted while csi-node runs has to appear in its container.
+func TestB03_CsiNodeSeesDisksThatAreMountedLater(t *testing.T) {
+	for _, dir := range []string{"base"} {
+		o := render(t, dir)
+		d := o.daemon(t, "csi-node")
+		pools := 0
+		for _, m := range d.Spec.Template.Spec.Containers[0].VolumeMounts {
+			if strings.HasPrefix(m.Name, "pool-") || strings.HasPrefix(m.Name, "disks-") {
+				pools++
+				if !is(m.MountPropagation, corev1.MountPropagationHostToContainer) {
+					t.Errorf("%s: %s is mounted without mountPropagation: HostToContainer", dir, m.MountPath)
+				}
+			}
+		}
+		if pools == 0 {
+			t.Errorf("%s: csi-node has no pool", dir)
+		}
+	}
+}
+
 // The examples are objects that exist, of classes that exist, with parameters
 // that the driver takes.
 func TestExamples(t *testing.T) {

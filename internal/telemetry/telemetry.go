@@ -70,6 +70,29 @@ func New(version string) *Metrics {
 	return m
 }
 
+// Expect makes the series of what can happen to file systems, at 0: Prometheus sees no increase in a series that begins
+// with its first event.
+func (m *Metrics) Expect(filesystems, programs, outcomes []string) {
+	for _, fs := range filesystems {
+		m.made.WithLabelValues(fs)
+		m.grown.WithLabelValues(fs, "online")
+		m.grown.WithLabelValues(fs, "offline")
+	}
+	for _, program := range programs {
+		m.programs.WithLabelValues(program)
+	}
+	for _, outcome := range outcomes {
+		m.checked.WithLabelValues(outcome)
+	}
+}
+
+// ExpectDeferrals makes the series of Deferral, at 0.
+func (m *Metrics) ExpectDeferrals() {
+	for _, outcome := range []string{"deferred", "host", "published", "failed"} {
+		m.deferrals.WithLabelValues(outcome)
+	}
+}
+
 func counter(name, help string, labels ...string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 }

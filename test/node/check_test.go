@@ -93,7 +93,7 @@ func TestD08_ThreeOutcomesOfACheck(t *testing.T) {
 	m := metrics()
 	wantMetric(t, m, checks+`repaired"}`, "2")
 	wantMetric(t, m, checks+`needs-human"}`, "1")
-	wantMetric(t, m, checks+`clean"}`, "")
+	wantMetric(t, m, checks+`clean"}`, "0")
 }
 
 // What is left to a person is left as it is, however often the orchestrator
@@ -265,7 +265,7 @@ func TestD08_ALogToReplayIsNoDamage(t *testing.T) {
 	}
 	m := metrics()
 	for _, outcome := range []string{"clean", "repaired", "needs-human"} {
-		wantMetric(t, m, checks+outcome+`"}`, "")
+		wantMetric(t, m, checks+outcome+`"}`, "0")
 	}
 }
 

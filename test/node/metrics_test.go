@@ -53,3 +53,17 @@ func wantMetric(t *testing.T, metrics, name, value string) {
 		t.Errorf("no %s in the metrics, want %s", name, value)
 	}
 }
+
+// Prometheus sees no increase in a series that begins with its first event. So what can happen has a series from the
+// start, and the first growth on a node is on the dashboard.
+func TestMonitoring_TheFirstEventIsAnIncrease(t *testing.T) {
+	_, metrics := withMetrics(t)
+	now := metrics()
+	for _, series := range []string{
+		`crust_filesystems_made_total{fs_type="xfs"}`, `crust_filesystems_grown_total{fs_type="xfs",how="online"}`,
+		`crust_filesystems_grown_total{fs_type="ext4",how="offline"}`, `crust_filesystem_checks_total{outcome="needs-human"}`,
+		`crust_programs_started_total{program="e2fsck"}`, `crust_programs_started_total{program="mkfs.btrfs"}`,
+	} {
+		wantMetric(t, now, series, "0")
+	}
+}

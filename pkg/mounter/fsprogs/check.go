@@ -26,7 +26,12 @@ const (
 	NeedsHuman // nothing was written to the device
 )
 
-func (o Outcome) String() string { return [...]string{"clean", "repaired", "needs-human"}[o] }
+func (o Outcome) String() string { return outcomes[o] }
+
+var outcomes = []string{"clean", "repaired", "needs-human"}
+
+// Outcomes are the names of all.
+func Outcomes() []string { return slices.Clone(outcomes) }
 
 // Check checks the file system on an unmounted device. On ext2/3/4 it repairs
 // what is safe without asking (e2fsck -p). It only looks at xfs and btrfs: the

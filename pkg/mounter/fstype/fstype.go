@@ -117,6 +117,19 @@ func PackageOf(program string) string {
 	return ""
 }
 
+// Programs lists the programs of all rows.
+func Programs() []string {
+	var list []string
+	for _, t := range table {
+		list = append(list, t.Others...)
+		for _, argv := range [][]string{t.Make, t.Check, t.Look, t.NewID, t.Resize} {
+			list = append(list, argv[:min(1, len(argv))]...)
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
 // Formats lists the file systems that can be made, the default first.
 func Formats() []string { return names(func(t Type) bool { return len(t.Make) > 0 }) }
 
