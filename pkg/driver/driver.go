@@ -242,7 +242,7 @@ func (d *Driver) thaw(s volume.Source, id string) error {
 
 // quiesce makes a volume stand still while it is copied.
 func (d *Driver) quiesce(s volume.Source, id string) volume.Quiesce {
-	return func(context.Context) (volume.Stillness, error) {
+	return func(ctx context.Context) (volume.Stillness, error) {
 		still := volume.Stillness{Resume: func() error { return nil }}
 		if err := d.notDeferred(id); err != nil {
 			return still, fmt.Errorf("a consistent copy cannot be had: %w", err)
@@ -262,7 +262,9 @@ func (d *Driver) quiesce(s volume.Source, id string) volume.Quiesce {
 		if r, _ := d.staged.get(id); !busy || v.Facts.Formatted == "" || r.Block {
 			still.Writers = d.rawWriters(s, id, a.Device, busy)
 			still.Written = func() (mounter.Written, error) { return mounter.WrittenTo(a.Device) }
-			return still, mounter.Flush(a.Device)
+			err := mounter.Flush(a.Device)
+			d.noteLost(ctx, id, err)
+			return still, err
 		}
 		if err := d.withheldHere(s, id, "frozen"); err != nil {
 			return still, err

@@ -2,12 +2,14 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
 
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 // lostWrites remembers which volumes lost writes, and how: the kernel tells once, and
@@ -60,8 +62,11 @@ func (l *lostWrites) of(id string) []mounter.Ailment {
 }
 
 // noteLost keeps a loss where an operator looks for it: in the volume's health, the metrics
-// and the audit log.
+// and the audit log. Other errors are none: what could not be asked is not lost.
 func (d *Driver) noteLost(ctx context.Context, id string, err error) {
+	if !errors.Is(err, volume.ErrWritesLost) && !errors.Is(err, mounter.ErrNotWritten) {
+		return
+	}
 	if d.lost.note(id, err) {
 		d.audit(ctx, audit.Event{Action: audit.WritesLost, Volume: id}, nil)
 	}

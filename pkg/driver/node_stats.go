@@ -257,9 +257,7 @@ func (d *Driver) stagedAilments(ctx context.Context, src volume.Source, id, path
 			if s.IsBlock() {
 				written = func() error { return mounter.Flush(a.Device) }
 			}
-			if err := written(); err != nil {
-				d.noteLost(ctx, id, err)
-			}
+			d.noteLost(ctx, id, written())
 		}
 		s.Close()
 		break // the others show the same file system

@@ -141,10 +141,11 @@ func (d *Driver) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequ
 }
 
 func (d *Driver) snapshot(ctx context.Context, name, id string, p *volume.Progress) (volume.Snapshot, error) {
+	owner, _ := d.Volumes.OwnerOf(id)
 	for _, pool := range d.Volumes.Pools() {
 		have, err := askPool(ctx, d, pool, func() (volume.Snapshot, error) { return pool.GetSnapshot(volume.SnapshotID(pool.Name(), name)) })
-		if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unavailable) {
-			continue // one that is away has no volume to take a snapshot of either
+		if fault.Is(err, fault.NotFound) || pool != owner && fault.Is(err, fault.Unavailable) {
+			continue // another one that does not answer has no volume to take a snapshot of either
 		}
 		if err == nil && have.Volume != id {
 			err = fault.New(fault.Exists, "snapshot %q exists as %s, of volume %s; it was asked for of %s", name, have.ID, have.Volume, id)

@@ -167,8 +167,12 @@ func openDir(fs Filesystem) (*Detached, *os.File, error) {
 	return m, dir, nil
 }
 
+// ErrNotWritten says that what was written before did not reach the disk. The kernel tells it once.
+var ErrNotWritten = errors.New("what was written last could not be written out")
+
 // Flush writes out what the kernel holds of a device that is not mounted, and of
-// device-mapper devices that are made of it: each has pages of its own.
+// device-mapper devices that are made of it: each has pages of its own. What could not
+// be written is ErrNotWritten.
 func Flush(d Device) error {
 	above, err := os.ReadDir(fmt.Sprintf("/sys/dev/block/%d:%d/holders", d.Major, d.Minor))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -187,5 +191,9 @@ func writeOut(node string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Sync(), f.Close())
+	defer f.Close()
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("%s: %w: %w", node, ErrNotWritten, err)
+	}
+	return nil
 }

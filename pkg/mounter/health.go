@@ -25,13 +25,17 @@ type Ailment struct {
 }
 
 // WritesLost writes out a mounted file system, and tells of writes that failed
-// since it was mounted, if nobody was told yet: the kernel tells once.
+// since it was mounted, if nobody was told yet: ErrNotWritten.
 func (s *State) WritesLost() error {
 	dir, err := linux.Openat(s.file, ".", os.O_RDONLY|linux.ODirectory, 0)
 	if err != nil {
 		return err
 	}
-	return errors.Join(linux.Syncfs(dir), dir.Close())
+	defer dir.Close()
+	if err := linux.Syncfs(dir); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotWritten, err)
+	}
+	return nil
 }
 
 // DeviceHealth looks at a block device and what sysfs knows of it.

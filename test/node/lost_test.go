@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -111,4 +112,43 @@ func TestD11_AnUnstageThatTakesLong(t *testing.T) {
 	if got := statuses(t, n, v.ID, ""); got != "" {
 		t.Errorf("afterwards, its health is %q", got)
 	}
+}
+
+// A snapshot asks the kernel for writes that failed, and the kernel tells once: what it says is kept as well.
+func TestA05_WritesThatASnapshotFindsLostAreKeptInMind(t *testing.T) {
+	n := stoppedOnPool(t, "ext4", "", 640<<20)
+	n.Begin()
+	filler := filepath.Join(filepath.Dir(n.PoolDir()), "filler")
+	v := csiclient.Volume{Block: true}
+	made, err := n.Client.Create(ctxOf(t), "a", 128<<20, v, nil, nil)
+	ok(t, err)
+	v.ID = made.GetVolumeId()
+	target := n.Target("a")
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	fill(filler)
+	data := make([]byte, 32<<20)
+	rand.Read(data)
+	f, err := os.OpenFile(target, os.O_RDWR, 0)
+	ok(t, err)
+	_, err = f.Write(data) // into the page cache
+	ok(t, err)
+	ok(t, f.Close())
+	syscall.Sync() // tells nobody what it could not write
+	ok(t, os.Remove(filler))
+	if _, err = snapshotNow(t, n, v.ID, "s"); err == nil {
+		t.Error("a snapshot of a volume that just lost writes was taken without a word")
+	}
+	if got := statuses(t, n, v.ID, ""); !strings.Contains(got, "WritesLost=DATA_LOSS") {
+		t.Errorf("its health is %q", got)
+	}
+	history, good := crustctl(t, n, "history", "--state-dir", filepath.Join(n.Dir, "state"), "--volume", v.ID)
+	if !good || strings.Count(history, "writes-lost") != 1 {
+		t.Errorf("its history:\n%s", history)
+	}
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	if err := n.Client.Unstage(ctxOf(t), v.ID); err != nil {
+		ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	}
+	ok(t, n.Client.Delete(ctxOf(t), v.ID))
 }

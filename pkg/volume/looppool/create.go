@@ -42,7 +42,7 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 		return volume.Volume{}, err
 	}
 	rec, img := p.volumePath(key)
-	if err := p.refuseForeign(key, img); err != nil {
+	if err := refuseTaken(p, p.volumes, func(r volumeRecord) string { return r.State }, key, img, "volume "+v.ID); err != nil {
 		return volume.Volume{}, err
 	}
 	if err := p.promise("volume "+spec.Name, key, 0, v.Size); err != nil {

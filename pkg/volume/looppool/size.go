@@ -91,14 +91,19 @@ func wholeOrigin(img string, size, copySize int64) error {
 	return nil
 }
 
-// refuseForeign refuses to make a volume where a file lies that no record
-// tells of: it is somebody's data.
-func (p *Pool) refuseForeign(key, img string) error {
+// refuseTaken refuses to make what is there, or being deleted, and what would lie where a file is that no record tells
+// of: it is somebody's data. What a call that was cut short has left is made anew.
+func refuseTaken[R any](p *Pool, all map[string]R, state func(R) string, key, img, what string) error {
 	p.mu.Lock()
-	_, ours := p.volumes[key]
+	r, ours := all[key]
 	p.mu.Unlock()
-	if !ours && exists(img) {
-		return fault.New(fault.State, "%s exists, and no record tells what it is: it may be a volume whose record was lost, "+
+	switch {
+	case ours && state(r) == deleting:
+		return fault.New(fault.Busy, "%s is being deleted; if that does not end, repeat the deletion", what)
+	case ours && state(r) != creating:
+		return fault.New(fault.Exists, "%s is there already", what)
+	case !ours && exists(img):
+		return fault.New(fault.State, "%s exists, and no record tells what it is: it may be a volume or a snapshot whose record was lost, "+
 			"so it is not overwritten; put its record back, or move the file away", img)
 	}
 	return nil

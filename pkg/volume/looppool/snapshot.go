@@ -37,6 +37,9 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 		return volume.Snapshot{}, fmt.Errorf("snapshot %s: %w", s.ID, err)
 	}
 	rec, img := p.snapshotPath(key)
+	if err := refuseTaken(p, p.snapshots, func(r snapshotRecord) string { return r.State }, key, img, "snapshot "+s.ID); err != nil {
+		return volume.Snapshot{}, err
+	}
 	_, origin := p.volumePath(vkey)
 	need, err := allocated(origin)
 	if err != nil {

@@ -1,0 +1,55 @@
+package looppool
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// D06: whoever asks a pool to make what it has, or what a file without a record may be, gets an error, and nothing of it is
+// changed. The driver looks first; this is for the day on which it could not.
+func TestD06_WhatIsThereIsNotMadeAgain(t *testing.T) {
+	dir := newPooled(t).dir
+	p, err := Open(Options{Name: "p", Dir: dir, NodesDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	v, err := p.Create(t.Context(), volume.Spec{Name: "v", Size: 1 << 20}, &volume.Progress{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshot := func(name string) (volume.Snapshot, error) {
+		return p.CreateSnapshot(t.Context(), volume.SnapshotSpec{Name: name, Volume: v.ID}, &volume.Progress{})
+	}
+	if _, err := snapshot("s"); err != nil {
+		t.Fatal(err)
+	}
+	_, key, _, _ := volume.ParseID(volume.SnapshotID("p", "lost"))
+	_, lost := p.snapshotPath(key)
+	if err := os.WriteFile(lost, []byte("somebody's data"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := tree(t, dir)
+	if _, err := p.Create(t.Context(), volume.Spec{Name: "v", Size: 1 << 20}, &volume.Progress{}); !fault.Is(err, fault.Exists) {
+		t.Errorf("a volume that is there: %v", err)
+	}
+	if _, err := snapshot("s"); !fault.Is(err, fault.Exists) {
+		t.Errorf("a snapshot that is there: %v", err)
+	}
+	if _, err := snapshot("lost"); !fault.Is(err, fault.State) {
+		t.Errorf("a snapshot where a file lies that no record tells of: %v", err)
+	}
+	if b, err := os.ReadFile(lost); err != nil || string(b) != "somebody's data" {
+		t.Errorf("%s has %.20q now: %v", filepath.Base(lost), b, err)
+	}
+	for i, now := range tree(t, dir) {
+		if i >= len(before) || now != before[i] {
+			t.Errorf("changed: %s", now)
+		}
+	}
+}
