@@ -152,9 +152,13 @@ func TestB03_APoolOfThisNameLiesElsewhere(t *testing.T) {
 	}
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
-	// The operator moves the pool. It is seen without a restart.
+	// The operator moves the pool. While that goes on, what is not there yet is not gone.
 	ok(t, os.Mkdir(n.Pool, 0o700))
+	run(t, "cp", "-a", was+"/pool.json", n.Pool)
+	refused(t, n.Client.Delete(ctxOf(t), w.ID), codes.Unavailable, "pool is not at "+n.Pool, "still in "+was)
 	run(t, "cp", "-a", was+"/.", n.Pool)
+	refused(t, n.Client.Delete(ctxOf(t), w.ID), codes.Unavailable, "still in "+was)
+	// It is seen without a restart.
 	run(t, "find", was, "-mindepth", "1", "-delete")
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
@@ -208,4 +212,31 @@ func TestB03_AVolumeInUseThatThePoolHasNot(t *testing.T) {
 		t.Errorf("the volume's device is still there:\n%s", out)
 	}
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
+}
+
+// D11: a disk that takes no writes any more, as a file system does after errors, is the trouble of one pool. The driver
+// starts, and serves the others.
+func TestD11_APoolThatIsReadOnlyKeepsNobodyFromStarting(t *testing.T) {
+	n, _, _ := onOwnDisk(t)
+	n.Args = append(n.Args, "--pool", "other=loop:"+filepath.Join(n.Dir, "other"))
+	n.Begin()
+	v, target := create(t, n, "a", csiclient.Volume{FSType: "ext4"}), n.Target("a")
+	n.Stop()
+	at := filepath.Dir(n.Pool)
+	run(t, "mount", "-o", "remount,ro", at)
+	t.Cleanup(func() { run(t, "mount", "-o", "remount,rw", at) })
+	n.Start()
+	made, err := n.Client.Create(ctxOf(t), "c", size, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "other"}, nil)
+	ok(t, err)
+	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
+	_, err = n.Client.Create(ctxOf(t), "d", size, csiclient.Volume{FSType: "ext4"}, nil, nil)
+	refused(t, err, codes.Unavailable, "pool pool", "read-only file system")
+	refused(t, n.Client.Delete(ctxOf(t), v.ID), codes.Unavailable, "read-only file system")
+	refused(t, n.Client.Stage(ctxOf(t), v), codes.Unavailable, "read-only file system")
+	// It is there again when its disk is, without a restart.
+	run(t, "mount", "-o", "remount,rw", at)
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	down(t, n, v.ID, target)
+	n.Restart()
 }

@@ -2,6 +2,7 @@ package poolhome
 
 import (
 	"context"
+	"errors"
 
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -19,16 +20,22 @@ func (p *Pool) Usable() error {
 	return in.Usable()
 }
 
-// Recover is done now or when the pool comes.
+// Recover is done now or when the pool comes. A pool that cannot be recovered is opened and recovered anew by the next
+// call, and its trouble is not the driver's.
 func (p *Pool) Recover(thaw volume.Thaw) error {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.thaw = thaw
-	in := p.inner
-	p.mu.Unlock()
-	if in == nil {
+	if p.inner == nil {
 		return nil
 	}
-	return in.Recover(thaw)
+	if err := p.inner.Recover(thaw); err != nil {
+		p.said = true
+		p.o.Log.Error("a pool is away", "error", p.unusable(errors.Join(err, p.inner.Close())))
+		p.inner = nil
+		p.once.Store(nil)
+	}
+	return nil
 }
 
 // Close closes the pool.

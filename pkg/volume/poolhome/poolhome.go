@@ -79,14 +79,16 @@ type Pool struct {
 	asked asked
 }
 
-// Open takes a pool. One that is away is no error, unless it was never there: the
+// Open takes a pool. One that is away or cannot be used is no error, unless it was never there: the
 // first time, the directory is made and gets an identity.
 func Open(o Options) (*Pool, error) {
 	p := &Pool{o: o}
+	_, err := os.Lstat(p.statePath())
+	before := !errors.Is(err, fs.ErrNotExist)
 	if err := p.identify(); err != nil {
 		return nil, fmt.Errorf("pool %s: %w", o.Name, err)
 	}
-	if _, err := p.here(); err != nil && !fault.Is(err, fault.Unavailable) {
+	if _, err := p.here(); err != nil && !before && !fault.Is(err, fault.Unavailable) {
 		return nil, err
 	}
 	return p, nil
@@ -175,7 +177,11 @@ func readFrom(dir string) (identity, error) {
 func (p *Pool) here() (volume.Pool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.look(); err != nil {
+	err := p.look()
+	if err == nil && p.inner == nil {
+		err = p.open()
+	}
+	if err != nil {
 		if !p.said {
 			p.said = true
 			p.o.Log.Error("a pool is away", "error", err)
@@ -186,20 +192,28 @@ func (p *Pool) here() (volume.Pool, error) {
 		p.said = false
 		p.o.Log.Info("a pool is there again", "pool", p.o.Name, "directory", p.o.Dir)
 	}
-	if p.inner == nil {
-		inner, err := p.o.Open()
-		if err == nil && p.thaw != nil {
-			if err = inner.Recover(p.thaw); err != nil {
-				err = errors.Join(err, inner.Close())
-			}
-		}
-		if err != nil {
-			return nil, err
-		}
-		p.inner = inner
-		p.once.Store(&inner)
-	}
 	return p.inner, nil
+}
+
+// open opens the directory, which is the pool's.
+func (p *Pool) open() error {
+	inner, err := p.o.Open()
+	if err == nil && p.thaw != nil {
+		if err = inner.Recover(p.thaw); err != nil {
+			err = errors.Join(err, inner.Close())
+		}
+	}
+	if err != nil {
+		return p.unusable(err)
+	}
+	p.inner = inner
+	p.once.Store(&inner)
+	return nil
+}
+
+// unusable is an error of a pool that is there. The next call tries again.
+func (p *Pool) unusable(err error) error {
+	return fault.New(fault.Unavailable, "pool %s at %s cannot be used: %w", p.o.Name, p.o.Dir, err)
 }
 
 // look tells whether the directory is the pool's.
@@ -224,6 +238,8 @@ func (p *Pool) look() error {
 		return p.away(err)
 	case i.ID != p.id && p.id != nobody:
 		return p.away(errors.New("the pool in that directory is another one"))
+	case p.was != "" && !p.moved():
+		return p.away(errors.New("its volumes are still in " + p.was + ", as if they were being moved"))
 	case p.id == nobody || p.was != "":
 		if err := p.learn(i.ID); err != nil {
 			return fault.New(fault.Unavailable, "pool %s: that it is at %s cannot be noted: %w", p.o.Name, p.o.Dir, err)
@@ -233,11 +249,22 @@ func (p *Pool) look() error {
 	return nil
 }
 
+// moved tells whether nothing of the pool is left where it was. Half of a pool is no pool: what has not arrived would
+// count as deleted.
+func (p *Pool) moved() bool {
+	was, err := linux.StatxPath(filepath.Join(p.was, file))
+	if now, nerr := linux.StatxPath(p.path()); err == nil && nerr == nil && was.Ino == now.Ino && was.DevMajor == now.DevMajor &&
+		was.DevMinor == now.DevMinor {
+		return true // another path of the same directory
+	}
+	return p.o.Empty != nil && p.o.Empty(p.was) == nil
+}
+
 // away says why the pool is not there, and the way out.
 func (p *Pool) away(why error) error {
 	way := "Mount its disk there"
 	if p.was != "" {
-		way = "It was in " + p.was + ": configure that directory again, or move its content to the new one, with " + file
+		way = "It was in " + p.was + ": configure that directory again, or move all of its content to the new one, with " + file
 	}
 	return fault.New(fault.Unavailable, "pool %s is not at %s: %w. %s; nothing is made or deleted until then. If this is a new pool in its place, remove %s and restart the driver",
 		p.o.Name, p.o.Dir, why, way, p.statePath())
