@@ -175,6 +175,12 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		return describeHealth(id, append(d.lost.of(id), mounter.Ailment{Reason: "BeingTakenAway", Message: err.Error(), Informational: true})),
 			nil
 	}
+	if _, staged := d.staged.get(id); staged && fault.Is(err, fault.Unavailable) {
+		return describeHealth(id, append(d.lost.of(id), mounter.Ailment{Reason: "PoolIsAway", Message: err.Error(), Fatal: true})), nil
+	}
+	if lost := d.lost.of(id); len(lost) > 0 {
+		return describeHealth(id, lost), nil
+	}
 	return nil, err
 }
 
@@ -278,8 +284,7 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	if r.GetRequiredBytes() < 0 || r.GetLimitBytes() < 0 || r.GetLimitBytes() > 0 && r.GetRequiredBytes() > r.GetLimitBytes() {
 		return nil, invalid("capacity_range: required_bytes %d, limit_bytes %d", r.GetRequiredBytes(), r.GetLimitBytes())
 	}
-	src, _, err := d.Volumes.Find(id)
-	if err != nil {
+	if _, err := d.found(ctx, id); err != nil {
 		return nil, err
 	}
 	if len(d.deferrals.of(id)) > 0 {
@@ -301,14 +306,22 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 		return resp, nil
 	}
 	var size int64
-	err = d.ops.long(ctx, "NodeExpandVolume", func(ctx context.Context, _ *volume.Progress) error {
-		if err := d.notDeferred(id); err != nil {
-			return err
+	grow := func(ctx context.Context, _ *volume.Progress) error {
+		src, _, err := d.Volumes.Find(id)
+		if err == nil {
+			err = d.notDeferred(id)
 		}
-		var err error
-		size, err = d.expand(ctx, src, id, path, r)
+		if err == nil {
+			size, err = d.expand(ctx, src, id, path, r)
+		}
 		return err
-	}, id)
+	}
+	var err error
+	if pool, ok := d.Volumes.OwnerOf(id); ok && d.NodesExpand {
+		err = d.inPool(ctx, "NodeExpandVolume", pool, grow, id)
+	} else {
+		err = d.ops.long(ctx, "NodeExpandVolume", grow, id)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -45,7 +45,8 @@ func (a *Agent) forgetEnded(ctx context.Context, d Deferral) (bool, error) {
 		return false, nil // a call for it is under way: it has not ended
 	}
 	defer done()
-	if _, known := a.Records.Get(d.Target); !known {
+	d, known := a.Records.Get(d.Target) // as it is now: it may have got its sandbox meanwhile
+	if !known {
 		return false, nil
 	}
 	req := &csi.NodeGetVolumeStatsRequest{VolumeId: d.VolumeID, VolumePath: d.Target}
@@ -66,11 +67,12 @@ func (a *Agent) forgetEnded(ctx context.Context, d Deferral) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	// No driver looks after this one, so the runtime has to say that it has let go.
-	if d.Sandbox != "" {
+	// No driver looks after this one, so the runtime has to say that it has let go. The task that has ended just now may have
+	// found the sandbox.
+	if d, known = a.Records.Get(d.Target); known && d.Sandbox != "" {
 		if err := a.runtimes.unpublish(ctx, d); err != nil && status.Code(err) != codes.NotFound {
 			return false, err
 		}
 	}
-	return true, a.Records.Remove(d.Target)
+	return true, a.Records.Remove(req.GetVolumePath())
 }

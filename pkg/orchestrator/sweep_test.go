@@ -46,11 +46,11 @@ func TestC24_ADeferralThatEndedWithoutTheAgent(t *testing.T) {
 				ok(t, err)
 				defer done()
 			}
+			d, _ := r.agent.Records.Get(target) // before it has its sandbox
 			ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
 			if c.runtimeAway {
 				r.manager.fail.Store(true)
 			}
-			d, _ := r.agent.Records.Get(target)
 			// The agent hears of the pod's end by its watch, a little later.
 			for end := time.Now().Add(5 * time.Second); c.podGone && time.Now().Before(end); time.Sleep(time.Millisecond) {
 				if _, err := r.agent.Pods.pods.Pods("ns").Get("p"); err != nil {

@@ -174,3 +174,42 @@ func TestD11_APoolWhoseDiskHangs(t *testing.T) {
 		ok(t, n.Client.Delete(ctxOf(t), e.GetVolume().GetVolumeId()))
 	}
 }
+
+// In a cluster, the node enlarges a pool's volume: it asks the pool's disk first as well.
+func TestD11_GrowthOnTheNodeOfAPoolWhoseDiskHangs(t *testing.T) {
+	n, _, _ := onOwnDisk(t)
+	n.Args = append(n.Args, "--expansion", "node")
+	n.Begin()
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "xfs"})
+	time.Sleep(time.Second) // for this long csi-node believes an answer that it had
+	disk := filepath.Dir(n.Pool)
+	run(t, "fsfreeze", "-f", disk)
+	frozen := true
+	thaw := func() {
+		if frozen {
+			frozen = false
+			run(t, "fsfreeze", "-u", disk)
+		}
+	}
+	t.Cleanup(thaw)
+	grow := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		_, err := n.Client.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
+			VolumeId: v.ID, VolumePath: target, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
+		return err
+	}
+	refused(t, grow(), codes.Unavailable, "pool pool has not answered")
+	refused(t, grow(), codes.Unavailable, "pool pool has not answered since")
+	thaw()
+	for begin := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+		err := grow()
+		if err == nil {
+			break
+		}
+		if time.Since(begin) > time.Minute {
+			t.Fatalf("the disk answers again: %v", err)
+		}
+	}
+	down(t, n, v.ID, target)
+}

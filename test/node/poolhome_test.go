@@ -150,6 +150,9 @@ func TestB03_APoolOfThisNameLiesElsewhere(t *testing.T) {
 	if _, err := os.Lstat(n.Pool); !os.IsNotExist(err) {
 		t.Errorf("%s was made: %v", n.Pool, err)
 	}
+	if got := statuses(t, n, v.ID, target); !strings.Contains(got, "PoolIsAway=INACCESSIBLE") {
+		t.Errorf("the health of a volume in use is %q", got)
+	}
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 	// The operator moves the pool. While that goes on, what is not there yet is not gone.
