@@ -21,12 +21,25 @@ const answerLasts = time.Second
 // comes back no other question begins, so that a disk that hangs keeps few threads. A caller who
 // leaves earlier says nothing about the disk.
 func askPool[T any](ctx context.Context, d *Driver, p volume.Pool, f func() (T, error)) (answer T, err error) {
+	return ask(ctx, d, subject{aPool, p.Name()}, f)
+}
+
+// askSizes is askPool for what has to be counted. That may take longer than any call waits, and says nothing of the disk: other
+// calls of the pool go on.
+func askSizes[T any](ctx context.Context, d *Driver, p volume.Pool, f func() (T, error)) (answer T, err error) {
+	if _, err := askPool(ctx, d, p, func() (struct{}, error) { return struct{}{}, nil }); err != nil {
+		return answer, err
+	}
+	return ask(ctx, d, subject{sizesOfPool, p.Name()}, f)
+}
+
+func ask[T any](ctx context.Context, d *Driver, of subject, f func() (T, error)) (answer T, err error) {
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
 	var got T
 	done := make(chan error, 1)
 	go func() {
 		defer cancel()
-		done <- d.readers.look(look, subject{"pool", p.Name()}, func() (err error) {
+		done <- d.readers.look(look, of, func() (err error) {
 			got, err = f()
 			return err
 		})
@@ -34,11 +47,14 @@ func askPool[T any](ctx context.Context, d *Driver, p volume.Pool, f func() (T, 
 	select {
 	case err = <-done:
 	case <-ctx.Done():
-		return answer, fmt.Errorf("pool %s has not answered yet: %w", p.Name(), ctx.Err())
+		return answer, fmt.Errorf("pool %s has not answered yet: %w", of.name, ctx.Err())
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		return answer, fault.New(fault.Unavailable, "pool %s has not answered within %s, so its disk or server %w: see the kernel's log (dmesg)",
-			p.Name(), lookTimeout, errNoAnswer)
+		if of.kind == sizesOfPool {
+			return answer, fault.New(fault.Unavailable, "%s %w, for more than %s", of, errCounting, lookTimeout)
+		}
+		return answer, fault.New(fault.Unavailable, "%s has not answered within %s, so its disk or server %w: see the kernel's log (dmesg)",
+			of, lookTimeout, errNoAnswer)
 	}
 	if err != nil {
 		return answer, err // f may still be writing to got

@@ -86,8 +86,8 @@ func (d *Driver) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 		}
 		return &csi.GetCapacityResponse{}, nil
 	}
-	c, err := askPool(ctx, d, pool, pool.Capacity)
-	if fault.Is(err, fault.Unavailable) && !errors.Is(err, errNoAnswer) { // it is away
+	c, err := askSizes(ctx, d, pool, pool.Capacity)
+	if fault.Is(err, fault.Unavailable) && !errors.Is(err, errNoAnswer) && !errors.Is(err, errCounting) { // it is away
 		return &csi.GetCapacityResponse{}, nil
 	}
 	if err != nil {

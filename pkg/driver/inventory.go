@@ -29,10 +29,10 @@ func (i Inventory) DescribePools(ctx context.Context, _ *inventory.DescribePools
 	resp := &inventory.DescribePoolsResponse{}
 	for _, p := range i.Driver.Volumes.Pools() {
 		out := &inventory.Pool{Name: p.Name(), Volumes: int32(len(p.List())), Snapshots: int32(len(p.ListSnapshots()))}
-		c, err := askPool(ctx, i.Driver, p, p.Capacity)
-		if err == nil {
+		err := i.Driver.usable(ctx, p)
+		c, serr := askSizes(ctx, i.Driver, p, p.Capacity)
+		if err = cmp.Or(err, serr); serr == nil {
 			out.Size, out.Available, out.Used, out.Promised, out.Left = c.Total, c.Available, c.Used, c.Promised, c.Left
-			err = i.Driver.usable(ctx, p)
 		}
 		if err != nil {
 			out.Trouble = err.Error()
@@ -82,7 +82,7 @@ func (d *Driver) inventoryOf(ctx context.Context, v volume.Volume) *inventory.Vo
 	if pool, ok := d.Volumes.OwnerOf(v.ID); ok {
 		out.Pool = pool.Name()
 		// 0 if the pool cannot be read.
-		out.Allocated, _ = askPool(ctx, d, pool, func() (int64, error) { return pool.Allocated(v.ID) })
+		out.Allocated, _ = askSizes(ctx, d, pool, func() (int64, error) { return pool.Allocated(v.ID) })
 	}
 	if r, ok := d.staged.get(v.ID); ok {
 		out.Staged, out.Device = true, r.Device.Path+r.Share

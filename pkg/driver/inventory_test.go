@@ -79,7 +79,12 @@ func (p *silent) List() []volume.Volume {
 	return []volume.Volume{{ID: volume.VolumeID(p.name, "v"), Size: 1}}
 }
 func (p *silent) ListSnapshots() []volume.Snapshot { return nil }
-func (p *silent) Usable() error                    { return nil }
+
+func (p *silent) Usable() error {
+	p.asked++
+	<-p.answer
+	return nil
+}
 
 func (p *silent) Capacity() (volume.Capacity, error) {
 	p.asked++
@@ -123,9 +128,6 @@ func TestB08_APoolThatHangsIsDescribed(t *testing.T) {
 			}
 			return pools.GetPools(), volumes.GetVolumes()
 		}
-		if err := d.Driver.Ready(); err != nil {
-			t.Errorf("pools that can be used: %v", err)
-		}
 		for i, atMost := range []time.Duration{lookTimeout, 0, 0} {
 			pools, volumes := look(atMost)
 			if !strings.Contains(pools[0].GetTrouble(), "hung") || pools[0].GetSize() != 0 || pools[1].GetTrouble() != "" ||
@@ -146,6 +148,36 @@ func TestB08_APoolThatHangsIsDescribed(t *testing.T) {
 		synctest.Wait()
 		if pools, volumes := look(0); pools[0].GetTrouble() != "" || pools[0].GetSize() != 7 || volumes[0].GetAllocated() != 5 {
 			t.Errorf("when it answers: %v %v", pools, volumes)
+		}
+		if err := d.Driver.Ready(); err != nil {
+			t.Errorf("pools that can be used: %v", err)
+		}
+	})
+}
+
+// To count what is shared in a pool takes as long as that takes: one who waits for it is told, and nobody takes the disk
+// for sick.
+func TestD11_SizesThatTakeLongAreNoSickDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &silent{name: "busy", answer: make(chan struct{})}
+		log := slog.New(slog.DiscardHandler)
+		d := &Driver{Config: Config{Log: log}, readers: newReaders(log)}
+		count := func() error {
+			_, err := askSizes(t.Context(), d, p, func() (int, error) { <-p.answer; return 1, nil })
+			return err
+		}
+		for range 2 {
+			if err := count(); !errors.Is(err, errCounting) || errors.Is(err, errNoAnswer) || !fault.Is(err, fault.Unavailable) {
+				t.Errorf("its sizes: %v", err)
+			}
+			if _, err := askPool(t.Context(), d, p, func() (int, error) { return 1, nil }); err != nil {
+				t.Errorf("another question: %v", err)
+			}
+		}
+		close(p.answer)
+		synctest.Wait()
+		if err := count(); err != nil {
+			t.Errorf("its sizes, later: %v", err)
 		}
 	})
 }

@@ -21,8 +21,13 @@ type readers struct {
 	m  map[subject]*gate
 }
 
-// subject is what is looked at: a volume, or a pool.
+// subject is what is looked at: a volume, a pool, or the sizes of a pool.
 type subject struct{ kind, name string }
+
+// The kinds of subjects that many callers look at, and never in haste.
+const aPool, sizesOfPool = "pool", "the sizes of pool"
+
+func (s subject) shared() bool { return s.kind == aPool || s.kind == sizesOfPool }
 
 func (s subject) String() string { return s.kind + " " + s.name }
 
@@ -44,6 +49,9 @@ func newReaders(log *slog.Logger) *readers { return &readers{log: log, m: map[su
 
 // errNoAnswer is why a look hangs.
 var errNoAnswer = errors.New("does not answer")
+
+// errCounting is why a pool's sizes are not told: where many extents are shared, to count them takes long.
+var errCounting = errors.New("are being counted")
 
 // errTakenAway is why there is no look: somebody takes the volume away on purpose, and what
 // has to be written before that may take minutes.
@@ -87,7 +95,10 @@ func (r *readers) enter(ctx context.Context, of subject) (leave func(), err erro
 			since := time.Since(g.since)
 			began := g.began
 			r.mu.Unlock()
-			if of.kind == "pool" { // its looks are not left in haste
+			if of.kind == sizesOfPool {
+				return nil, fault.New(fault.Unavailable, "%s %w, since %s", of, errCounting, began.UTC().Format(time.RFC3339))
+			}
+			if of.shared() { // its looks are not left in haste
 				return nil, fault.New(fault.Unavailable, "%s has not answered since %s, so its disk or server %w: see the kernel's log (dmesg)",
 					of, began.UTC().Format(time.RFC3339), errNoAnswer)
 			}
@@ -97,7 +108,7 @@ func (r *readers) enter(ctx context.Context, of subject) (leave func(), err erro
 			}
 			return nil, fault.New(fault.Busy, "%s; its disk or server %w: see the kernel's log (dmesg)", left, errNoAnswer)
 		}
-		full := of.kind == "pool" && g.inside >= looksAtOnce // they may hang, each with a thread
+		full := of.shared() && g.inside >= looksAtOnce // they may hang, each with a thread
 		if g.shut == 0 && !full {
 			g.inside++
 			r.mu.Unlock()
