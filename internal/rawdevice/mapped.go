@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -109,6 +110,11 @@ func (g Guard) unmap(d loopdev.Device) error {
 		return err
 	}
 	defer c.Close()
+	if m, ok, err := c.Find(nameOf(d)); err == nil && ok && m.UUID == uuidOf(d) {
+		if err := g.writeBack(d, m); err != nil {
+			return err
+		}
+	}
 	const patience = 500 * time.Millisecond // udev looks at a device that changed
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		m, ok, err := c.Find(nameOf(d))
@@ -128,6 +134,24 @@ func (g Guard) unmap(d loopdev.Device) error {
 				"(see `losetup -l`; the kubelet locks raw block volumes so); it is released when that ends", m.Name, d.Path, m.Name)
 		}
 	}
+}
+
+// writeBack writes what the page cache has of a mapped device. Its pages are its own: the loop device below knows nothing
+// of a write of them that failed, and the error goes with the mapped device.
+func (g Guard) writeBack(d loopdev.Device, m devmapper.Device) error {
+	path, err := g.Loops.NodeOf(fmt.Sprintf("dm-%d", m.Minor), m.Major, m.Minor)
+	if err != nil {
+		return err
+	}
+	f, err := linux.Open(path, os.O_RDONLY)
+	if err != nil {
+		return nil // one that cannot be opened has no pages; to remove it tells why
+	}
+	defer f.Close()
+	if err := linux.WriteBack(f); err != nil && !d.ReadOnly {
+		return fmt.Errorf("/dev/mapper/%s: %w: %w; call again to release the device", m.Name, loopdev.ErrWritesLost, err)
+	}
+	return nil
 }
 
 // Below gives the device that a mapped device is made of, and any other device as
