@@ -171,6 +171,9 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		return describeHealth(id, append(d.lost.of(id), mounter.Ailment{Reason: doesNotReply, Message: err.Error(), Fatal: true})), nil
 	case fault.Is(err, fault.NotFound) && d.orphan(id) != nil:
 		return describeHealth(id, append(d.lost.of(id), d.orphan(id)...)), nil
+	case errors.Is(err, errWriting):
+		return describeHealth(id, append(d.lost.of(id), mounter.Ailment{Reason: "BeingWrittenOut", Message: err.Error(), Informational: true})),
+			nil
 	case errors.Is(err, errTakenAway):
 		return describeHealth(id, append(d.lost.of(id), mounter.Ailment{Reason: "BeingTakenAway", Message: err.Error(), Informational: true})),
 			nil
@@ -263,7 +266,9 @@ func (d *Driver) stagedAilments(ctx context.Context, src volume.Source, id, path
 			if s.IsBlock() {
 				written = func() error { return mounter.Flush(a.Device) }
 			}
+			done := d.readers.writing(ofVolume(id))
 			d.noteLost(ctx, id, written())
+			done()
 		}
 		s.Close()
 		break // the others show the same file system

@@ -42,6 +42,8 @@ type gate struct {
 	hung    int           // looks that have outlived their callers
 	since   time.Time     // the first of them did
 	began   time.Time     // that look
+	writing int           // looks that write it out
+	wroteAt time.Time     // when the first of these began
 	changed chan struct{} // closed, and another made, when one of them leaves
 }
 
@@ -56,6 +58,9 @@ var errCounting = errors.New("are being counted")
 // errTakenAway is why there is no look: somebody takes the volume away on purpose, and what
 // has to be written before that may take minutes.
 var errTakenAway = errors.New("nobody looks at it for now")
+
+// errWriting is why there is no look: a look before it writes the volume out, and it is not known how long that takes.
+var errWriting = errors.New("is being written out")
 
 // shutPatience bounds the wait while a volume is taken away, which takes milliseconds as a rule.
 // It is shorter than any look may take, so that nobody takes it for a volume that does not answer.
@@ -79,7 +84,7 @@ func (r *readers) change(of subject, f func(*gate)) {
 	f(g)
 	close(g.changed)
 	g.changed = make(chan struct{})
-	if g.inside == 0 && g.shut == 0 && g.hung == 0 {
+	if g.inside == 0 && g.shut == 0 && g.hung == 0 && g.writing == 0 {
 		delete(r.m, of)
 	}
 }
@@ -93,8 +98,12 @@ func (r *readers) enter(ctx context.Context, of subject) (leave func(), err erro
 		g := r.at(of)
 		if g.hung > 0 {
 			since := time.Since(g.since)
-			began := g.began
+			began, writing, wroteAt := g.began, g.writing > 0, g.wroteAt
 			r.mu.Unlock()
+			if writing {
+				return nil, fault.New(fault.Busy, "%s %w since %s. If that does not end, see the kernel's log (dmesg)",
+					of, errWriting, wroteAt.UTC().Format(time.RFC3339))
+			}
 			if of.kind == sizesOfPool {
 				return nil, fault.New(fault.Unavailable, "%s %w, since %s", of, errCounting, began.UTC().Format(time.RFC3339))
 			}
@@ -130,6 +139,16 @@ func (r *readers) enter(ctx context.Context, of subject) (leave func(), err erro
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// writing says that a look writes the volume out, until done is called. How long that takes says nothing of its disk.
+func (r *readers) writing(of subject) (done func()) {
+	r.change(of, func(g *gate) {
+		if g.writing++; g.writing == 1 {
+			g.wroteAt = time.Now()
+		}
+	})
+	return func() { r.change(of, func(g *gate) { g.writing-- }) }
 }
 
 // look runs f, which looks at the volume, and leaves it when ctx ends: a look at a

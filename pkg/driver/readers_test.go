@@ -58,3 +58,35 @@ func TestD11_ALookThatHangs(t *testing.T) {
 		}
 	})
 }
+
+// TestD11_AFlushThatTakesLongIsNoSickDisk: health writes a volume of a crowded pool out. Gigabytes take minutes, and who
+// looks meanwhile is told that, and not that the volume does not answer.
+func TestD11_AFlushThatTakesLongIsNoSickDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newReaders(slog.New(slog.DiscardHandler))
+		written := make(chan struct{})
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		err := r.look(ctx, ofVolume("v"), func() error {
+			done := r.writing(ofVolume("v"))
+			defer done()
+			<-written
+			return nil
+		})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("its caller has left: %v", err)
+		}
+		for range 3 {
+			err := r.look(context.Background(), ofVolume("v"), func() error { t.Error("another look at it begins"); return nil })
+			if !errors.Is(err, errWriting) || errors.Is(err, errNoAnswer) || !fault.Is(err, fault.Busy) {
+				t.Errorf("another look: %v", err)
+			}
+			time.Sleep(2 * readerPatience)
+		}
+		close(written)
+		synctest.Wait()
+		if err := r.look(context.Background(), ofVolume("v"), func() error { return nil }); err != nil || len(r.m) != 0 {
+			t.Errorf("afterwards: %v %v", err, r.m)
+		}
+	})
+}

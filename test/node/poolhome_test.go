@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -240,6 +241,48 @@ func TestD11_APoolThatIsReadOnlyKeepsNobodyFromStarting(t *testing.T) {
 	run(t, "mount", "-o", "remount,rw", at)
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	down(t, n, v.ID, target)
+	n.Restart()
+}
+
+// D11: a pool's disk that hangs when csi-node starts is the trouble of that pool. It is there when its disk answers.
+func TestD11_APoolThatHangsKeepsNobodyFromStarting(t *testing.T) {
+	n, _, _ := onOwnDisk(t)
+	n.Args = append(n.Args, "--pool", "other=loop:"+filepath.Join(n.Dir, "other"))
+	n.Begin()
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	doomed := create(t, n, "doomed", csiclient.Volume{FSType: "ext4"})
+	write(t, target+"/f", "kept")
+	run(t, "sync", "-f", target)
+	n.Stop()
+	disk := filepath.Dir(n.Pool)
+	run(t, "fsfreeze", "-f", disk)
+	frozen := true
+	thaw := func() {
+		if frozen {
+			frozen = false
+			run(t, "fsfreeze", "-u", disk)
+		}
+	}
+	t.Cleanup(thaw)
+	n.Start()
+	made, err := n.Client.Create(ctxOf(t), "c", size, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "other"}, nil)
+	ok(t, err)
+	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
+	refused(t, n.Client.Delete(ctxOf(t), doomed.ID), codes.Unavailable, "pool pool has not answered")
+	thaw()
+	for begin := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+		err := n.Client.Delete(ctxOf(t), doomed.ID)
+		if err == nil {
+			break
+		}
+		if time.Since(begin) > time.Minute {
+			t.Fatalf("the disk answers again: %v", err)
+		}
+	}
+	if got := read(t, target+"/f"); got != "kept" {
+		t.Errorf("read %q", got)
+	}
 	down(t, n, v.ID, target)
 	n.Restart()
 }

@@ -23,19 +23,35 @@ func (p *Pool) Usable() error {
 // Recover is done now or when the pool comes. A pool that cannot be recovered is opened and recovered anew by the next
 // call, and its trouble is not the driver's.
 func (p *Pool) Recover(thaw volume.Thaw) error {
+	p.recovery.Lock()
+	p.thaw = thaw
+	p.recovery.Unlock()
+	if !p.looked.Load() {
+		return nil // it is recovered when it is opened, or by the call after that
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.thaw = thaw
-	if p.inner == nil {
-		return nil
+	if p.inner != nil {
+		p.recover()
 	}
-	if err := p.inner.Recover(thaw); err != nil {
+	return nil
+}
+
+// recover recovers a pool that was opened before it was known how. The caller holds mu.
+func (p *Pool) recover() {
+	p.recovery.Lock()
+	defer p.recovery.Unlock()
+	if p.recovered || p.thaw == nil {
+		return
+	}
+	if err := p.inner.Recover(p.thaw); err != nil {
 		p.said = true
 		p.o.Log.Error("a pool is away", "error", p.unusable(errors.Join(err, p.inner.Close())))
 		p.inner = nil
 		p.once.Store(nil)
+		return
 	}
-	return nil
+	p.recovered = true
 }
 
 // Close closes the pool.
@@ -49,6 +65,9 @@ func (p *Pool) Close() error {
 // Owns gives the volume that a device in use belongs to. A pool that is away owns
 // none: see volume.Registry.CheckPool.
 func (p *Pool) Owns(d mounter.Device) (string, bool) {
+	if !p.looked.Load() {
+		return "", false // who asks all pools for an owner waits for none
+	}
 	in, err := p.here()
 	if err != nil {
 		return "", false

@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/record"
@@ -69,29 +70,63 @@ type Pool struct {
 	id  string // empty: its directory takes no identity, so any will do
 	was string // the directory where it was, while that is not the configured one
 
+	looked atomic.Bool // the first look at the disk has come back
+
 	mu    sync.Mutex  // held while the disk is looked at, which may hang
 	inner volume.Pool // nil until it was there once
 	seen  place
-	thaw  volume.Thaw // what Recover was given; nil before that
-	said  bool        // the log has that it is away
+	said  bool // the log has that it is away
+
+	recovery  sync.Mutex
+	thaw      volume.Thaw // what Recover was given; nil before that
+	recovered bool
 
 	once  atomic.Pointer[volume.Pool] // inner, for who must not wait for the disk
 	asked asked
 }
 
-// Open takes a pool. One that is away or cannot be used is no error, unless it was never there: the
-// first time, the directory is made and gets an identity.
+// patience is how long Open waits for the pool's disk.
+const patience = 5 * time.Second
+
+// Open takes a pool. One that is away, cannot be used or has a disk that does not answer is no error, unless it was
+// never there: the first time, the directory is made and gets an identity.
 func Open(o Options) (*Pool, error) {
 	p := &Pool{o: o}
 	_, err := os.Lstat(p.statePath())
 	before := !errors.Is(err, fs.ErrNotExist)
-	if err := p.identify(); err != nil {
-		return nil, fmt.Errorf("pool %s: %w", o.Name, err)
+	looked := make(chan error, 1)
+	go func() {
+		err := p.firstLook(before)
+		p.looked.Store(true)
+		looked <- err
+	}()
+	select {
+	case err = <-looked:
+	case <-time.After(patience):
+		o.Log.Error("a pool's disk does not answer; everything else goes on without it", "pool", o.Name, "directory", o.Dir)
+		return p, nil
 	}
-	if _, err := p.here(); err != nil && !before && !fault.Is(err, fault.Unavailable) {
+	if err != nil {
 		return nil, err
 	}
 	return p, nil
+}
+
+// firstLook gives an error only if the driver has to end.
+func (p *Pool) firstLook(before bool) error {
+	p.mu.Lock()
+	err := p.identify()
+	if err != nil {
+		p.id = nobody // for a look that comes back late: no directory is the pool's
+	}
+	p.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("pool %s: %w", p.o.Name, err)
+	}
+	if _, err = p.here(); before {
+		return nil
+	}
+	return err
 }
 
 func (p *Pool) path() string      { return filepath.Join(p.o.Dir, file) }
@@ -178,6 +213,9 @@ func (p *Pool) here() (volume.Pool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	err := p.look()
+	if err == nil && p.inner != nil && !p.recovered {
+		p.recover()
+	}
 	if err == nil && p.inner == nil {
 		err = p.open()
 	}
@@ -198,14 +236,17 @@ func (p *Pool) here() (volume.Pool, error) {
 // open opens the directory, which is the pool's.
 func (p *Pool) open() error {
 	inner, err := p.o.Open()
-	if err == nil && p.thaw != nil {
-		if err = inner.Recover(p.thaw); err != nil {
-			err = errors.Join(err, inner.Close())
-		}
-	}
 	if err != nil {
 		return p.unusable(err)
 	}
+	p.recovery.Lock()
+	defer p.recovery.Unlock()
+	if p.thaw != nil {
+		if err = inner.Recover(p.thaw); err != nil {
+			return p.unusable(errors.Join(err, inner.Close()))
+		}
+	}
+	p.recovered = p.thaw != nil
 	p.inner = inner
 	p.once.Store(&inner)
 	return nil
