@@ -1,9 +1,12 @@
 package node
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -251,25 +254,30 @@ func TestD11_APoolThatHangsKeepsNobodyFromStarting(t *testing.T) {
 	n.Args = append(n.Args, "--pool", "other=loop:"+filepath.Join(n.Dir, "other"))
 	n.Begin()
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	img := image(n, v.ID)
+	t.Cleanup(func() {
+		if t.Failed() { // nothing of it may meet the next test
+			run(t, "sh", "-c", `umount "$0"; for l in $(losetup -n -O NAME -j "$1"); do losetup -d $l; done; true`, target, img)
+		}
+	})
 	doomed := create(t, n, "doomed", csiclient.Volume{FSType: "ext4"})
 	write(t, target+"/f", "kept")
 	run(t, "sync", "-f", target)
 	n.Stop()
-	disk := filepath.Dir(n.Pool)
-	run(t, "fsfreeze", "-f", disk)
-	frozen := true
-	thaw := func() {
-		if frozen {
-			frozen = false
-			run(t, "fsfreeze", "-u", disk)
-		}
-	}
+	// A file system whose server takes no request.
+	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	ok(t, err)
+	ok(t, syscall.Mount("none", n.Pool, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd())))
+	thaw := sync.OnceFunc(func() { fuse.Close(); run(t, "umount", n.Pool) })
 	t.Cleanup(thaw)
 	n.Start()
 	made, err := n.Client.Create(ctxOf(t), "c", size, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "other"}, nil)
 	ok(t, err)
 	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
 	refused(t, n.Client.Delete(ctxOf(t), doomed.ID), codes.Unavailable, "pool pool has not answered")
+	if got := statuses(t, n, v.ID, target); !strings.Contains(got, "INACCESSIBLE") {
+		t.Errorf("the health of a volume in use is %q", got)
+	}
 	thaw()
 	for begin := time.Now(); ; time.Sleep(50 * time.Millisecond) {
 		err := n.Client.Delete(ctxOf(t), doomed.ID)

@@ -65,9 +65,6 @@ func (p *Pool) Close() error {
 // Owns gives the volume that a device in use belongs to. A pool that is away owns
 // none: see volume.Registry.CheckPool.
 func (p *Pool) Owns(d mounter.Device) (string, bool) {
-	if !p.looked.Load() {
-		return "", false // who asks all pools for an owner waits for none
-	}
 	in, err := p.here()
 	if err != nil {
 		return "", false

@@ -123,7 +123,7 @@ func (p *Pool) firstLook(before bool) error {
 	if err != nil {
 		return fmt.Errorf("pool %s: %w", p.o.Name, err)
 	}
-	if _, err = p.here(); before {
+	if _, err = p.enter(); before {
 		return nil
 	}
 	return err
@@ -208,8 +208,16 @@ func readFrom(dir string) (identity, error) {
 	return i, err
 }
 
-// here gives the pool if its directory is there.
+// here gives the pool if its directory is there. Nobody waits for a disk that has not answered since the start.
 func (p *Pool) here() (volume.Pool, error) {
+	if !p.looked.Load() {
+		return nil, fault.New(fault.Unavailable, "pool %s has not answered since the driver was started, so its disk or server does not "+
+			"answer: see the kernel's log (dmesg)", p.o.Name)
+	}
+	return p.enter()
+}
+
+func (p *Pool) enter() (volume.Pool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	err := p.look()
