@@ -232,11 +232,11 @@ func TestExpandedWhileUnpublishedIsGrownFirst(t *testing.T) {
 
 func TestSocketTakeoverAndTermination(t *testing.T) {
 	n := testnode.New(t, "")
-	second := exec.Command(testnode.Build(t, ""), "--endpoint", n.Endpoint(), "--pool", "p=loop:"+t.TempDir(), "--state-dir", t.TempDir(), "--kubelet-dir", n.KubeletDir())
+	second := exec.CommandContext(ctxOf(t), testnode.Build(t, ""), "--endpoint", n.Endpoint(), "--pool", "p=loop:"+t.TempDir(), "--state-dir", t.TempDir(), "--kubelet-dir", n.KubeletDir())
 	if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), "another server answers") {
 		t.Errorf("a live socket was taken over: %v %s", err, out)
 	}
-	samePool := exec.Command(testnode.Build(t, ""), "--endpoint", "unix://"+t.TempDir()+"/s", "--pool", "p=loop:"+n.PoolDir(), "--state-dir", t.TempDir(), "--kubelet-dir", n.KubeletDir())
+	samePool := exec.CommandContext(ctxOf(t), testnode.Build(t, ""), "--endpoint", "unix://"+t.TempDir()+"/s", "--pool", "p=loop:"+n.PoolDir(), "--state-dir", t.TempDir(), "--kubelet-dir", n.KubeletDir())
 	if out, err := samePool.CombinedOutput(); err == nil || !strings.Contains(string(out), "another process has") {
 		t.Errorf("a pool was opened twice: %v %s", err, out)
 	}
