@@ -18,7 +18,9 @@ func TestB03_ADiskThatIsMountedLater(t *testing.T) {
 	s.run("p", "echo kept >/data/f; sync")
 	s.delete("p")
 	driver := s.daemon("csi-node", node)
-	restarts := func() string { return (&space{t: t, ns: system}).get(driver, ".status.containerStatuses[*].restartCount") }
+	restarts := func() string {
+		return (&space{t: t, ns: system}).get(driver, ".status.containerStatuses[*].restartCount")
+	}
 	before := restarts()
 	state := func(want string) {
 		t.Helper()
