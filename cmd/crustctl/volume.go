@@ -135,8 +135,15 @@ func cloneCommand(g *globals) *cobra.Command {
 				return err
 			}
 		}
+		var origin string
+		if err := g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+			origin, err = idOf(ctx, c, args[0])
+			return err
+		}); err != nil {
+			return err
+		}
 		return g.create(cmd, args[1], n, v, nil, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
-			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: args[0]}}})
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: origin}}})
 	}}
 	u.add(c)
 	c.Flags().StringVar(&amount, "size", "", "size (default: the origin's)")
@@ -211,13 +218,23 @@ func unpublishCommand(g *globals) *cobra.Command {
 }
 
 func statsCommand(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "stats VOLUME PATH", Short: "Show how full a volume is, and its health", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
-		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-			s, err := c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: args[0], VolumePath: args[1]})
+	return &cobra.Command{Use: "stats VOLUME [PATH]", Short: "Show how full a volume is, and its health", Args: cobra.RangeArgs(1, 2), RunE: func(cmd *cobra.Command, args []string) error {
+		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) (err error) {
+			var id, path string
+			if len(args) == 1 {
+				id, path, err = somewhere(ctx, c, args[0])
+			} else {
+				path = args[1]
+				id, err = idOf(ctx, c, args[0])
+			}
 			if err != nil {
 				return err
 			}
-			h, err := c.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: args[0], VolumePublishPath: args[1]})
+			s, err := c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
+			if err != nil {
+				return err
+			}
+			h, err := c.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: path})
 			if err != nil {
 				return err
 			}
@@ -248,7 +265,11 @@ func expandCommand(g *globals) *cobra.Command {
 			return err
 		}
 		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-			got, err := c.Expand(ctx, args[0], n, path)
+			id, err := idOf(ctx, c, args[0])
+			if err != nil {
+				return err
+			}
+			got, err := c.Expand(ctx, id, n, path)
 			if err != nil {
 				return err
 			}
@@ -267,7 +288,11 @@ func expandCommand(g *globals) *cobra.Command {
 func snapshotCommand(g *globals) *cobra.Command {
 	c := &cobra.Command{Use: "snapshot VOLUME NAME", Short: "Take a snapshot", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
 		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-			r, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{SourceVolumeId: args[0], Name: args[1]})
+			id, err := idOf(ctx, c, args[0])
+			if err != nil {
+				return err
+			}
+			r, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{SourceVolumeId: id, Name: args[1]})
 			if err != nil {
 				return err
 			}

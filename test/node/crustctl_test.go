@@ -208,3 +208,49 @@ func TestB08_TheSocketIsFound(t *testing.T) {
 		t.Errorf("%v %s", err, out)
 	}
 }
+
+// B8: by the names that people gave.
+func TestB08_VolumesByName(t *testing.T) {
+	n := testnode.New(t, "")
+	does := func(want string, args ...string) {
+		t.Helper()
+		if out, good := crustctl(t, n, args...); !good || !strings.Contains(out, want) {
+			t.Errorf("crustctl %v: %v, without %q:\n%s", args, good, want, out)
+		}
+	}
+	fails := func(want string, args ...string) {
+		t.Helper()
+		if out, good := crustctl(t, n, args...); good || !strings.Contains(out, want) {
+			t.Errorf("crustctl %v: %v, without %q:\n%s", args, good, want, out)
+		}
+	}
+	made, err := n.Client.Create(ctxOf(t), "pvc-1", size, csiclient.Volume{FSType: "xfs"}, ofClaim, nil)
+	ok(t, err)
+	v, target := csiclient.Volume{ID: made.GetVolumeId(), FSType: "xfs"}, n.Target("a")
+	fails("published nowhere", "volume", "stats", "pvc-1")
+	fails("no volume of this node", "volume", "stats", "pvc-2")
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	for _, name := range []string{"pvc-1", "shop/orders", v.ID} {
+		does("good", "volume", "stats", name)
+		does("bytes", "volume", "stats", name, target)
+	}
+	does("1.00 GiB", "volume", "expand", "shop/orders", "1Gi", "--path", target)
+	does(v.ID, "volume", "list")
+	does("GiB", "volume", "snapshot", "pvc-1", "s")
+	does("pool.v", "volume", "clone", "shop/orders", "copy", "--fs-type", "xfs")
+	// Another volume of the same claim.
+	_, err = n.Client.Create(ctxOf(t), "pvc-3", size, csiclient.Volume{FSType: "ext4"}, ofClaim, nil)
+	ok(t, err)
+	fails("several volumes", "volume", "stats", "shop/orders")
+	fails("several volumes", "volume", "snapshot", "shop/orders", "t")
+	fails("not", "volume", "snapshot", "nothing", "t")
+	down(t, n, v.ID, target)
+	r, err := n.Client.ListVolumes(ctxOf(t), &csi.ListVolumesRequest{})
+	ok(t, err)
+	for _, e := range r.GetEntries() {
+		if id := e.GetVolume().GetVolumeId(); id != v.ID {
+			ok(t, n.Client.Delete(ctxOf(t), id))
+		}
+	}
+}

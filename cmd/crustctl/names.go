@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/inventory"
+)
+
+// find gives the volume of this id, name or claim (NAMESPACE/NAME). It is refused where several volumes are meant.
+func find(all []*inventory.Volume, name string) (*inventory.Volume, error) {
+	var found []*inventory.Volume
+	var ids []string
+	for _, v := range all {
+		if v.GetId() == name {
+			return v, nil
+		}
+		if v.GetName() == name || v.GetClaim() == name {
+			found, ids = append(found, v), append(ids, v.GetId())
+		}
+	}
+	switch len(found) {
+	case 0:
+		return nil, status.Errorf(codes.NotFound, "no volume of this node has the id, name or claim %q (crustctl volume list)", name)
+	case 1:
+		return found[0], nil
+	}
+	return nil, fmt.Errorf("%q means several volumes: %s; give the id of one", name, strings.Join(ids, ", "))
+}
+
+// idOf is find for what only needs the id. A driver that has no such list is asked for what was typed.
+func idOf(ctx context.Context, c *csiclient.Client, name string) (string, error) {
+	all, err := c.Volumes(ctx)
+	if status.Code(err) == codes.Unimplemented {
+		return name, nil
+	}
+	if err != nil {
+		return "", err
+	}
+	v, err := find(all, name)
+	if status.Code(err) == codes.NotFound {
+		return name, nil // the driver says what it is, or that it is not known
+	}
+	if err != nil {
+		return "", err
+	}
+	return v.GetId(), nil
+}
+
+// somewhere is a place where a volume is published.
+func somewhere(ctx context.Context, c *csiclient.Client, name string) (id, path string, err error) {
+	all, err := c.Volumes(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	v, err := find(all, name)
+	if err != nil {
+		return "", "", err
+	}
+	for _, u := range v.GetUses() {
+		return v.GetId(), u.GetTarget(), nil
+	}
+	return "", "", status.Errorf(codes.FailedPrecondition, "volume %s is published nowhere on this node, so nothing can be asked how full it is", v.GetId())
+}
