@@ -40,7 +40,7 @@ func NewNamespaces(build func() error) (ns Namespaces, err error) {
 		if err := call("unshare", func() error { return unix.Unshare(flags) }); err != nil {
 			return err
 		}
-		if err := call("mount", func() error { return unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, "") }); err != nil {
+		if err := call("mount", func() error { return unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, "") }); err != nil {
 			return err
 		}
 		// build may take /proc away.

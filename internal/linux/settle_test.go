@@ -69,3 +69,34 @@ func TestA12_NobodyIsWaitedForWhoWasNotStarted(t *testing.T) {
 		t.Errorf("%d tries: %v", tries, err)
 	}
 }
+
+// A program that somebody else starts has a copy of what that had open, until it is under way.
+func TestA12_AChildOfAnotherProcessIsWaitedFor(t *testing.T) {
+	starts.Lock()
+	starts.last = time.Time{}
+	starts.Unlock()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }() // it is off
+	holder := exec.Command("sleep", "3600")
+	holder.Dir = dir
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	tries := 0
+	err := Outlast(func() error {
+		if tries++; tries == 3 {
+			_ = holder.Process.Kill()
+			_ = holder.Wait() // "signal: killed"
+		}
+		return call("umount2", func() error { return unix.Unmount(dir, 0) })
+	})
+	if err != nil || tries < 3 {
+		t.Errorf("%d tries: %v", tries, err)
+	}
+	if err := Outlast(func() error { return os.NewSyscallError("umount2", EBUSY) }); !errors.Is(err, EBUSY) {
+		t.Errorf("a holder that stays: %v", err)
+	}
+}

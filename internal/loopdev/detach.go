@@ -147,7 +147,7 @@ var ErrWritesLost = errors.New("what was written last could not be written to it
 // anybody has it open, that is refused.
 func (n Nodes) Detach(d Device) error {
 	var loop *os.File
-	err := linux.Settle(func() (err error) {
+	err := linux.Outlast(func() (err error) {
 		loop, err = linux.Open(d.Path, os.O_RDONLY|linux.OExcl)
 		return err
 	})

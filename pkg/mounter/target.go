@@ -263,7 +263,7 @@ func (t *Target) create(directory bool) error {
 
 // Unmount takes the topmost mount off the target.
 func (t *Target) Unmount() error {
-	err := linux.Settle(func() error { return linux.UnmountAt(t.parent, t.name) })
+	err := linux.Outlast(func() error { return linux.UnmountAt(t.parent, t.name) })
 	if errors.Is(err, linux.EBUSY) {
 		return fault.New(fault.State, "%s is in use: a process has a file or its working directory there%s (see `fuser -vm %s`)", t.Path,
 			usersOf(t.Path), t.Path)

@@ -17,6 +17,7 @@ import (
 // TestAudit_WhoDidWhatIsOnRecord lives a volume's life with a kill -9 in it, and
 // asks afterwards who made, formatted, gave, grew and deleted what.
 func TestAudit_WhoDidWhatIsOnRecord(t *testing.T) {
+	t.Parallel()
 	const secret = "hunter2-do-not-tell"
 	n := testnode.New(t, "")
 	v := csiclient.Volume{FSType: "ext4", Context: map[string]string{

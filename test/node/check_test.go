@@ -70,6 +70,7 @@ func loopDevice(t *testing.T, img string) string {
 const checks = `crust_filesystem_checks_total{outcome="`
 
 func TestD08_ThreeOutcomesOfACheck(t *testing.T) {
+	t.Parallel()
 	n, metrics := withMetrics(t)
 	// A mark of an unclean end is cleared, which e2fsck counts as a repair; a
 	// clean outcome has a file system without such a mark only, never checked at
@@ -99,6 +100,7 @@ func TestD08_ThreeOutcomesOfACheck(t *testing.T) {
 // What is left to a person is left as it is, however often the orchestrator
 // tries, and is not checked again for nothing.
 func TestD08_NeedsAPersonChangesNothing(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		fstype, program, advice string
 		spoil, mend             func(t *testing.T, img string)
@@ -147,6 +149,7 @@ func TestD08_NeedsAPersonChangesNothing(t *testing.T) {
 
 // A check that finds nothing does not make a marked xfs mountable.
 func TestD08_AMarkThatStaysNeedsAPerson(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := spoiled(t, n, "a", "xfs", needsRepair)
 	withPrograms(t, n, map[string]string{"xfs_repair": "exit 0"})
@@ -157,6 +160,7 @@ func TestD08_AMarkThatStaysNeedsAPerson(t *testing.T) {
 
 // A repair that a person only began is looked at again.
 func TestD08_AChangedDeviceIsCheckedAgain(t *testing.T) {
+	t.Parallel()
 	n, metrics := withMetrics(t)
 	v := spoiled(t, n, "a", "ext4", noRoot)
 	refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, "needs a person")
@@ -168,6 +172,7 @@ func TestD08_AChangedDeviceIsCheckedAgain(t *testing.T) {
 
 // Without room for the copy that the repair is tried on, nothing is tried.
 func TestD08_NoRoomToLookFirst(t *testing.T) {
+	t.Parallel()
 	img := filepath.Join(t.TempDir(), "img")
 	ok(t, os.WriteFile(img, nil, 0o600))
 	ok(t, os.Truncate(img, 64<<20))
@@ -194,6 +199,7 @@ func TestD08_NoRoomToLookFirst(t *testing.T) {
 // Check itself, for each file system: clean, and damaged. (Of a btrfs nothing
 // asks for a check before it is mounted.)
 func TestD08_CheckOfEachFileSystem(t *testing.T) {
+	t.Parallel()
 	for _, fstype := range filesystems {
 		t.Run(fstype, func(t *testing.T) {
 			img := filepath.Join(t.TempDir(), "img")
@@ -241,6 +247,7 @@ func TestD08_CheckOfEachFileSystem(t *testing.T) {
 // An xfs or btrfs that was not unmounted has a log, which the kernel replays:
 // nothing is checked, and nothing is lost.
 func TestD08_ALogToReplayIsNoDamage(t *testing.T) {
+	t.Parallel()
 	n, metrics := withMetrics(t)
 	for _, fstype := range filesystems {
 		v, target := up(t, n, fstype, csiclient.Volume{FSType: fstype})
@@ -272,6 +279,7 @@ func TestD08_ALogToReplayIsNoDamage(t *testing.T) {
 // A check works on a copy of the metadata. That of a driver which was killed
 // meanwhile goes at the next start.
 func TestD06_D08_ACheckThatWasKilledLeavesNoCopy(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := spoiled(t, n, "killed", "ext4", errorState)
 	withPrograms(t, n, map[string]string{"e2image": "sleep 3600"})

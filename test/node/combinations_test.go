@@ -16,6 +16,7 @@ import (
 // volume whose files were given to group 3000 is published twice. A group of 0
 // is none asked for.
 func TestCombinations(t *testing.T) {
+	t.Parallel()
 	type publish struct {
 		group    uint32
 		readOnly bool

@@ -26,6 +26,7 @@ func replace(t *testing.T, path, text string) {
 // The pools of a node are those of the entry that matches its labels. What is safe to
 // change changes while csi-node runs; the rest waits, and whatever is mounted stays.
 func TestANodeFollowsItsConfigurationFile(t *testing.T) {
+	t.Parallel()
 	_, dev := disk(t, size)
 	address := freeAddress(t)
 	n := testnode.NewStopped(t, "", "--metrics-address", address)
@@ -107,6 +108,7 @@ func TestANodeFollowsItsConfigurationFile(t *testing.T) {
 
 // The file is looked at without anybody asking.
 func TestAChangedConfigurationFileIsFound(t *testing.T) {
+	t.Parallel()
 	n := testnode.NewStopped(t, "", "--config", filepath.Join(t.TempDir(), "config.yaml"))
 	replace(t, n.Args[1], configHead+"allowDevices: [/dev/a]")
 	n.Begin()

@@ -13,6 +13,7 @@ import (
 // TestLeast_MkfsIsConfined has another mkfs, which tells what it may, in the error
 // of the stage that runs it.
 func TestLeast_MkfsIsConfined(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	if strings.Contains(n.Log(), "cannot be confined") {
 		t.Error("the driver's first program is not confined: see its log")

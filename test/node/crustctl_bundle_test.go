@@ -46,6 +46,7 @@ func unpack(t *testing.T, path string) (parts map[string]string, names []string)
 
 // A secret lies wherever one could, and is nowhere in the bundle.
 func TestB08_TheSupportBundleHoldsNoSecret(t *testing.T) {
+	t.Parallel()
 	n := testnode.NewStopped(t, "", "--allow-device", "/dev/loop*", "--metrics-address", freeAddress(t), "-v", "9")
 	n.Env = []string{"CRUST_PASSWORD=" + secret}
 	n.Begin()

@@ -42,6 +42,7 @@ var ofClaim = map[string]string{"csi.storage.k8s.io/pvc/namespace": "shop", "csi
 	"csi.storage.k8s.io/pv/name": "pvc-check"}
 
 func TestB08_PoolCheckThroughTheDriver(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	check := []string{"pool", "check"}
 	exits(t, n, 0, check, "nothing found in pool")
@@ -84,6 +85,7 @@ type checked struct {
 
 // What csi-node has under way is no finding; what a crash left of it is one.
 func TestB08_PoolCheckLeavesOutWhatIsUnderWay(t *testing.T) {
+	t.Parallel()
 	at := testnode.NewFailpoints(t)
 	n := testnode.NewStopped(t, "failpoint")
 	n.Env = at.Env()
@@ -122,6 +124,7 @@ func pv(name, handle, node string) string {
 }
 
 func TestB08_PoolCheckComparesWithPersistentVolumes(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "pvc-here", csiclient.Volume{FSType: "ext4"})
 	lost := "pool.v" + strings.Repeat("0", 32)

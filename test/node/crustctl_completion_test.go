@@ -10,6 +10,7 @@ import (
 )
 
 func TestB08_CompletionKnowsWhatThisNodeHas(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	made, err := n.Client.Create(ctxOf(t), "pvc-complete", size, csiclient.Volume{FSType: "ext4"}, ofClaim, nil)
 	ok(t, err)

@@ -39,6 +39,7 @@ func serveSandbox(t *testing.T, dir, target string) string {
 }
 
 func TestB08_DrainCheckSaysWhatADrainMeets(t *testing.T) {
+	t.Parallel()
 	at := testnode.NewFailpoints(t)
 	n := testnode.NewStopped(t, "failpoint")
 	n.Env = at.Env()
@@ -104,6 +105,7 @@ func TestB08_DrainCheckSaysWhatADrainMeets(t *testing.T) {
 
 // What cannot be looked at is not "nothing".
 func TestB08_DrainCheckOfAPoolThatIsAway(t *testing.T) {
+	t.Parallel()
 	n, mount, unmount := onOwnDisk(t)
 	n.Begin()
 	n.Stop()

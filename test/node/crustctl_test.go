@@ -30,6 +30,7 @@ func crustctl(t testing.TB, n *testnode.Node, args ...string) (string, bool) {
 }
 
 func TestCrustctlThroughTheLifeOfAVolume(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	does := func(want string, args ...string) {
 		t.Helper()
@@ -77,6 +78,7 @@ func TestCrustctlThroughTheLifeOfAVolume(t *testing.T) {
 }
 
 func TestValidateCapabilitiesOfAStaticVolume(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "", "--allow-device", "/dev/loop*")
 	mode := func(v csiclient.Volume, m csi.VolumeCapability_AccessMode_Mode) csiclient.Volume {
 		v.Mode = m
@@ -103,6 +105,7 @@ func TestValidateCapabilitiesOfAStaticVolume(t *testing.T) {
 
 // B7: what a label is on a node without SELinux.
 func TestB07_ALabelWithoutSELinuxHasNoEffect(t *testing.T) {
+	t.Parallel()
 	if mounter.SELinux().Answer == mounter.Yes {
 		return // TestS02_* are about such a kernel
 	}
@@ -117,6 +120,7 @@ func TestB07_ALabelWithoutSELinuxHasNoEffect(t *testing.T) {
 
 // B6: every pool is looked at, and one without room is no good news.
 func TestB06_TheDoctorSpeaksOfEveryPool(t *testing.T) {
+	t.Parallel()
 	n, mount, unmount := onOwnDisk(t)
 	n.Args = append(n.Args, "--pool", "other=loop:"+filepath.Join(n.Dir, "other"))
 	n.Begin()
@@ -142,6 +146,7 @@ func TestB06_TheDoctorSpeaksOfEveryPool(t *testing.T) {
 
 // B8: who uses what, by the names that people gave, also what an earlier process was told.
 func TestB08_WhoUsesWhat(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	made, err := n.Client.Create(ctxOf(t), "pvc-0f5a", size, csiclient.Volume{FSType: "ext4"}, map[string]string{
 		"csi.storage.k8s.io/pvc/namespace": "shop", "csi.storage.k8s.io/pvc/name": "orders", "csi.storage.k8s.io/pv/name": "pvc-0f5a"}, nil)
@@ -199,6 +204,7 @@ func TestB08_WhoUsesWhat(t *testing.T) {
 
 // B8: the socket of the manifests is found by itself.
 func TestB08_TheSocketIsFound(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	usual := filepath.Join(n.KubeletDir(), "plugins/csi.crust.dev/csi.sock")
 	ok(t, os.MkdirAll(filepath.Dir(usual), 0o755))
@@ -211,6 +217,7 @@ func TestB08_TheSocketIsFound(t *testing.T) {
 
 // B8: by the names that people gave.
 func TestB08_VolumesByName(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	does := func(want string, args ...string) {
 		t.Helper()

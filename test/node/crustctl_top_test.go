@@ -18,6 +18,7 @@ import (
 )
 
 func TestB08_TopShowsVolumesByUse(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	made, err := n.Client.Create(ctxOf(t), "pvc-top", size, csiclient.Volume{FSType: "ext4"}, ofClaim, nil)
 	ok(t, err)
@@ -90,6 +91,7 @@ func terminal(t *testing.T) (screen, process *os.File) {
 
 // It goes on until it is interrupted, also while csi-node is away, and shows what is new.
 func TestB08_TopRefreshesOnATerminal(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	screen, process := terminal(t)
 	c := exec.Command(testnode.BuildCommand(t, "crustctl", ""), "--endpoint", n.Endpoint(), "--kubelet-dir", n.KubeletDir(), "top",
@@ -135,6 +137,7 @@ func TestB08_TopRefreshesOnATerminal(t *testing.T) {
 // A mount that hangs, here a FUSE file system whose server answers nothing, is lying on a
 // pod's volume. Only crustctl sees it: csi-node would be fine.
 func TestB08_CrustctlWaitsForNoMountThatHangs(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	ids := map[string]string{}
 	for _, name := range []string{"pvc-hangs", "pvc-well"} {

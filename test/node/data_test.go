@@ -57,6 +57,7 @@ func patch(t testing.TB, path string, off int64, data []byte) {
 }
 
 func TestD01_ForeignAndDamagedDataIsNeverFormatted(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	for name, spoil := range map[string]func(img string){
 		"garbage at the start": func(img string) { patch(t, img, 512, []byte("somebody's data")) },
@@ -85,6 +86,7 @@ func TestD01_ForeignAndDamagedDataIsNeverFormatted(t *testing.T) {
 }
 
 func TestD02_FormattedOnceNeverAgain(t *testing.T) {
+	t.Parallel()
 	for _, fs := range filesystems {
 		t.Run(fs, func(t *testing.T) {
 			n := testnode.New(t, "")
@@ -110,6 +112,7 @@ func TestD02_FormattedOnceNeverAgain(t *testing.T) {
 }
 
 func TestD03_DeleteRefusesWhileUsed(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	write(t, target+"/f", "precious")
@@ -127,6 +130,7 @@ func TestD03_DeleteRefusesWhileUsed(t *testing.T) {
 }
 
 func TestD04_TargetWithDataIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	ok(t, n.Client.Stage(ctxOf(t), v))
@@ -142,6 +146,7 @@ func TestD04_TargetWithDataIsLeftAlone(t *testing.T) {
 	down(t, n, v.ID, target)
 }
 
+// Not beside other tests, which mount.
 func TestD05_PathsThroughLinksAndOutside(t *testing.T) {
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
@@ -172,6 +177,7 @@ func TestD05_PathsThroughLinksAndOutside(t *testing.T) {
 }
 
 func TestD07_FullPool(t *testing.T) {
+	t.Parallel()
 	n := newOnSmallPool(t, "ext4")
 	before := usedFiles(t, n)
 	params := map[string]string{"provisioning": "thick"}
@@ -254,6 +260,7 @@ func health(t testing.TB, n *testnode.Node, id, path string) string {
 // Somebody removed the volume's file. What is still there must not be in the
 // way for ever.
 func TestVolumeWhoseFileIsGoneCanBeLetGo(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	ok(t, os.Remove(image(n, v.ID)))
@@ -270,6 +277,7 @@ func TestVolumeWhoseFileIsGoneCanBeLetGo(t *testing.T) {
 }
 
 func TestD09_CopiesBesideTheirOriginAndGrown(t *testing.T) {
+	t.Parallel()
 	for _, fs := range filesystems {
 		t.Run(fs, func(t *testing.T) {
 			n := testnode.New(t, "")
@@ -309,6 +317,7 @@ func TestD09_CopiesBesideTheirOriginAndGrown(t *testing.T) {
 }
 
 func TestSnapshotOfABusyFilesystemIsConsistent(t *testing.T) {
+	t.Parallel()
 	for _, pool := range []string{"ext4", "xfs"} { // copied byte by byte; extents shared
 		t.Run("pool on "+pool, func(t *testing.T) {
 			n := newOnSmallPool(t, pool)
@@ -348,6 +357,7 @@ func TestSnapshotOfABusyFilesystemIsConsistent(t *testing.T) {
 }
 
 func TestAbortedWhileAnotherCallRuns(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	other := create(t, n, "b", csiclient.Volume{FSType: "ext4"})

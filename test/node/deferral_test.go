@@ -51,6 +51,7 @@ func mountsOf(t testing.TB, n *testnode.Node) string {
 var deferrable = map[string]string{"allowRuntimeAssistedMount": "true"}
 
 func TestC01_TheDriverSaysThatItDefers(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		flags []string
 		want  bool
@@ -69,6 +70,7 @@ func TestC01_TheDriverSaysThatItDefers(t *testing.T) {
 }
 
 func TestC03_C08_C24_ADeferredVolumeIsMountedNowhereHere(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	for _, fs := range filesystems {
 		// The class says one file system, the device has it or not: what counts is
@@ -139,6 +141,7 @@ func TestC03_C08_C24_ADeferredVolumeIsMountedNowhereHere(t *testing.T) {
 }
 
 func TestC03_WhatIsOnTheDeviceDecides(t *testing.T) {
+	t.Parallel()
 	dev := loopOf(t, "xfs")
 	s := testnode.New(t, "", "--allow-device", dev)
 	v := csiclient.Volume{ID: "static", Context: map[string]string{"device": dev, "allowRuntimeAssistedMount": "true"}, FSType: "xfs"}
@@ -154,6 +157,7 @@ func TestC03_WhatIsOnTheDeviceDecides(t *testing.T) {
 }
 
 func TestC04_MountedHereUnlessEverythingSaysOtherwise(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	for name, c := range map[string]struct {
 		context     map[string]string
@@ -187,6 +191,7 @@ func TestC04_MountedHereUnlessEverythingSaysOtherwise(t *testing.T) {
 // Of sandboxes that only read there can be several; nobody writes meanwhile. Where
 // the node has the volume mounted already, one more reader is the node's.
 func TestC19_ReadersShareADeferredVolume(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: attributed(csiclient.Volume{Context: deferrable}, mayMount).Context})
 	ok(t, n.Client.Stage(ctxOf(t), v))
@@ -228,6 +233,7 @@ func TestC19_ReadersShareADeferredVolume(t *testing.T) {
 
 // A sandbox that has not let go yet holds the device, as QEMU does.
 func TestC19_NotMountedHereWhileASandboxHasTheDevice(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: attributed(csiclient.Volume{Context: deferrable}, mayMount).Context})
 	ok(t, n.Client.Stage(ctxOf(t), v))
@@ -253,6 +259,7 @@ func TestC19_NotMountedHereWhileASandboxHasTheDevice(t *testing.T) {
 }
 
 func TestC05_C06_C07_StatsAndGrowthOfADeferredVolume(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
 	ok(t, n.Client.Stage(ctxOf(t), v))
@@ -297,6 +304,7 @@ func TestC05_C06_C07_StatsAndGrowthOfADeferredVolume(t *testing.T) {
 }
 
 func TestC09_ASharesMountIsDeferred(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := csiclient.Volume{ID: "share", MountFlags: []string{"vers=4.2"}, Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
 		Context: map[string]string{"server": "nas.example", "share": "/export", "allowRuntimeAssistedMount": "true"}}
@@ -311,6 +319,7 @@ func TestC09_ASharesMountIsDeferred(t *testing.T) {
 }
 
 func TestC10_D10_NoSecretInADeferral(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
 	ok(t, n.Client.Stage(ctxOf(t), v))
@@ -329,6 +338,7 @@ func TestC10_D10_NoSecretInADeferral(t *testing.T) {
 
 // A newer driver's deferral: this one does not start, and so touches nothing.
 func TestADeferralOfANewerVersionIsNotTouched(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
 	ok(t, n.Client.Stage(ctxOf(t), v))
@@ -349,7 +359,7 @@ func TestADeferralOfANewerVersionIsNotTouched(t *testing.T) {
 }
 
 // Runtimes look for targets in the host's mount namespace, which is not that of a
-// driver in a container.
+// driver in a container. Not beside other tests: its namespace would keep their mounts.
 func TestC24_ThePlaceholderIsInTheHostsNamespace(t *testing.T) {
 	host := exec.Command("unshare", "-m", "--propagation", "private", "sleep", "3600")
 	ok(t, host.Start())

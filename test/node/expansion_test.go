@@ -39,6 +39,7 @@ func statfs(t *testing.T, path string) int64 {
 // With --expansion=node the controller offers no growth: the pod's node enlarges the
 // volume and its file system.
 func TestFleet_ANodeEnlargesItsVolumes(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "", "--expansion", "node")
 	r, err := n.Client.ControllerGetCapabilities(ctxOf(t), &csi.ControllerGetCapabilitiesRequest{})
 	ok(t, err)
@@ -94,6 +95,7 @@ func TestFleet_ANodeEnlargesItsVolumes(t *testing.T) {
 // A node refuses growth that the pool has no room for (B5), and the refusal changes
 // nothing.
 func TestB05_ANodeEnlargesNothingThatIsNotThere(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "", "--expansion", "node")
 	n.PoolOptions = ""
 	n.Restart()
@@ -115,6 +117,7 @@ func TestB05_ANodeEnlargesNothingThatIsNotThere(t *testing.T) {
 // A deferred volume's device grows for the pod's runtime. Where that cannot grow the
 // file system the call says so, and the next stage does.
 func TestC06_C07_ANodeEnlargesADeferredVolume(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "", "--expansion", "node")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
 	ok(t, n.Client.Stage(ctxOf(t), v))

@@ -19,6 +19,7 @@ import (
 // A disk that takes no write, for ever: each call to its pool is answered with the pool's name, no
 // call waits behind another, and other pools are served.
 func TestD11_APoolWhoseDiskHangs(t *testing.T) {
+	t.Parallel()
 	n, _, _ := onOwnDisk(t)
 	address := freeAddress(t)
 	n.Args = append(n.Args, "--pool", "other=loop:"+filepath.Join(n.Dir, "other"), "--metrics-address", address)
@@ -177,6 +178,7 @@ func TestD11_APoolWhoseDiskHangs(t *testing.T) {
 
 // In a cluster, the node enlarges a pool's volume: it asks the pool's disk first as well.
 func TestD11_GrowthOnTheNodeOfAPoolWhoseDiskHangs(t *testing.T) {
+	t.Parallel()
 	n, _, _ := onOwnDisk(t)
 	n.Args = append(n.Args, "--expansion", "node")
 	n.Begin()

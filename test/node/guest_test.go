@@ -84,6 +84,7 @@ func neverParsed(t testing.TB, n *testnode.Node, v csiclient.Volume, image strin
 }
 
 func TestA06_WhatAGuestHadIsNotParsedHere(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
 	ok(t, n.Client.Stage(ctxOf(t), v))
@@ -124,6 +125,7 @@ func TestA06_WhatAGuestHadIsNotParsedHere(t *testing.T) {
 }
 
 func TestA06_AClassCarriesHostMayMount(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	made, err := n.Client.Create(ctxOf(t), "a", size, csiclient.Volume{FSType: "ext4"}, attributed(csiclient.Volume{Context: deferrable}, mayMount).Context, nil)
 	ok(t, err)
@@ -134,6 +136,7 @@ func TestA06_AClassCarriesHostMayMount(t *testing.T) {
 }
 
 func TestA06_AStaticDeviceThatAGuestHad(t *testing.T) {
+	t.Parallel()
 	disk := filepath.Join(t.TempDir(), "disk")
 	ok(t, os.WriteFile(disk, nil, 0o600))
 	ok(t, os.Truncate(disk, size))
@@ -151,6 +154,7 @@ func TestA06_AStaticDeviceThatAGuestHad(t *testing.T) {
 }
 
 func TestA06_ANamespaceIsNoGuest(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
 	ok(t, n.Client.Stage(ctxOf(t), v))

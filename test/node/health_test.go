@@ -32,6 +32,7 @@ func wantHealth(t *testing.T, n *testnode.Node, id, path, reason string) {
 }
 
 func TestHealthTellsOfFilesystemErrors(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	if got := health(t, n, v.ID, target); got != "" {
@@ -51,6 +52,7 @@ func TestHealthTellsOfFilesystemErrors(t *testing.T) {
 }
 
 func TestHealthTellsOfRemountReadOnly(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4", MountFlags: []string{"errors=remount-ro"}})
 	triggerError(t, n, target)
@@ -62,6 +64,7 @@ func TestHealthTellsOfRemountReadOnly(t *testing.T) {
 // tell nothing of its own root (xfs). The volume is unpublished and unstaged all
 // the same, and is well after its next stage.
 func TestD11_AShutDownFileSystemCanBeTakenAway(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "xfs"})
 	write(t, target+"/kept", "kept")

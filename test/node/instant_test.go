@@ -104,6 +104,7 @@ func snapshotNow(t *testing.T, n *testnode.Node, id, name string) (string, error
 // Where extents can be shared, a copy of a raw block volume is of one instant
 // while it is being written.
 func TestA03_RawInUseIsCopiedInOneInstant(t *testing.T) {
+	t.Parallel()
 	for _, pool := range []string{"xfs", "btrfs"} {
 		t.Run("pool on "+pool, func(t *testing.T) {
 			n := newOnSmallPool(t, pool)
@@ -143,6 +144,7 @@ func TestA03_RawInUseIsCopiedInOneInstant(t *testing.T) {
 // block volume that somebody may write to is refused, also by a driver that
 // was killed since. What is only read, or published nowhere, is copied.
 func TestA03_RawInUseIsRefusedWhereNothingIsShared(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ pool, origin, copy string }{{"ext4", "thin", "thin"}, {"xfs", "thick", "thick"}, {"xfs", "thick", "thin"}, {"xfs", "thin", "thick"}} {
 		t.Run(fmt.Sprintf("%s copy of %s on %s", c.copy, c.origin, c.pool), func(t *testing.T) {
 			n := newOnSmallPool(t, c.pool)
@@ -188,6 +190,7 @@ func TestA03_RawInUseIsRefusedWhereNothingIsShared(t *testing.T) {
 // A process that kept the device open writes on after everything was
 // unpublished. The driver cannot know of it; the kernel counts its writes.
 func TestA03_WritesBehindTheDriversBackAreSeen(t *testing.T) {
+	t.Parallel()
 	n := newOnSmallPool(t, "ext4")
 	v, target := rawVolume(t, n, "a", "thin")
 	stop := orderedWriter(t, strings.TrimSpace(run(t, "losetup", "-nO", "NAME", "-j", image(n, v.ID))))

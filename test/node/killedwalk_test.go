@@ -49,6 +49,7 @@ func onDisk(t *testing.T, n *testnode.Node, id string, gid uint32) (record strin
 // and is finished by the next publish, under either strategy. The root may have
 // the group already, so that it tells nothing.
 func TestF04_KilledInMidWalk(t *testing.T) {
+	t.Parallel()
 	const files = 500
 	for _, strategy := range []string{"chown", "idmap"} {
 		t.Run(strategy, func(t *testing.T) {

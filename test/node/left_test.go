@@ -14,6 +14,7 @@ import (
 )
 
 func TestB04_UnmountingNeedsNoPool(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	fs, fsTarget := up(t, n, "fs", csiclient.Volume{FSType: "ext4"})
 	write(t, fsTarget+"/f", "kept")

@@ -19,6 +19,7 @@ import (
 // What an unstage could not write back is lost. The kernel tells that once; the volume's health,
 // the metrics and the history go on telling it: until somebody stages the volume again or deletes it.
 func TestA05_WritesThatAnUnstageLosesAreKeptInMind(t *testing.T) {
+	t.Parallel()
 	address := freeAddress(t)
 	n := stoppedOnPool(t, "ext4", "", 640<<20, "--metrics-address", address)
 	n.Begin()
@@ -93,6 +94,7 @@ func TestA05_WritesThatAnUnstageLosesAreKeptInMind(t *testing.T) {
 // A write-back of minutes is no disk that hangs: health says what goes on, and others can tell it
 // from a volume that is lost.
 func TestD11_AnUnstageThatTakesLong(t *testing.T) {
+	t.Parallel()
 	n := testnode.NewStopped(t, "failpoint")
 	points := testnode.NewFailpoints(t)
 	n.Env = points.Env()
@@ -116,6 +118,7 @@ func TestD11_AnUnstageThatTakesLong(t *testing.T) {
 
 // A snapshot asks the kernel for writes that failed, and the kernel tells once: what it says is kept as well.
 func TestA05_WritesThatASnapshotFindsLostAreKeptInMind(t *testing.T) {
+	t.Parallel()
 	n := stoppedOnPool(t, "ext4", "", 640<<20)
 	n.Begin()
 	filler := filepath.Join(filepath.Dir(n.PoolDir()), "filler")

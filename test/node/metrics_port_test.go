@@ -27,6 +27,7 @@ func freePort(t testing.TB) string {
 }
 
 func TestA08_IdleConnectionsToTheMetricsPortTakeNothingFromCSI(t *testing.T) {
+	t.Parallel()
 	port := freePort(t)
 	n := testnode.New(t, "", "--metrics-address", "127.0.0.1:"+port)
 	run(t, "prlimit", "--pid", itoa(n.PID()), "--nofile=256:256")
@@ -72,6 +73,7 @@ func TestA08_IdleConnectionsToTheMetricsPortTakeNothingFromCSI(t *testing.T) {
 }
 
 func TestA08_WithoutAHostThePortIsThisMachines(t *testing.T) {
+	t.Parallel()
 	port := freePort(t)
 	listening := func() string {
 		n := strings.Fields(run(t, "ss", "-Hltn", "sport = :"+port))

@@ -57,6 +57,7 @@ func wantMetric(t *testing.T, metrics, name, value string) {
 // Prometheus sees no increase in a series that begins with its first event. So what can happen has a series from the
 // start, and the first growth on a node is on the dashboard.
 func TestMonitoring_TheFirstEventIsAnIncrease(t *testing.T) {
+	t.Parallel()
 	_, metrics := withMetrics(t)
 	now := metrics()
 	for _, series := range []string{

@@ -18,6 +18,7 @@ import (
 // TestNFSShare is about a real server on this machine where the kernel has
 // NFS, and about the refusal where it has none.
 func TestNFSShare(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := csiclient.Volume{ID: "share", Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
 		Context: map[string]string{"server": "127.0.0.1", "share": "/"}}

@@ -124,6 +124,7 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
+// Not beside other tests, which mount.
 func TestC02_StageMountsNothing(t *testing.T) {
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
@@ -136,6 +137,7 @@ func TestC02_StageMountsNothing(t *testing.T) {
 }
 
 func TestDataSurvivesEverything(t *testing.T) {
+	t.Parallel()
 	for _, fs := range filesystems {
 		t.Run(fs, func(t *testing.T) {
 			n := testnode.New(t, "")
@@ -167,6 +169,7 @@ func TestDataSurvivesEverything(t *testing.T) {
 }
 
 func TestBlockReadOnlyCannotBeWritten(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{Block: true})
 	data := make([]byte, 1<<20)
@@ -202,6 +205,7 @@ func TestBlockReadOnlyCannotBeWritten(t *testing.T) {
 }
 
 func TestRepublishAndConflicts(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
@@ -230,6 +234,7 @@ func TestRepublishAndConflicts(t *testing.T) {
 }
 
 func TestSingleWriterMode(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4", Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER})
 	n.Restart()
@@ -238,6 +243,7 @@ func TestSingleWriterMode(t *testing.T) {
 }
 
 func TestReaderOnlyModeIsReadOnly(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "xfs", Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY})
 	if err := os.WriteFile(target+"/f", nil, 0o644); err == nil {
@@ -246,6 +252,7 @@ func TestReaderOnlyModeIsReadOnly(t *testing.T) {
 	down(t, n, v.ID, target)
 }
 
+// Not beside other tests: its namespace would keep their mounts.
 func TestUnstageWaitsForOtherNamespaces(t *testing.T) {
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
@@ -267,6 +274,7 @@ func TestUnstageWaitsForOtherNamespaces(t *testing.T) {
 }
 
 func TestNoProgramOnTheWayOfAPublish(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "", "--metrics-address", "127.0.0.1:0")
 	for _, fs := range filesystems {
 		v := create(t, n, fs, csiclient.Volume{FSType: fs})

@@ -14,6 +14,7 @@ import (
 // Those who take options apart at commas, mount(8) and mount(2) among them, would find
 // one in the value of another.
 func TestALow_AnOptionIsNotTwo(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	for fs, option := range map[string]string{"btrfs": `subvol="x,device=/dev/vda"`, "ext4": `commit="5,errors=panic"`, "xfs": `context="a:b:c:s0,logdev=/dev/vda"`} {
 		_, err := n.Client.Create(ctxOf(t), fs, size, csiclient.Volume{FSType: fs, MountFlags: []string{option}}, nil, nil)
@@ -23,6 +24,7 @@ func TestALow_AnOptionIsNotTwo(t *testing.T) {
 
 // What a class or a claim may ask of the node's kernel is a list.
 func TestALow_OptionsAreAList(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	for fs, options := range map[string][]string{
 		"ext4":  {"errors=panic", "data=writeback", "journal_dev=0x800", "journal_path=/dev/vda", "usrjquota=aquota.user", "noload", "nobarrier", "debug", "sb=1"},
@@ -70,6 +72,7 @@ func TestALow_OptionsAreAList(t *testing.T) {
 
 // The same word in a superblock that somebody else wrote.
 func TestALow_OptionsPanicInTheSuperblock(t *testing.T) {
+	t.Parallel()
 	dev := loopOf(t, "ext4")
 	run(t, "tune2fs", "-e", "panic", dev)
 	n := testnode.New(t, "", "--allow-device", dev)

@@ -27,6 +27,7 @@ func stats(ctx context.Context, n *testnode.Node, id, path string) error {
 }
 
 func TestA12_LookingNeverKeepsAVolumeFromBeingTakenAway(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	target, staging := n.Target("a"), n.Client.StagingPath(v.ID)
@@ -86,6 +87,7 @@ func TestA12_LookingNeverKeepsAVolumeFromBeingTakenAway(t *testing.T) {
 }
 
 func TestA12_WholeLivesBesideEachOther(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	const rounds, times = 2, 3
 	ctx := ctxOf(t)
@@ -142,6 +144,7 @@ func TestA12_WholeLivesBesideEachOther(t *testing.T) {
 }
 
 func TestA12_AForeignHolderIsNamedAtOnce(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	ok(t, os.Mkdir(filepath.Join(target, "dir"), 0o755))

@@ -67,6 +67,7 @@ func asPod(t testing.TB, group uint32, script string) error {
 func in(dir, command string) string { return dir + "\x00" + command }
 
 func TestF01_TheGroupArrivesInTwoWays(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	caps, err := n.Client.NodeGetCapabilities(ctxOf(t), &csi.NodeGetCapabilitiesRequest{})
 	ok(t, err)
@@ -98,6 +99,7 @@ func TestF01_TheGroupArrivesInTwoWays(t *testing.T) {
 }
 
 func TestF01_PolicyFileLeavesItToTheKubelet(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "", "--fsgroup-policy", "File")
 	caps, err := n.Client.NodeGetCapabilities(ctxOf(t), &csi.NodeGetCapabilitiesRequest{})
 	ok(t, err)
@@ -113,6 +115,7 @@ func TestF01_PolicyFileLeavesItToTheKubelet(t *testing.T) {
 }
 
 func TestF02_APodWritesAsItsGroup(t *testing.T) {
+	t.Parallel()
 	for _, strategy := range []string{"chown", "idmap"} {
 		for _, fstype := range filesystems {
 			t.Run(strategy+"/"+fstype, func(t *testing.T) {
@@ -141,6 +144,7 @@ func TestF02_APodWritesAsItsGroup(t *testing.T) {
 // Two pods with different groups use one volume at once, each sees its own,
 // and the disk has one.
 func TestF02_TwoGroupsAtOnceByIdmap(t *testing.T) {
+	t.Parallel()
 	for _, fstype := range filesystems {
 		t.Run(fstype, func(t *testing.T) {
 			n := testnode.New(t, "")
@@ -169,6 +173,7 @@ func TestF02_TwoGroupsAtOnceByIdmap(t *testing.T) {
 }
 
 func TestF06_NothingIsChangedUnasked(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4", Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER})
 	ok(t, os.WriteFile(target+"/file", nil, 0o600))
@@ -184,6 +189,7 @@ func TestF06_NothingIsChangedUnasked(t *testing.T) {
 }
 
 func TestF05_PoliciesOfClassAndPod(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	made, err := n.Client.Create(ctxOf(t), "v", size, csiclient.Volume{FSType: "ext4"}, map[string]string{"fsGroupChangePolicy": "Always", "fsGroupStrategy": "chown"}, nil)
 	ok(t, err)
@@ -213,6 +219,7 @@ func TestF05_PoliciesOfClassAndPod(t *testing.T) {
 // What this machine's kernel does not have is refused in words; the guests of test/vm
 // have vfat, exfat and, with Linux 6.12, ntfs3.
 func TestF07_FilesystemsWithoutOwnersTakeTheGroupAsOption(t *testing.T) {
+	t.Parallel()
 	for fstype, mkfs := range map[string][]string{"vfat": {"mkfs.vfat"}, "exfat": {"mkfs.exfat"}, "ntfs3": {"mkntfs", "-q", "-Q", "-F"}} {
 		t.Run(fstype, func(t *testing.T) {
 			img := filepath.Join(t.TempDir(), "img")
@@ -263,6 +270,7 @@ func fillTree(t testing.TB, dir string, files int) {
 }
 
 func TestF09_ALongWalkOutlivesItsCaller(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	ok(t, err)
 	address := l.Addr().String()
@@ -318,6 +326,7 @@ func TestF09_ALongWalkOutlivesItsCaller(t *testing.T) {
 
 // U03: where the runtime will id-map the mount, the driver must not.
 func TestU03_NoIdmapWhereTheRuntimeMaps(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := with(create(t, n, "a", csiclient.Volume{FSType: "ext4"}), "", "fsGroupStrategy", "idmap")
 	target := n.Target("a")

@@ -16,6 +16,7 @@ import (
 // A repeated CreateVolume gives the volume as it was created, its context too;
 // one with another parameter is refused, and the parameter is named.
 func TestA13_ARepeatedCreateIsTheSameOrRefused(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := csiclient.Volume{FSType: "ext4"}
 	params := map[string]string{
@@ -59,6 +60,7 @@ func TestA13_ARepeatedCreateIsTheSameOrRefused(t *testing.T) {
 // A record of an earlier version has no parameters: what is known is compared,
 // and the volume can be used.
 func TestA13_RecordsOfTheFirstVersionAreRead(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	n.Stop()

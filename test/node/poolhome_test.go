@@ -39,11 +39,12 @@ func onOwnDisk(t *testing.T, args ...string) (n *testnode.Node, mount, unmount f
 // After a reboot the pool's disk is not mounted: nothing is made on the bare
 // directory, nothing counts as deleted, and what was there is there when the disk is.
 func TestB03_APoolWhoseDiskIsNotMounted(t *testing.T) {
+	t.Parallel()
 	n, mount, unmount := onOwnDisk(t)
 	other := filepath.Join(n.Dir, "other")
 	n.Args = append(n.Args, "--pool", "other=loop:"+other)
 	n.Begin()
-	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	v, target := up(t, n, t.Name(), csiclient.Volume{FSType: "ext4"})
 	write(t, target+"/f", "kept")
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
@@ -95,9 +96,10 @@ func TestB03_APoolWhoseDiskIsNotMounted(t *testing.T) {
 // The disk goes while the driver runs: what is published can be taken away, and
 // nothing counts as deleted.
 func TestB03_APoolThatGoesWhileItIsUsed(t *testing.T) {
+	t.Parallel()
 	n, mount, _ := onOwnDisk(t)
 	n.Begin()
-	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	v, target := up(t, n, t.Name(), csiclient.Volume{FSType: "ext4"})
 	w := create(t, n, "w", csiclient.Volume{FSType: "ext4"})
 	write(t, target+"/f", "kept")
 	run(t, "umount", "-l", filepath.Dir(n.Pool))
@@ -120,9 +122,10 @@ func TestB03_APoolThatGoesWhileItIsUsed(t *testing.T) {
 
 // A pool of a version without identities gets one.
 func TestB03_PoolsGetAnIdentity(t *testing.T) {
+	t.Parallel()
 	n, _, _ := onOwnDisk(t)
 	n.Begin()
-	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	v := create(t, n, t.Name(), csiclient.Volume{FSType: "ext4"})
 	n.Stop()
 	ok(t, os.Remove(filepath.Join(n.Pool, "pool.json")))
 	ok(t, os.RemoveAll(filepath.Join(n.Dir, "state", "pools")))
@@ -138,9 +141,10 @@ func TestB03_PoolsGetAnIdentity(t *testing.T) {
 // label of the node. Its volumes are not there: none counts as deleted, and none is made
 // there. What is in use can be taken away.
 func TestB03_APoolOfThisNameLiesElsewhere(t *testing.T) {
+	t.Parallel()
 	n, _, _ := onOwnDisk(t)
 	n.Begin()
-	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	v, target := up(t, n, t.Name(), csiclient.Volume{FSType: "ext4"})
 	w := create(t, n, "w", csiclient.Volume{FSType: "ext4"})
 	write(t, target+"/f", "kept")
 	n.Stop()
@@ -186,9 +190,10 @@ func TestB03_APoolOfThisNameLiesElsewhere(t *testing.T) {
 // The state has lost which directory is the pool's, and the pool's disk is not mounted:
 // the bare directory is not taken for the pool.
 func TestB03_WhichDirectoryIsThePoolsIsLost(t *testing.T) {
+	t.Parallel()
 	n, mount, unmount := onOwnDisk(t)
 	n.Begin()
-	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	v := create(t, n, t.Name(), csiclient.Volume{FSType: "ext4"})
 	n.Stop()
 	unmount()
 	ok(t, os.WriteFile(filepath.Join(n.Dir, "state", "pools", "pool.json"), nil, 0o600))
@@ -204,9 +209,10 @@ func TestB03_WhichDirectoryIsThePoolsIsLost(t *testing.T) {
 // A pool that does not know a volume any more takes it away all the same: the staged
 // record names a device that is bound to the volume's file.
 func TestB03_AVolumeInUseThatThePoolHasNot(t *testing.T) {
+	t.Parallel()
 	n, _, _ := onOwnDisk(t)
 	n.Begin()
-	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	v, target := up(t, n, t.Name(), csiclient.Volume{FSType: "ext4"})
 	n.Stop()
 	aside := filepath.Join(filepath.Dir(n.Pool), "aside")
 	ok(t, os.Mkdir(aside, 0o700))
@@ -224,10 +230,11 @@ func TestB03_AVolumeInUseThatThePoolHasNot(t *testing.T) {
 // D11: a disk that takes no writes any more, as a file system does after errors, is the trouble of one pool. The driver
 // starts, and serves the others.
 func TestD11_APoolThatIsReadOnlyKeepsNobodyFromStarting(t *testing.T) {
+	t.Parallel()
 	n, _, _ := onOwnDisk(t)
 	n.Args = append(n.Args, "--pool", "other=loop:"+filepath.Join(n.Dir, "other"))
 	n.Begin()
-	v, target := create(t, n, "a", csiclient.Volume{FSType: "ext4"}), n.Target("a")
+	v, target := create(t, n, t.Name(), csiclient.Volume{FSType: "ext4"}), n.Target(t.Name())
 	n.Stop()
 	at := filepath.Dir(n.Pool)
 	run(t, "mount", "-o", "remount,ro", at)
@@ -250,10 +257,11 @@ func TestD11_APoolThatIsReadOnlyKeepsNobodyFromStarting(t *testing.T) {
 
 // D11: a pool's disk that hangs when csi-node starts is the trouble of that pool. It is there when its disk answers.
 func TestD11_APoolThatHangsKeepsNobodyFromStarting(t *testing.T) {
+	t.Parallel()
 	n, _, _ := onOwnDisk(t)
 	n.Args = append(n.Args, "--pool", "other=loop:"+filepath.Join(n.Dir, "other"))
 	n.Begin()
-	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	v, target := up(t, n, t.Name(), csiclient.Volume{FSType: "ext4"})
 	img := image(n, v.ID)
 	t.Cleanup(func() {
 		if t.Failed() { // nothing of it may meet the next test

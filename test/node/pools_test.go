@@ -64,6 +64,7 @@ func fill(path string) {
 // direct I/O to its origin's file wants (xfs). Every device has the same sectors
 // all the same, or neither copy nor origin could be mounted again.
 func TestD03_SnapshotsThatShareExtentsCanBeMounted(t *testing.T) {
+	t.Parallel()
 	n := newOnSmallPool(t, "xfs")
 	for _, fs := range []string{"ext4", "xfs"} {
 		v := csiclient.Volume{FSType: fs}
@@ -106,6 +107,7 @@ func TestD03_SnapshotsThatShareExtentsCanBeMounted(t *testing.T) {
 // TestA04_D07_AGrowthWhoseRecordCannotBeWritten: a pool that promises more than it
 // has may be full when a volume grows. The volume is as it was then.
 func TestA04_D07_AGrowthWhoseRecordCannotBeWritten(t *testing.T) {
+	t.Parallel()
 	n := stoppedOnPool(t, "ext4", "", 256<<20)
 	n.PoolOptions = ",overcommit=8"
 	n.Begin()

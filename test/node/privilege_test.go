@@ -31,6 +31,7 @@ func capabilitiesOf(t testing.TB, pid int, set string) uint64 {
 // csi-node holds what it needs and no more, and no program that it starts can
 // have more: on Kubernetes a privileged container begins with everything.
 func TestA09_TheDriverGivesBackWhatItDoesNotNeed(t *testing.T) {
+	t.Parallel()
 	var wanted uint64
 	for _, need := range privilege.Storage {
 		number, found := linux.CapabilityNumber(need.Name)
@@ -65,6 +66,7 @@ func TestA09_TheDriverGivesBackWhatItDoesNotNeed(t *testing.T) {
 // The doctor looks at the driver's process, not at its own, and says what does not
 // work.
 func TestA09_TheDoctorNamesAMissingCapability(t *testing.T) {
+	t.Parallel()
 	n := testnode.NewStopped(t, "", "--capabilities", "CHOWN,FOWNER,FSETID,SYS_ADMIN,SYS_CHROOT,SYS_PTRACE,SETUID,SETGID,SETFCAP,DAC_OVERRIDE,MKNOD")
 	n.Begin()
 	out, _ := crustctl(t, n, "doctor")
@@ -81,7 +83,8 @@ func TestA09_TheDoctorNamesAMissingCapability(t *testing.T) {
 }
 
 // Each capability of the list is missed when it is taken away: the log says what
-// fails, and it does. So the list has none too many.
+// fails, and it does. So the list has none too many. Not beside other tests: its
+// namespace would keep their mounts.
 func TestA09_EachCapabilityIsMissed(t *testing.T) {
 	// This machine's root may lack some. Its /dev is whole: no MKNOD.
 	held := capabilitiesOf(t, os.Getpid(), "CapEff")

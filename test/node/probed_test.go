@@ -16,6 +16,7 @@ import (
 
 // The class, the request and the stage say ext4; by now the device holds xfs.
 func TestC03_AnotherFileSystemThanWasStaged(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
 	ok(t, n.Client.Stage(ctxOf(t), v))
@@ -46,6 +47,7 @@ func deviceSize(t *testing.T, dev string) string {
 // The file is larger, and nobody has told the device: a driver that was killed
 // in ControllerExpandVolume leaves it so.
 func TestC06_NodeExpandGrowsTheDevice(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
 	ok(t, n.Client.Stage(ctxOf(t), v))

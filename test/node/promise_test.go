@@ -31,6 +31,7 @@ func left(t *testing.T, n *testnode.Node, parameters map[string]string) int64 {
 // What was promised fits: claims, growth, copies and snapshots beyond the pool
 // are refused, and GetCapacity tells before what is left.
 func TestA05_WhatIsPromisedFits(t *testing.T) {
+	t.Parallel()
 	for _, pool := range []string{"ext4", "xfs"} {
 		t.Run("pool on "+pool, func(t *testing.T) {
 			n := newOnSmallPool(t, pool)
@@ -103,6 +104,7 @@ func TestA05_WhatIsPromisedFits(t *testing.T) {
 // With an overcommit more is promised. After an upgrade to less, what exists is
 // used as before, and only new promises are refused.
 func TestB05_OvercommitIsPerPool(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	ok(t, err)
 	address := l.Addr().String()
@@ -165,6 +167,7 @@ func scrape(t *testing.T, address string) string {
 // Space that other files take beside the pool is not promised. It is promised again
 // when they are gone.
 func TestA05_WhatOthersTakeIsNotPromised(t *testing.T) {
+	t.Parallel()
 	n := newOnSmallPool(t, "ext4")
 	raw := csiclient.Volume{Block: true}
 	_, err := n.Client.Create(ctxOf(t), "a", 16<<20, raw, nil, nil)
@@ -184,6 +187,7 @@ func TestA05_WhatOthersTakeIsNotPromised(t *testing.T) {
 // Room that a deleted volume gave back, and that others took meanwhile, is not
 // promised.
 func TestA05_WhatIsFreedAndTakenIsNotPromised(t *testing.T) {
+	t.Parallel()
 	n := newOnSmallPool(t, "ext4")
 	raw := csiclient.Volume{Block: true}
 	first := left(t, n, nil)
@@ -202,6 +206,7 @@ func TestA05_WhatIsFreedAndTakenIsNotPromised(t *testing.T) {
 // On a pool that its volumes filled, records can still be written: volumes are
 // unpublished and deleted, snapshots too, and what is learnt of them is kept.
 func TestA05_AFullPoolCanBeManaged(t *testing.T) {
+	t.Parallel()
 	for _, pool := range []string{"ext4", "xfs"} {
 		t.Run("pool on "+pool, func(t *testing.T) {
 			n := stoppedOnPool(t, pool, "", 512<<20)
@@ -266,6 +271,7 @@ func TestA05_AFullPoolCanBeManaged(t *testing.T) {
 // Writes that a full pool swallowed are told of at once, and are not forgotten
 // when there is room again.
 func TestA05_LostWritesAreNoDegradation(t *testing.T) {
+	t.Parallel()
 	for _, fs := range []string{"ext4", "xfs", "btrfs", ""} {
 		t.Run("volume of "+fs, func(t *testing.T) {
 			n := stoppedOnPool(t, "ext4", "", 640<<20)

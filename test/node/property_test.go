@@ -167,6 +167,7 @@ func (m *model) check(t *rapid.T) {
 // TestRandomCallSequences plays random calls, and kills of the driver, against
 // a model of what they should do.
 func TestRandomCallSequences(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	run := 0
 	rapid.Check(t, func(rt *rapid.T) {

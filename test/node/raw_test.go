@@ -120,6 +120,7 @@ func beginning(t testing.TB, node string, n int) string {
 
 // A pod that unbinds its device must not have the next volume's in its hands.
 func TestA01_APodCannotUnbindItsDevice(t *testing.T) {
+	t.Parallel()
 	for _, killed := range []bool{false, true} {
 		t.Run(fmt.Sprint("killed=", killed), func(t *testing.T) {
 			n := testnode.New(t, "")
@@ -159,6 +160,7 @@ func TestA01_APodCannotUnbindItsDevice(t *testing.T) {
 // Whatever a pod sets, the device is the volume's: it is set back at the next
 // call, it is said, and nothing answers as if it were not there.
 func TestA01_AChangedDeviceIsStillTheVolumes(t *testing.T) {
+	t.Parallel()
 	for name, ops := range map[string][]string{
 		"limit":      {"status=0,1048576,0"},
 		"offset":     {"status=1048576,0,0"},
@@ -213,6 +215,7 @@ func TestA01_AChangedDeviceIsStillTheVolumes(t *testing.T) {
 // Two readers of a volume: what one does to its device does not show at the
 // other's.
 func TestA01_AReaderCannotChangeAnothersDevice(t *testing.T) {
+	t.Parallel()
 	for _, restarted := range []bool{false, true} {
 		t.Run(fmt.Sprint("restarted=", restarted), func(t *testing.T) {
 			n := testnode.New(t, "")
@@ -256,6 +259,7 @@ func TestA01_AReaderCannotChangeAnothersDevice(t *testing.T) {
 // DeleteVolume answers OK when no loop device refers to the file, by whatever
 // name and of whatever part.
 func TestA01_DeleteNamesTheLoopThatRefersToTheFile(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{Block: true})
 	link := filepath.Join(n.Dir, "link")
@@ -283,6 +287,7 @@ func TestA01_DeleteNamesTheLoopThatRefersToTheFile(t *testing.T) {
 
 // A volume that grows while a pod has it.
 func TestA01_APublishedDeviceGrows(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{Block: true})
 	pod(t, target, "write=mine")
@@ -304,6 +309,7 @@ func TestA01_APublishedDeviceGrows(t *testing.T) {
 
 // The kubelet locks raw block volumes with a loop device of its own.
 func TestA01_TheKubeletsLoopOnTop(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{Block: true})
 	img := image(n, v.ID)
@@ -330,6 +336,7 @@ func TestA01_TheKubeletsLoopOnTop(t *testing.T) {
 
 // A process that outlives its pod still has the device open.
 func TestA01_AnOpenDeviceIsNotGivenToTheNext(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{Block: true})
 	img := image(n, v.ID)
@@ -360,6 +367,7 @@ func TestA01_AnOpenDeviceIsNotGivenToTheNext(t *testing.T) {
 }
 
 func TestA01_TheNodeSaysWhatItGives(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	control, err := os.OpenFile("/dev/mapper/control", os.O_RDWR, 0) // the node alone may be left of another kernel
 	mapped := err == nil
@@ -394,7 +402,7 @@ func nodeOf(t testing.TB, name string) {
 	}
 }
 
-// A14: what a volume sets of a loop device is not the next one's.
+// A14: what a volume sets of a loop device is not the next one's. Not beside other tests, which bind loop devices.
 func TestA14_TheNextUserOfTheLoopDeviceCanDiscard(t *testing.T) {
 	for _, killed := range []bool{false, true} {
 		t.Run(fmt.Sprint("killed=", killed), func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 // On a disk of its own, a program that ends has what it wrote on the disk: its close is the last.
 // Of a raw volume csi-node has the device open besides.
 func TestA04_WhatAPodWroteWithoutFsyncIsKeptByUnstage(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	for _, v := range []csiclient.Volume{{Block: true}, {FSType: "ext4"}, {FSType: "xfs"}} {
 		v, target := up(t, n, "a", v)

@@ -15,6 +15,7 @@ import (
 )
 
 func TestS08_ALabelWithoutSELinuxIsAnError(t *testing.T) {
+	t.Parallel()
 	if mounter.SELinux().Answer == mounter.Yes {
 		return // TestS02_* are about such a kernel
 	}
@@ -36,6 +37,7 @@ func wantReadOnly(t testing.TB, dir string) {
 
 // R01, as a driver that publishes a tree of mounts has it.
 func TestR01_SubmountsAreReadOnlyToo(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	src := filepath.Join(dir, "src")
 	ok(t, os.MkdirAll(src, 0o755))
@@ -62,6 +64,7 @@ func TestR01_SubmountsAreReadOnlyToo(t *testing.T) {
 }
 
 func TestR01_ReadOnlyPublishesAreReadOnly(t *testing.T) {
+	t.Parallel()
 	for _, fstype := range filesystems {
 		for _, mode := range []string{"", "Disabled", "IfPossible", "Enabled"} {
 			t.Run(fstype+"/"+mode, func(t *testing.T) {
@@ -81,6 +84,7 @@ func TestR01_ReadOnlyPublishesAreReadOnly(t *testing.T) {
 }
 
 func TestR03_SharedPropagationIsRefused(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	ok(t, n.Client.Stage(ctxOf(t), v))

@@ -45,6 +45,7 @@ func volumeFile(n *testnode.Node, id, extension string) string {
 }
 
 func TestA10_ABadRecordOfAPoolsVolumeIsThatVolumesAlone(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	good, goodTarget := up(t, n, "good", csiclient.Volume{FSType: "ext4"})
 	bad := map[string]csiclient.Volume{}
@@ -101,6 +102,7 @@ func TestA10_ABadRecordOfAPoolsVolumeIsThatVolumesAlone(t *testing.T) {
 }
 
 func TestA10_ABadRecordOfASnapshotIsThatSnapshotsAlone(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	snap := func(name string) (string, error) {
@@ -148,6 +150,7 @@ func stateFile(t testing.TB, n *testnode.Node, dir string) string {
 }
 
 func TestA10_ABadRecordOfAStaticVolumeIsThatVolumesAlone(t *testing.T) {
+	t.Parallel()
 	dev := loopOf(t, "ext4")
 	n := testnode.New(t, "", "--allow-device", dev)
 	v := csiclient.Volume{ID: "disk", FSType: "ext4", Context: map[string]string{"device": dev}}
@@ -172,6 +175,7 @@ func TestA10_ABadRecordOfAStaticVolumeIsThatVolumesAlone(t *testing.T) {
 }
 
 func TestA10_ABadRecordOfAStageIsThatVolumesAlone(t *testing.T) {
+	t.Parallel()
 	for name, version := range map[string]func(string) string{
 		"empty": spoilt["empty"],
 		"newer": func(s string) string { return strings.Replace(s, `"version":1`, `"version":99`, 1) },
@@ -204,6 +208,7 @@ func TestA10_ABadRecordOfAStageIsThatVolumesAlone(t *testing.T) {
 }
 
 func TestA10_ABadRecordOfADeferralIsThatVolumesAlone(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
 	ok(t, n.Client.Stage(ctxOf(t), v))

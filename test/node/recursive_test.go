@@ -52,6 +52,7 @@ func recursiveMode(v csiclient.Volume, mode string) csiclient.Volume {
 const readOnlyPublishes = `crust_read_only_publishes_total{applied="`
 
 func TestR02_WithoutMountSetattr(t *testing.T) {
+	t.Parallel()
 	n, metrics := withMetrics(t)
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	ok(t, n.Client.Stage(ctxOf(t), v))
@@ -85,6 +86,7 @@ func TestR02_WithoutMountSetattr(t *testing.T) {
 // What was applied is known to the next process too, and Enabled is never
 // answered with a mount that is not.
 func TestR04_WhatWasAppliedOutlivesTheDriver(t *testing.T) {
+	t.Parallel()
 	for _, fstype := range filesystems {
 		t.Run(fstype, func(t *testing.T) {
 			n := testnode.New(t, "")
@@ -137,6 +139,7 @@ func TestR04_WhatWasAppliedOutlivesTheDriver(t *testing.T) {
 // A record that cannot be read, or of which the machine's power loss left
 // nothing, is no proof of anything.
 func TestR04_NothingOnRecordIsNotRecursive(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	target := n.Target("a")
@@ -161,6 +164,7 @@ func TestR04_NothingOnRecordIsNotRecursive(t *testing.T) {
 
 // The group that an id-mapped publish shows is on record too.
 func TestIdmappedPublishOfAnotherGroupIsRefusedAfterARestart(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := with(create(t, n, "a", csiclient.Volume{FSType: "ext4"}), "", "fsGroupStrategy", "idmap")
 	target := n.Target("a")

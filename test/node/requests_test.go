@@ -29,6 +29,7 @@ func capability(fs string, mode csi.VolumeCapability_AccessMode_Mode, flags ...s
 // refusal reaches the claim's events only once a node is chosen. For an unknown pool it
 // reports none.
 func TestB02_AMistypedClassIsToldByCreateVolume(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	room := func(parameters map[string]string, c *csi.VolumeCapability) int64 {
 		t.Helper()
@@ -66,6 +67,7 @@ func TestB02_AMistypedClassIsToldByCreateVolume(t *testing.T) {
 // TestBadCreate: every malformed request to create gets the code of the CSI
 // specification, names what is wrong, and leaves nothing.
 func TestBadCreate(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	good := func() *csi.CreateVolumeRequest {
 		return &csi.CreateVolumeRequest{Name: "x", VolumeCapabilities: []*csi.VolumeCapability{capability("ext4", 0)}}
@@ -139,6 +141,7 @@ func TestBadCreate(t *testing.T) {
 }
 
 func TestBadNodeCalls(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false), codes.FailedPrecondition, "not staged")
@@ -177,6 +180,7 @@ func TestBadNodeCalls(t *testing.T) {
 }
 
 func TestStaticDevice(t *testing.T) {
+	t.Parallel()
 	disk := filepath.Join(t.TempDir(), "disk")
 	ok(t, os.WriteFile(disk, nil, 0o600))
 	ok(t, os.Truncate(disk, size))
@@ -214,6 +218,7 @@ func TestStaticDevice(t *testing.T) {
 }
 
 func TestExpandedWhileUnpublishedIsGrownFirst(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	for _, fs := range filesystems {
 		v := create(t, n, fs, csiclient.Volume{FSType: fs})
@@ -231,6 +236,7 @@ func TestExpandedWhileUnpublishedIsGrownFirst(t *testing.T) {
 }
 
 func TestSocketTakeoverAndTermination(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	second := exec.CommandContext(ctxOf(t), testnode.Build(t, ""), "--endpoint", n.Endpoint(), "--pool", "p=loop:"+t.TempDir(), "--state-dir", t.TempDir(), "--kubelet-dir", n.KubeletDir())
 	if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), "another server answers") {
@@ -244,6 +250,7 @@ func TestSocketTakeoverAndTermination(t *testing.T) {
 }
 
 func TestSIGTERMFinishesACallInFlight(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "failpoint")
 	n.Env = []string{"CRUST_FAILPOINT_PAUSE=stage.attached"}
 	n.Restart()
@@ -263,6 +270,7 @@ func TestSIGTERMFinishesACallInFlight(t *testing.T) {
 }
 
 func TestMetricsAndHealthEndpoints(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	ok(t, err)
 	address := l.Addr().String()

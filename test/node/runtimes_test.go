@@ -99,6 +99,7 @@ func container(t *testing.T, runtime []string, name, volume string, host, uid, g
 }
 
 func TestU02_ContainersOfDifferentRangesShareAVolume(t *testing.T) {
+	t.Parallel()
 	for name, runtime := range runtimes(t) {
 		for _, fstype := range filesystems {
 			t.Run(name+"/"+fstype, func(t *testing.T) {
@@ -139,6 +140,7 @@ func TestU02_ContainersOfDifferentRangesShareAVolume(t *testing.T) {
 // U03: the kernel maps a mount once. A pod with a user namespace that is given
 // an idmapped view cannot start; told of the namespace, the driver uses chown.
 func TestU03_RuntimesCannotMapAnIdmappedMountAgain(t *testing.T) {
+	t.Parallel()
 	for name, runtime := range runtimes(t) {
 		t.Run(name, func(t *testing.T) {
 			n := testnode.New(t, "")
@@ -164,6 +166,7 @@ func TestU03_RuntimesCannotMapAnIdmappedMountAgain(t *testing.T) {
 }
 
 func TestU01_TheStartTellsWhatCanBeMapped(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "", "--idmap-probe")
 	for _, fstype := range filesystems {
 		if !strings.Contains(n.Log(), "idmapped mounts of "+fstype+": yes") {

@@ -31,6 +31,7 @@ func withPrograms(t testing.TB, n *testnode.Node, scripts map[string]string) {
 
 // What a volume's users wrote to it as a raw block device may lie anywhere.
 func TestD01_GivenOutAsRawBlockIsNeverFormatted(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	asBlock := func(v csiclient.Volume, off int64) {
 		t.Helper()
@@ -68,6 +69,7 @@ func TestD01_GivenOutAsRawBlockIsNeverFormatted(t *testing.T) {
 }
 
 func TestD08_ACheckOutlivesItsCallerAndTheDriver(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	ok(t, n.Client.Stage(ctxOf(t), v))
@@ -123,6 +125,7 @@ func loopOf(t testing.TB, fstype string) string {
 // A static volume's path may lead nowhere, or to another disk, when the driver
 // starts again.
 func TestStaticDeviceBehindAPathThatChanged(t *testing.T) {
+	t.Parallel()
 	one, two := loopOf(t, "ext4"), loopOf(t, "ext4")
 	link := filepath.Join(t.TempDir(), "by-name")
 	ok(t, os.Symlink(one, link))
@@ -156,6 +159,7 @@ func TestStaticDeviceBehindAPathThatChanged(t *testing.T) {
 }
 
 func TestPartOfAFileIsNotTheVolume(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	stray := strings.TrimSpace(run(t, "losetup", "-f", "--show", "-o", "1048576", image(n, v.ID)))
@@ -168,6 +172,7 @@ func TestPartOfAFileIsNotTheVolume(t *testing.T) {
 }
 
 func TestVolumesOfAPoolThatIsNotConfigured(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "of-no-pool", csiclient.Volume{FSType: "ext4"})
 	foreign := strings.Replace(v.ID, "pool.", "other.", 1)
@@ -179,6 +184,7 @@ func TestVolumesOfAPoolThatIsNotConfigured(t *testing.T) {
 // A growth that is due does not keep a volume from a pod that mounts it
 // read-only by mountOptions.
 func TestGrowthDueAndMountOptionReadOnly(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	for _, fs := range filesystems {
 		v := create(t, n, fs, csiclient.Volume{FSType: fs})
@@ -194,6 +200,7 @@ func TestGrowthDueAndMountOptionReadOnly(t *testing.T) {
 }
 
 func TestRepublishWithAnotherGroup(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	idmap := csiclient.Volume{FSType: "ext4", Group: "2000", Context: map[string]string{"fsGroupStrategy": "idmap"}}
 	v, target := up(t, n, "a", idmap)
@@ -213,6 +220,7 @@ func groupOf(t testing.TB, path string) uint32 {
 }
 
 func TestF03_SubvolumesAndFilesThatNobodyMayChange(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "btrfs", csiclient.Volume{FSType: "btrfs"})
 	for _, sub := range []string{"/s1", "/s2"} { // with the same inode numbers
@@ -248,6 +256,7 @@ func TestF03_SubvolumesAndFilesThatNobodyMayChange(t *testing.T) {
 }
 
 func TestF02_AWalkBesideAPodThatMakesAndRemovesDirectories(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	stop := make(chan struct{})
@@ -282,6 +291,7 @@ func TestF02_AWalkBesideAPodThatMakesAndRemovesDirectories(t *testing.T) {
 
 // A snapshot that is being taken cannot be deleted under its taker's hands.
 func TestDeleteSnapshotWhileItIsTaken(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "failpoint")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	n.Env = []string{"CRUST_FAILPOINT_PAUSE=snapshot.recorded"}

@@ -15,6 +15,7 @@ import (
 // TestScale_ARestartLooksOnce: what a start reads grows as the volumes that are
 // published do, not with their square.
 func TestScale_ARestartLooksOnce(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	reads := func() int {
 		t.Helper()
@@ -50,6 +51,7 @@ func TestScale_ARestartLooksOnce(t *testing.T) {
 // TestScale_APromiseLooksAtNoFile: a new volume does not take longer because there
 // are many, as long as it fits.
 func TestScale_APromiseLooksAtNoFile(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	have := 0
 	calls := func(with int) int {

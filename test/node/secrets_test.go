@@ -61,6 +61,7 @@ func newTeller(t *testing.T, endpoint string) *teller {
 // calls that are refused for every sort of reason, and deferrals. It is nowhere
 // afterwards.
 func TestC10_D10_SecretsAreNowhere(t *testing.T) {
+	t.Parallel()
 	n, metrics := withMetrics(t, "-v", "9")
 	tell := newTeller(t, n.Endpoint())
 	controller, node := csi.NewControllerClient(tell.conn), csi.NewNodeClient(tell.conn)

@@ -70,6 +70,7 @@ func snapshotImage(n *testnode.Node, id string) string {
 // A crash after the file was enlarged and before the record was: the file is
 // what counts. Its file system grows into it, and copies have all of it.
 func TestA04_CrashWhileExpandingLosesNothing(t *testing.T) {
+	t.Parallel()
 	for _, pool := range []string{"ext4", "xfs"} {
 		t.Run("pool on "+pool, func(t *testing.T) {
 			n := stoppedOnPool(t, pool, "failpoint", 1<<30)
@@ -116,6 +117,7 @@ func TestA04_CrashWhileExpandingLosesNothing(t *testing.T) {
 // A crash after the record and before the device: the repeated call enlarges
 // the device. A raw block volume has no other call that would.
 func TestA04_RepeatedExpandEnlargesTheDevice(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "failpoint")
 	made, err := n.Client.Create(ctxOf(t), "a", 64<<20, csiclient.Volume{Block: true}, nil, nil)
 	ok(t, err)
@@ -138,6 +140,7 @@ func TestA04_RepeatedExpandEnlargesTheDevice(t *testing.T) {
 // A file that somebody made shorter is no origin of a copy, and not attached:
 // what lay behind its end is lost, and must not be lost without a word.
 func TestA04_ShortFileIsRefused(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{Block: true})
 	snap, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "whole"})
@@ -169,6 +172,7 @@ func TestA04_ShortFileIsRefused(t *testing.T) {
 // A file without a record is somebody's data (its record was lost, or put
 // aside): a volume of the same name must not overwrite it.
 func TestA04_FileWithoutRecordIsNotOverwritten(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{Block: true})
 	data := bytes.Repeat([]byte("precious"), 512)
@@ -197,6 +201,7 @@ func TestA04_FileWithoutRecordIsNotOverwritten(t *testing.T) {
 // A thick volume mounts again on a full pool: its space is its own. It mounts
 // also when its users gave space back, and its health tells of that.
 func TestB01_ThickMountsOnAFullPool(t *testing.T) {
+	t.Parallel()
 	for _, pool := range []string{"ext4", "xfs"} {
 		t.Run("pool on "+pool, func(t *testing.T) {
 			n := newOnSmallPool(t, pool)
@@ -260,6 +265,7 @@ func TestB01_ThickMountsOnAFullPool(t *testing.T) {
 
 // B9: a growth that has to wait keeps no further pod from the volume.
 func TestB09_AGrowthThatIsDueBlocksNoPod(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "", "--capabilities", strings.Replace(privilege.Storage.List(), ",SYS_RESOURCE", "", 1))
 	v, first := up(t, n, "a", csiclient.Volume{FSType: "ext4", Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER})
 	_, err := n.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})

@@ -53,6 +53,7 @@ func ended(t testing.TB, bin string, args ...string) string {
 }
 
 func TestA11_ASecondNodeOnAStateDirectoryDoesNotStart(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	state := filepath.Join(n.Dir, "state")
@@ -84,6 +85,7 @@ func TestA11_ASecondNodeOnAStateDirectoryDoesNotStart(t *testing.T) {
 }
 
 func TestA11_ASecondAgentOnAStateDirectoryDoesNotStart(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	config := filepath.Join(dir, "kubeconfig")
 	write(t, config, `{"kind": "Config", "apiVersion": "v1", "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],

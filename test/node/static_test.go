@@ -71,6 +71,7 @@ func stagePatiently(t testing.TB, n *testnode.Node, v csiclient.Volume) error {
 
 // The finding itself: 52 MiB of data at 226 MiB of a device of 10 GiB.
 func TestA02_DataInTheMiddleIsNeverFormatted(t *testing.T) {
+	t.Parallel()
 	const middle, length = 226 << 20, 52 << 20
 	data := bytes.Repeat([]byte("data"), length/4)
 	for name, over := range map[string]func(dev string) string{
@@ -104,6 +105,7 @@ func TestA02_DataInTheMiddleIsNeverFormatted(t *testing.T) {
 func used(t testing.TB, file string) string { return run(t, "stat", "-c", "%b %y", file) }
 
 func TestA02_ABlankDeviceIsFormattedOnce(t *testing.T) {
+	t.Parallel()
 	_, dev := disk(t, size)
 	n := testnode.New(t, "", "--allow-device", dev)
 	v := static("disk", dev, "ext4")
@@ -135,6 +137,7 @@ func TestA02_ABlankDeviceIsFormattedOnce(t *testing.T) {
 // What a device was given out for belongs to the device, not to an id that
 // somebody chose.
 func TestA02_RawUnderOneIDIsNotFormattedUnderAnother(t *testing.T) {
+	t.Parallel()
 	for name, again := range map[string]func(t *testing.T, file, dev string) string{
 		"the same device":                     func(_ *testing.T, _, dev string) string { return dev },
 		"another device over the same file":   func(t *testing.T, file, _ string) string { return loop(t, file) },
@@ -165,6 +168,7 @@ func TestA02_RawUnderOneIDIsNotFormattedUnderAnother(t *testing.T) {
 // A record of an earlier version knows no identity; it gets one when the device
 // is found.
 func TestA02_ARecordOfVersion1IsRead(t *testing.T) {
+	t.Parallel()
 	_, dev := disk(t, size)
 	n := testnode.NewStopped(t, "", "--allow-device", dev)
 	ok(t, os.MkdirAll(filepath.Dir(staticRecord(n, "raw")), 0o700))
@@ -185,6 +189,7 @@ func TestA02_ARecordOfVersion1IsRead(t *testing.T) {
 
 // What cannot be read is not taken for nothing.
 func TestA02_ABadRecordOfADeviceForbidsToFormatIt(t *testing.T) {
+	t.Parallel()
 	file, dev := disk(t, size)
 	n := testnode.New(t, "", "--allow-device", dev)
 	raw := static("raw", dev, "")
@@ -208,6 +213,7 @@ func TestA02_ABadRecordOfADeviceForbidsToFormatIt(t *testing.T) {
 
 // The administrator's word: what was looked at is enough.
 func TestA02_TheAdministratorsWord(t *testing.T) {
+	t.Parallel()
 	file, dev := disk(t, size)
 	patch(t, file, 226<<20, []byte("worth nothing"))
 	n := testnode.New(t, "", "--allow-device", dev)
@@ -253,6 +259,7 @@ var (
 // The read ends with neither the caller nor the driver, and begins anew when
 // somebody wrote meanwhile.
 func TestA02_TheFullReadOutlivesCallersAndKills(t *testing.T) {
+	t.Parallel()
 	file, below := disk(t, 1<<30)
 	dev := loop(t, below) // shows no holes
 	n := testnode.NewStopped(t, "failpoint", "--allow-device", dev)
@@ -302,6 +309,7 @@ func TestA02_TheFullReadOutlivesCallersAndKills(t *testing.T) {
 
 // O_EXCL keeps mounts away, and not a plain write: the kernel counts those.
 func TestA02_AWriteToAPartThatWasReadIsFoundOut(t *testing.T) {
+	t.Parallel()
 	_, below := disk(t, 128<<20)
 	dev := loop(t, below)
 	n := testnode.NewStopped(t, "failpoint", "--allow-device", dev)
@@ -316,6 +324,7 @@ func TestA02_AWriteToAPartThatWasReadIsFoundOut(t *testing.T) {
 
 // Between the proof and mkfs somebody may write, too.
 func TestA02_AWriteJustBeforeMkfsIsFoundOut(t *testing.T) {
+	t.Parallel()
 	_, dev := disk(t, size)
 	n := testnode.NewStopped(t, "failpoint", "--allow-device", dev)
 	n.Env = []string{"CRUST_FAILPOINT_PAUSE=format.intended"}
@@ -348,6 +357,7 @@ func TestA02_AWriteJustBeforeMkfsIsFoundOut(t *testing.T) {
 // Somebody who has the device open keeps pages of it; what lies on the device
 // may have changed below them.
 func TestA02_TheProbeReadsPastThePageCache(t *testing.T) {
+	t.Parallel()
 	file, dev := disk(t, size)
 	opener, err := os.Open(dev)
 	ok(t, err)
@@ -369,6 +379,7 @@ func TestA02_TheProbeReadsPastThePageCache(t *testing.T) {
 }
 
 func TestA07_ADeviceThatTheHostUsesIsRefused(t *testing.T) {
+	t.Parallel()
 	dev := loopOf(t, "ext4")
 	n := testnode.New(t, "", "--allow-device", dev)
 	at := t.TempDir()
@@ -412,6 +423,7 @@ func TestA07_ADeviceThatTheHostUsesIsRefused(t *testing.T) {
 }
 
 func TestA15_ADeviceThatIsRefusedIsNotClaimed(t *testing.T) {
+	t.Parallel()
 	dev := loopOf(t, "ext4")
 	n := testnode.New(t, "", "--allow-device", dev)
 	refused(t, stagePatiently(t, n, static("wrong", dev, "xfs")), codes.FailedPrecondition, "holds ext4")

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -42,38 +44,29 @@ func switchable(t *testing.T) (*testnode.Node, testnode.Failpoints) {
 // TestD06_ErrorAtEveryStep has each step fail in turn, in the same process: the
 // calls, repeated, succeed, and after a full teardown nothing is left.
 func TestD06_ErrorAtEveryStep(t *testing.T) {
+	t.Parallel()
 	points := failing(t)
 	if len(points) < 20 {
 		t.Fatalf("only %d failpoints can fail: %v", len(points), points)
 	}
+	var mu sync.Mutex
 	met := map[string]bool{}
-	// Blank media take what a file system does not, and every other way round.
-	for _, fs := range []string{"ext4", ""} {
-		n, at := switchable(t)
-		for _, point := range points {
-			for _, f := range []func(context.Context) error{
-				func(ctx context.Context) error { return life(ctx, n, fs) },
-				func(ctx context.Context) error { return death(ctx, n) },
-			} {
-				at.Set(t, point, "error")
-				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-				if err := f(ctx); err != nil {
-					met[point] = true
-					at.Off(t)
-					if err := f(ctx); err != nil {
-						t.Fatalf("%s on %q: the repeated calls fail: %v", point, fs, err)
+	t.Run("on", func(t *testing.T) {
+		// Blank media take what a file system does not, and every other way round.
+		for _, fs := range []string{"ext4", ""} {
+			t.Run("medium="+fs, func(t *testing.T) {
+				t.Parallel()
+				n, at := switchable(t)
+				for _, point := range points {
+					if failAt(t, n, at, point, fs) {
+						mu.Lock()
+						met[point] = true
+						mu.Unlock()
 					}
 				}
-				cancel()
-			}
-			at.Off(t)
-			n.Restart()
-			checkNothingLeft(t, n)
-			if t.Failed() {
-				t.Fatalf("after an error at %s on %q", point, fs)
-			}
+			})
 		}
-	}
+	})
 	for _, point := range points {
 		if !met[point] {
 			t.Errorf("no call failed for the error at %s: either no run comes past it, or its error is swallowed", point)
@@ -81,32 +74,78 @@ func TestD06_ErrorAtEveryStep(t *testing.T) {
 	}
 }
 
+// failAt has one step fail, and tells whether a call came past it.
+func failAt(t *testing.T, n *testnode.Node, at testnode.Failpoints, point, fs string) (met bool) {
+	t.Helper()
+	for _, f := range []func(context.Context) error{
+		func(ctx context.Context) error { return life(ctx, n, fs) },
+		func(ctx context.Context) error { return death(ctx, n) },
+	} {
+		at.Set(t, point, "error")
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		if err := f(ctx); err != nil {
+			met = true
+			at.Off(t)
+			if err := f(ctx); err != nil {
+				t.Fatalf("%s on %q: the repeated calls fail: %v", point, fs, err)
+			}
+		}
+		cancel()
+	}
+	at.Off(t)
+	n.Restart()
+	checkNothingLeft(t, n)
+	if t.Failed() {
+		t.Fatalf("after an error at %s on %q", point, fs)
+	}
+	return met
+}
+
 // TestD06_HungAtEveryStep has each step hang in turn: another volume lives its
 // life meanwhile, a second call on the same volume is answered, and what hung
 // goes on when it can.
 func TestD06_HungAtEveryStep(t *testing.T) {
-	n, at := switchable(t)
-	hit := map[string]bool{}
-	for _, point := range failpoints(t) {
-		for _, f := range []func(context.Context) error{
-			func(ctx context.Context) error { return life(ctx, n, "xfs") },
-			func(ctx context.Context) error { return death(ctx, n) },
-		} {
-			hung, ended := at.Hang(t, point, func() error { return f(ctxOf(t)) })
-			if hung {
-				hit[point] = true
-				bystander(t, n, point)
-			}
-			at.Off(t)
-			if err := <-ended; err != nil {
-				t.Fatalf("%s: what hung and went on failed: %v", point, err)
-			}
+	t.Parallel()
+	points := failpoints(t)
+	var hit atomic.Int32
+	t.Run("at", func(t *testing.T) {
+		// A node for some of them, beside others.
+		for some := range slices.Chunk(points, 10) {
+			t.Run(some[0]+" and more", func(t *testing.T) {
+				t.Parallel()
+				n, at := switchable(t)
+				for _, point := range some {
+					if hangAt(t, n, at, point) {
+						hit.Add(1)
+					}
+				}
+			})
+		}
+	})
+	t.Logf("hung at %d of %d points", hit.Load(), len(points))
+	if hit.Load() < 25 {
+		t.Errorf("hung at %d points only", hit.Load())
+	}
+}
+
+// hangAt has one step hang, and tells whether a call came past it.
+func hangAt(t *testing.T, n *testnode.Node, at testnode.Failpoints, point string) (hit bool) {
+	t.Helper()
+	for _, f := range []func(context.Context) error{
+		func(ctx context.Context) error { return life(ctx, n, "xfs") },
+		func(ctx context.Context) error { return death(ctx, n) },
+	} {
+		hung, ended := at.Hang(t, point, func() error { return f(ctxOf(t)) })
+		if hung {
+			hit = true
+			bystander(t, n, point)
+		}
+		at.Off(t)
+		if err := <-ended; err != nil {
+			t.Fatalf("%s: what hung and went on failed: %v", point, err)
 		}
 	}
-	t.Logf("hung at %d of %d points", len(hit), len(failpoints(t)))
-	if len(hit) < 25 {
-		t.Errorf("hung at %d points only", len(hit))
-	}
+	return hit
 }
 
 // bystander makes calls that have to be answered though another volume's hang.
@@ -148,6 +187,7 @@ func bystander(t *testing.T, n *testnode.Node, point string) {
 // TestD06_ADeletionThatCannotGoOnStopsNothing: somebody has opened the file of a volume
 // whose deletion was cut short. The driver starts, and the deletion goes on when it can.
 func TestD06_ADeletionThatCannotGoOnStopsNothing(t *testing.T) {
+	t.Parallel()
 	n, at := switchable(t)
 	v, other := create(t, n, "deleted", csiclient.Volume{FSType: "ext4"}), create(t, n, "other", csiclient.Volume{FSType: "ext4"})
 	at.Set(t, "delete.recorded", "error")
@@ -169,6 +209,7 @@ func TestD06_ADeletionThatCannotGoOnStopsNothing(t *testing.T) {
 
 // TestD06_ASnapshotThatFailedLeavesNothing: nobody may ask for it again.
 func TestD06_ASnapshotThatFailedLeavesNothing(t *testing.T) {
+	t.Parallel()
 	n, at := switchable(t)
 	v := create(t, n, "origin", csiclient.Volume{FSType: "ext4"})
 	at.Set(t, "snapshot.recorded", "error")

@@ -27,6 +27,7 @@ func storageHealth(t testing.TB, n *testnode.Node) string {
 
 // 11.5: two pools on one disk.
 func TestHealth_OfPoolsThatAreFull(t *testing.T) {
+	t.Parallel()
 	n := stoppedOnPool(t, "ext4", "", 640<<20)
 	n.Args = append(n.Args, "--pool", "other=loop:"+filepath.Join(filepath.Dir(n.PoolDir()), "other"))
 	n.Begin()
@@ -53,6 +54,7 @@ func TestHealth_OfPoolsThatAreFull(t *testing.T) {
 
 // 11.5: a pool whose disk is not mounted.
 func TestHealth_OfAPoolThatIsAway(t *testing.T) {
+	t.Parallel()
 	n, mount, unmount := onOwnDisk(t)
 	n.Begin()
 	n.Stop()

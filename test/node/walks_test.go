@@ -37,6 +37,7 @@ func freeze(t testing.TB, dir string) (thaw func()) {
 // and with its end. A frozen file system holds it where it is, so nothing depends on how
 // fast the machine is.
 func TestEvents_AWalkTellsHowLongItWillTake(t *testing.T) {
+	t.Parallel()
 	n := testnode.New(t, "")
 	v, holder := up(t, n, "holder", csiclient.Volume{FSType: "ext4"})
 	v = with(v, "", "csi.storage.k8s.io/pod.namespace", "shop", "csi.storage.k8s.io/pod.name", "db-0", "csi.storage.k8s.io/pod.uid", "11-22")

@@ -15,7 +15,7 @@ import (
 
 // Who has a volume's device mounted is written into the log. The error, which
 // becomes an event that a claim's owner reads, does not show the paths and
-// processes of other pods.
+// processes of other pods. Not beside other tests: its namespace would keep their mounts.
 func TestALow_ErrorsDoNotShowOtherPodsPaths(t *testing.T) {
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
