@@ -81,7 +81,8 @@ func (a *Agent) Start() {
 	exited := make(chan struct{})
 	a.cmd, a.exited = cmd, exited
 	go func() { _ = cmd.Wait(); close(exited) }()
-	Eventually(a.S.T, Longest, "crust-agent serves, and is connected to NRI", func() bool {
+	testnode.Listens(filepath.Join(a.Dir, "agent.sock"), Longest())
+	Eventually(a.S.T, Longest(), "crust-agent serves, and is connected to NRI", func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		_, err := a.Kubelet.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})

@@ -79,7 +79,7 @@ type registrar struct {
 
 func (r *registrar) RegisterPlugin(context.Context, *api.RegisterPluginRequest) (*api.Empty, error) {
 	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), Longest)
+		ctx, cancel := context.WithTimeout(context.Background(), Longest())
 		defer cancel()
 		configure := &api.ConfigureRequest{RuntimeName: "containerd", RuntimeVersion: "2.1.0", NRIVersion: "v0.12.0"}
 		if _, err := r.client.Configure(ctx, configure); err != nil {

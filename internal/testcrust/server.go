@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -24,12 +25,17 @@ import (
 // Size of the volumes.
 const Size = 320 << 20
 
-// Longest is what one call may take. Tests with guests need more.
-var Longest = time.Minute
+var longest atomic.Int64
+
+// Longest is what one call may take: a minute, or what Allow allowed.
+func Longest() time.Duration { return max(time.Minute, time.Duration(longest.Load())) }
+
+// Allow has calls take as long as that. Tests with guests need it.
+func Allow(d time.Duration) { longest.Store(int64(d)) }
 
 // Context is what a call of a test is made with.
 func Context(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*Longest)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*Longest())
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -107,7 +113,7 @@ func (s *Server) Launch() {
 	s.T.Helper()
 	args := append([]string{
 		"--endpoint", "unix://" + s.Socket(), "--backend", s.Backend, "--state-dir", s.StateDir(), "--kubelet-dir", s.Node.KubeletDir(),
-		"-v", "4", "--timeout", Longest.String(),
+		"-v", "4", "--timeout", Longest().String(),
 	}, s.Args...)
 	if !strings.Contains(strings.Join(s.Args, " "), "--allow-device") {
 		args = append(args, "--allow-device", "/dev/loop*")
@@ -123,11 +129,12 @@ func (s *Server) Launch() {
 func (s *Server) Start() {
 	s.T.Helper()
 	s.Launch()
+	testnode.Listens(s.Socket(), Longest())
 	var err error
 	if s.Client, err = crust.Dial("unix://" + s.Socket()); err != nil {
 		s.T.Fatal(err)
 	}
-	for deadline := time.Now().Add(Longest); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(Longest()); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if _, serr := os.Stat(s.Socket()); serr != nil {
 			continue
 		}
@@ -176,7 +183,7 @@ func (s *Server) CleanUp() {
 	if s.T.Failed() {
 		s.T.Logf("crustd said:\n%s", s.Log.String())
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), Longest)
+	ctx, cancel := context.WithTimeout(context.Background(), Longest())
 	defer cancel()
 	list, err := s.Client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
 	if err != nil {

@@ -2,10 +2,12 @@ package testnode
 
 import (
 	"bytes"
+	"net"
 	"os"
 	"os/exec"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
@@ -59,4 +61,15 @@ func Ended(t testing.TB, pid int) <-chan struct{} {
 	}()
 	t.Cleanup(func() { <-done })
 	return ended
+}
+
+// Listens waits until a process takes connections at a socket. gRPC waits a second before it tries again, so it
+// must not come too early.
+func Listens(socket string, most time.Duration) {
+	for deadline := time.Now().Add(most); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+		if c, err := net.Dial("unix", socket); err == nil {
+			c.Close()
+			return
+		}
+	}
 }

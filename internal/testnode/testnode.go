@@ -6,13 +6,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -79,6 +80,20 @@ func BuildCommand(t testing.TB, name, tags string) string {
 	}
 	builds.bin[name+tags] = bin
 	return bin
+}
+
+// AtOnce has so many of a package's parallel tests run at a time, where -parallel does not say it. Tests with
+// csi-node wait for the kernel most of their time, so more of them than processors take no longer.
+func AtOnce(tests int) {
+	flag.Parse()
+	said := false
+	flag.Visit(func(f *flag.Flag) { said = said || f.Name == "test.parallel" })
+	if said {
+		return
+	}
+	if err := flag.Set("test.parallel", strconv.Itoa(tests)); err != nil {
+		panic(err)
+	}
 }
 
 // Main runs a package's tests in a temporary directory of their own, and fails
@@ -254,13 +269,7 @@ func (n *Node) Launch() {
 func (n *Node) Start() {
 	n.T.Helper()
 	n.Launch()
-	// gRPC waits a second before it tries again, so it must not come too early.
-	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-		if c, err := net.Dial("unix", strings.TrimPrefix(n.Endpoint(), "unix://")); err == nil {
-			c.Close()
-			break
-		}
-	}
+	Listens(strings.TrimPrefix(n.Endpoint(), "unix://"), time.Minute)
 	var err error
 	if n.Client != nil {
 		n.Client.Close()

@@ -14,6 +14,7 @@ import (
 // With a KVM that hangs its guests, `crustctl sandbox run` comes up emulated
 // by itself, and says why. Where there is no KVM at all, it says that.
 func TestSandboxRunFallsBackToEmulation(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	qemu, err := exec.LookPath("qemu-system-x86_64")
 	ok(t, err)

@@ -148,7 +148,7 @@ func TestD06_AgentHungAtEveryStep(t *testing.T) {
 			if !hung {
 				t.Error("the step was not reached")
 			} else {
-				ctx, cancel := context.WithTimeout(context.Background(), testcrust.Longest)
+				ctx, cancel := context.WithTimeout(context.Background(), testcrust.Longest())
 				defer cancel()
 				if err := p.Stats(ctx); status.Code(err) == codes.DeadlineExceeded {
 					t.Errorf("while it hangs, the same volume's stats get no answer: %v", err)

@@ -14,6 +14,7 @@ import (
 
 // An agent that is killed, and a guest without memory, are not the end of it.
 func TestAnAgentThatIsKilled(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	s.acquaint()
 	v := s.Volume("a", "ext4")
@@ -66,6 +67,7 @@ func (m *machine) gone() bool {
 // A file system that takes the guest's kernel with it: the host lives, the error
 // says what happened, and the volume can be published elsewhere.
 func TestAFileSystemThatEndsTheGuest(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	s.acquaint()
 	v := s.Volume("a", "ext4")
@@ -118,6 +120,7 @@ func TestAFileSystemThatEndsTheGuest(t *testing.T) {
 // A device that never was is refused; one whose bytes go away under a mounted
 // file system gives errors in the guest, and nowhere else.
 func TestADeviceThatIsGone(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	s.acquaint()
 	v := s.Volume("a", "ext4")

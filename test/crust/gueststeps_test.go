@@ -23,7 +23,7 @@ const guestPoints = "/run/failpoint" // CRUST_FAILPOINT_FILE in the guest
 
 // script runs a shell command in the guest; an agent that was killed is waited for.
 func (f failing) script(command string) (string, error) {
-	for end := time.Now().Add(testcrust.Longest); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(testcrust.Longest()); ; time.Sleep(20 * time.Millisecond) {
 		out, err := f.Exec(command)
 		if err == nil || time.Now().After(end) {
 			return strings.TrimSpace(out), err
@@ -97,6 +97,7 @@ func (f failing) life(ctx context.Context, p *pod, failed func()) error {
 // in turn, kill it, and hang: the sandbox gets its volume all the same. While it hangs,
 // a second call on the volume is answered, and another microVM is served.
 func TestD06_GuestErrorKillOrHangAtEveryStep(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	s.acquaint()
 	dir := t.TempDir()

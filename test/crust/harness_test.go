@@ -23,7 +23,10 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-func TestMain(m *testing.M) { testnode.Main(m) }
+func TestMain(m *testing.M) {
+	testnode.AtOnce(3) // guests are emulated where there is no KVM
+	testnode.Main(m)
+}
 
 const size = testcrust.Size
 
@@ -55,7 +58,7 @@ type server struct {
 func newServer(t testing.TB, backend, tags string, args ...string) *server {
 	t.Helper()
 	if backend == "qemu" {
-		testcrust.Longest = patience(t)
+		testcrust.Allow(patience(t))
 	}
 	return &server{Server: testcrust.NewServer(t, testnode.New(t, tags), backend, testnode.BuildCommand(t, "crustd", tags), args...)}
 }

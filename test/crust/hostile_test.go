@@ -23,6 +23,7 @@ import (
 // server answers every call in time and in plain, bounded words, keeps its memory,
 // and serves another microVM as before; the volume can be had back.
 func TestAGuestWhoseRootAttacks(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	s.acquaint()
 	dir := t.TempDir()
@@ -39,14 +40,14 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 	ok(t, s.runtimePublish(q))
 	sh(t, m, "echo kept > %s/f", m.Path(p.target))
 	s.Stop()
-	s.Args = append(s.Args, "--timeout", "5s") // boots are over
+	s.Args = append(s.Args, "--timeout", oneCall(t).String()) // boots are over
 	s.Start()
 	ok(t, s.runtimePublish(p))
 	ok(t, s.runtimePublish(q))
 	before := s.memory()
 	for _, mode := range []string{"lies", "huge", "silent", "noise"} {
 		_, _ = bad.Exec("/hostile " + mode + " >/dev/console 2>&1 &") // who answers is killed, or becomes worse
-		for deadline := time.Now().Add(testcrust.Longest); ; time.Sleep(20 * time.Millisecond) {
+		for deadline := time.Now().Add(testcrust.Longest()); ; time.Sleep(20 * time.Millisecond) {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 			r, err := s.Client.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: q.name, Argv: []string{"/bin/echo", "honest"}})
 			cancel()
@@ -90,7 +91,7 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 			},
 		} {
 			calls.Go(func() {
-				ctx, cancel := context.WithTimeout(context.Background(), testcrust.Longest)
+				ctx, cancel := context.WithTimeout(context.Background(), testcrust.Longest())
 				defer cancel()
 				text, err := call(ctx)
 				if ctx.Err() != nil {
@@ -107,7 +108,7 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 		}
 		calls.Wait()
 		// What it says when it is asked to mount is remembered.
-		ctx, cancel := context.WithTimeout(context.Background(), testcrust.Longest)
+		ctx, cancel := context.WithTimeout(context.Background(), testcrust.Longest())
 		_, err := s.Client.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: q.name, HostVolumeId: q.info.Source})
 		inPlainWords(t, mode+": unpublish", status.Convert(err).Message())
 		_, err = s.Client.RuntimePublishVolume(ctx, q.request())
@@ -129,7 +130,7 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 		t.Errorf("crustd had %d MiB, and has %d", before>>20, after>>20)
 	}
 	bad.Kill()
-	for deadline := time.Now().Add(testcrust.Longest); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(testcrust.Longest()); ; time.Sleep(20 * time.Millisecond) {
 		list, err := s.Client.ListSandboxes(ctxOf(t), &crustv1alpha1.ListSandboxesRequest{})
 		ok(t, err)
 		if len(list.GetSandboxes()) == 1 {

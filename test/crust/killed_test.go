@@ -31,6 +31,7 @@ func TestD06_CrustdKilledAtEveryStep(t *testing.T) {
 
 // The same with a microVM, which goes on while its server dies.
 func TestD06_CrustdKilledAtEveryStepOfAMicroVM(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "failpoint")
 	s.acquaint()
 	var points []string

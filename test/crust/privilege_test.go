@@ -49,7 +49,7 @@ func begins(t *testing.T, s *server) error {
 	t.Helper()
 	s.Launch()
 	ended := testnode.Ended(t, s.Cmd.Process.Pid)
-	for deadline := time.Now().Add(testcrust.Longest); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(testcrust.Longest()); time.Now().Before(deadline); {
 		select {
 		case <-ended:
 			err := fmt.Errorf("crustd ended: %w: %s", s.Cmd.Wait(), s.Log.String())

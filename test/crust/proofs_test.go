@@ -72,6 +72,7 @@ func TestC16_StatsAreStatfsInTheSandbox(t *testing.T) {
 // C11, C13 and C16 where the sandbox has a kernel of its own. One guest serves as all
 // sandboxes in turn.
 func TestC11_C13_C16_InAMicroVM(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	var m *machine
 	boot := func(p *pod) sandboxed {
@@ -86,7 +87,7 @@ func TestC11_C13_C16_InAMicroVM(t *testing.T) {
 	first := &pod{name: "first"}
 	boot(first)
 	p := s.pod("none", s.Volume("none", "ext4"))
-	for deadline := time.Now().Add(testcrust.Longest); len(p.asks.Filesystems) == 0; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(testcrust.Longest()); len(p.asks.Filesystems) == 0; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the guest does not tell its file systems")
 		}

@@ -72,6 +72,12 @@ func patience(t testing.TB) time.Duration {
 	return max(time.Minute, 20*boot)
 }
 
+// oneCall is how long a call to a guest that is up may take: more than what a boot took here, and never less than 10 s.
+func oneCall(t testing.TB) time.Duration {
+	t.Helper()
+	return patience(t) / 6
+}
+
 // machine is a sandbox of the qemu backend.
 type machine struct {
 	t  testing.TB
@@ -177,6 +183,7 @@ func (s *server) hasAsked() {
 }
 
 func TestC12_C14_C16_C17_C18_Story1InAMicroVM(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	// Nothing is promised before a guest said what it can.
 	fs, err := s.Client.RuntimeGetSupportedFileSystems(ctxOf(t), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
@@ -200,6 +207,7 @@ func TestC12_C14_C16_C17_C18_Story1InAMicroVM(t *testing.T) {
 }
 
 func TestC18_C19_AQEMUThatDies(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	s.acquaint()
 	v := s.Volume("a", "ext4")
@@ -242,6 +250,7 @@ func TestC18_C19_AQEMUThatDies(t *testing.T) {
 }
 
 func TestAFileSystemThatTheGuestCannotMount(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	s.acquaint()
 	v := s.Volume("a", "ext4")
@@ -277,6 +286,7 @@ func TestAFileSystemThatTheGuestCannotMount(t *testing.T) {
 // C15 where the sandbox has a kernel of its own: the path that the guest answers
 // shows the directory, and one that leads out is refused.
 func TestC15_SubPathsInAGuest(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	s.acquaint()
 	v := s.Volume("a", "ext4")
@@ -319,6 +329,7 @@ func TestC15_SubPathsInAGuest(t *testing.T) {
 }
 
 func TestR05_ReadOnlyInAGuest(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	s.acquaint()
 	v := s.Volume("a", "xfs")
@@ -351,6 +362,7 @@ func withTree(t *testing.T, dir string) string {
 }
 
 func TestS10_ALabelReachesTheGuest(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	dir := t.TempDir()
 	ok(t, os.MkdirAll(dir+"/tree/etc/selinux", 0o755))
@@ -398,6 +410,7 @@ func TestS10_ALabelReachesTheGuest(t *testing.T) {
 
 // A thousand calls over one port, of which none is lost.
 func TestAThousandCallsToAGuest(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "", "--timeout", (patience(t) / 4).String())
 	s.acquaint()
 	v := s.Volume("a", "ext4")
@@ -426,6 +439,7 @@ func TestAThousandCallsToAGuest(t *testing.T) {
 // As a service beside whatever else a guest runs, and over vsock: the kernel's
 // loopback stands for the hypervisor, which this machine does not have for it.
 func TestTheAgentAsAServiceOverVsock(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	p := &pod{name: "vm"}
 	m := s.boot(p, "q35", "")

@@ -114,7 +114,7 @@ func TestC18_C19_ARestartAsksTheDevice(t *testing.T) {
 	mine := fmt.Sprintf("/proc/%d/ns/mnt", container.Process.Pid)
 	before, err := os.Readlink("/proc/self/ns/mnt")
 	ok(t, err)
-	eventually(t, testcrust.Longest, "the container has its own mounts", func() bool {
+	eventually(t, testcrust.Longest(), "the container has its own mounts", func() bool {
 		now, err := os.Readlink(mine)
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", container.Process.Pid))
 		return err == nil && now != before && string(b) == "sleep\n"
@@ -129,7 +129,7 @@ func TestC18_C19_ARestartAsksTheDevice(t *testing.T) {
 	refused(t, s.Node.Client.Unpublish(ctxOf(t), v.ID, p.target), codes.FailedPrecondition, "still mounted")
 	ok(t, container.Process.Kill())
 	_ = container.Wait()
-	eventually(t, testcrust.Longest, "the sandbox is cleaned up", func() bool { return s.listed() == "other" })
+	eventually(t, testcrust.Longest(), "the sandbox is cleaned up", func() bool { return s.listed() == "other" })
 	ok(t, s.runtimePublish(q))
 	s.deregister(q)
 	ok(t, os.Remove(q.target))
@@ -209,6 +209,7 @@ func TestOneServerForAStateDirectory(t *testing.T) {
 // A microVM that does not answer when crustd starts holds nobody up; it is tried
 // again, and when it ends it is cleaned up.
 func TestC18_ASandboxOutOfReachIsTriedAgain(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, "qemu", "")
 	s.acquaint()
 	v := s.Volume("a", "ext4")

@@ -22,6 +22,7 @@ func withGuest(t *testing.T, program string) string {
 
 // A microVM goes on with the crust-guest that it was booted with, whatever becomes of crustd.
 func TestAGuestOfAReleaseUnderTodaysCrustdAndTheOtherWay(t *testing.T) {
+	t.Parallel()
 	for _, release := range testnode.Releases(t) {
 		old := testnode.ReleaseDir(t, release)
 		today := testnode.BuildCommand(t, "crustd", "")

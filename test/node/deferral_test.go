@@ -6,13 +6,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/testnode"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
@@ -49,6 +49,25 @@ func mountsOf(t testing.TB, n *testnode.Node) string {
 }
 
 var deferrable = map[string]string{"allowRuntimeAssistedMount": "true"}
+
+// claim has a device as a sandbox has it, until it is released: then nobody has it, a child of this process that
+// another test has just started neither.
+func claim(t testing.TB, device string) (release func()) {
+	t.Helper()
+	held, err := os.OpenFile(device, os.O_RDWR|os.O_EXCL, 0)
+	ok(t, err)
+	return func() {
+		t.Helper()
+		ok(t, held.Close())
+		ok(t, linux.Outlast(func() error {
+			f, err := os.OpenFile(device, os.O_RDONLY|os.O_EXCL, 0)
+			if err == nil {
+				err = f.Close()
+			}
+			return err
+		}))
+	}
+}
 
 func TestC01_TheDriverSaysThatItDefers(t *testing.T) {
 	t.Parallel()
@@ -213,14 +232,13 @@ func TestC19_ReadersShareADeferredVolume(t *testing.T) {
 	refused(t, n.Client.Publish(ctxOf(t), v, writer, true), codes.FailedPrecondition, "deferred")
 	// The sandboxes' mounts keep the device in use; each target goes when its pod
 	// does, all the same.
-	held, err := os.OpenFile(source, os.O_RDONLY|syscall.O_EXCL, 0)
-	ok(t, err)
+	release := claim(t, source)
 	n.Restart()
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, targets[0]))
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, targets[1]))
 	refused(t, n.Client.Unpublish(ctxOf(t), v.ID, targets[2]), codes.FailedPrecondition, "still mounted by the sandbox")
 	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, targets[2])
-	ok(t, held.Close())
+	release()
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, targets[2]))
 	ok(t, n.Client.Publish(ctxOf(t), v, writer, false))
 	_, deferred, err := publishTo(t, n, v, targets[0], true, "ext4")
@@ -239,19 +257,17 @@ func TestC19_NotMountedHereWhileASandboxHasTheDevice(t *testing.T) {
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	info, _, err := publishTo(t, n, v, n.Target("a"), false, "ext4")
 	ok(t, err)
-	held, err := os.OpenFile(info.Source, os.O_RDWR|syscall.O_EXCL, 0)
-	ok(t, err)
+	release := claim(t, info.Source)
 	refused(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")), codes.FailedPrecondition, "still mounted by the sandbox", n.Target("a"))
-	ok(t, held.Close())
+	release()
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
 	// One that comes back to it.
-	held, err = os.OpenFile(info.Source, os.O_RDWR|syscall.O_EXCL, 0)
-	ok(t, err)
+	release = claim(t, info.Source)
 	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false), codes.FailedPrecondition, "still in use")
 	_, _, err = publishTo(t, n, v, n.Target("b"), false, "ext4")
 	refused(t, err, codes.FailedPrecondition, "in use")
 	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, "in use")
-	ok(t, held.Close())
+	release()
 	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false))
 	// Beside what is published here, more is.
 	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("c"), true))

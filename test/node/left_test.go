@@ -61,10 +61,9 @@ func TestB04_UnmountingNeedsNoPool(t *testing.T) {
 	refused(t, n.Client.Unpublish(ctxOf(t), fs.ID, n.Target("other")), codes.FailedPrecondition, "not of this volume")
 	refused(t, n.Client.Unpublish(ctxOf(t), fs.ID, blockTarget), codes.FailedPrecondition, "not of this volume")
 	refused(t, n.Client.Unstage(ctxOf(t), fs.ID), codes.FailedPrecondition, "still published at "+fsTarget)
-	held, err := os.OpenFile(info.Source, os.O_RDWR|os.O_EXCL, 0) // as a sandbox does
-	ok(t, err)
+	release := claim(t, info.Source) // as a sandbox does
 	refused(t, n.Client.Unpublish(ctxOf(t), put.ID, n.Target("put")), codes.FailedPrecondition, "still mounted by the sandbox")
-	ok(t, held.Close())
+	release()
 	for _, gone := range []struct{ id, target string }{
 		{fs.ID, fsTarget}, {block.ID, blockTarget}, {block.ID, n.Target("ro")}, {put.ID, n.Target("put")},
 	} {

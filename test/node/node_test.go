@@ -21,7 +21,10 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-func TestMain(m *testing.M) { testnode.Main(m) }
+func TestMain(m *testing.M) {
+	testnode.AtOnce(8)
+	testnode.Main(m)
+}
 
 const size = 512 << 20
 

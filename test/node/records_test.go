@@ -229,10 +229,9 @@ func TestA10_ABadRecordOfADeferralIsThatVolumesAlone(t *testing.T) {
 	refused(t, err, codes.FailedPrecondition, v.ID, target, file)
 	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, "deferred", target)
 	refused(t, n.Client.Delete(ctxOf(t), v.ID), codes.FailedPrecondition, "deferred")
-	held, err := os.OpenFile(info.Source, os.O_RDWR|os.O_EXCL, 0) // as a QEMU does
-	ok(t, err)
+	release := claim(t, info.Source) // as a QEMU does
 	refused(t, n.Client.Unpublish(ctxOf(t), v.ID, target), codes.FailedPrecondition, "still mounted by the sandbox")
-	ok(t, held.Close())
+	release()
 	down(t, n, v.ID, target)
 	if kept := read(t, file+".bad"); kept != bad {
 		t.Errorf("kept: %q", kept)

@@ -68,7 +68,7 @@ func (p *tenant) call(what string, f func(context.Context) error) {
 			p.t.Logf("%s: %s: %v", p.name, what, last)
 		}
 	}()
-	eventually(p.t, testcrust.Longest, p.name+": "+what, func() bool {
+	eventually(p.t, testcrust.Longest(), p.name+": "+what, func() bool {
 		last = f(ctx)
 		switch status.Code(last) {
 		case codes.FailedPrecondition, codes.InvalidArgument, codes.AlreadyExists, codes.NotFound, codes.Internal:
@@ -82,7 +82,7 @@ func (p *tenant) call(what string, f func(context.Context) error) {
 // what takes longer goes on.
 func (p *tenant) tell(what string, f func(context.Context) error) {
 	p.t.Helper()
-	eventually(p.t, testcrust.Longest, "an agent is connected to NRI", func() bool { return p.A.NRI.Plugin() != nil })
+	eventually(p.t, testcrust.Longest(), "an agent is connected to NRI", func() bool { return p.A.NRI.Plugin() != nil })
 	if err := f(ctxOf(p.t)); err != nil {
 		p.t.Logf("%s: %s: %v", p.name, what, err)
 	}
