@@ -10,6 +10,8 @@ FUZZTIME ?= 10s
 FILES ?= 1000000
 # How long the tests of one package may take. The default of go test is ten minutes.
 TIMEOUT ?= 60m
+# Tests that come one package after another: a sandbox's mount namespace of one would keep another's mounts.
+ALONE = /(sanity|test/(adversary|crust|node|skew|storm))$$
 # MiB for temporary files: the demo's, the tests'.
 ROOM = 1024
 
@@ -34,7 +36,8 @@ test: setup guest monitoring releases
 	$(GO) vet -tags vm,kubernetes,fleet ./...
 	$(GO) vet -tags man ./cmd/...
 	$(GO) vet -tags fixtures ./test/skew
-	$(GO) test -p 1 -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...
+	$(GO) test -p 3 -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) $$($(GO) list ./... | grep -vE '$(ALONE)')
+	$(GO) test -p 1 -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) $$($(GO) list ./... | grep -E '$(ALONE)')
 	$(GO) vet -C deploy/helm ./...
 	$(GO) test -C deploy/helm -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...
 
