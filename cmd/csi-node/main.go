@@ -132,13 +132,9 @@ func run(args []string) error {
 		NodesExpand:   o.expansion == "node",
 		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host, HostNetwork: openHostNetwork(o, log),
 		Left: func(id string) volume.Releaser {
-			return looppool.Left(id, filepath.Join(o.stateDir, "dev"), func(d mounter.Device) bool {
-				for _, p := range volumes.Pools() {
-					if _, ok := p.Owns(d); ok {
-						return true
-					}
-				}
-				return false
+			return looppool.Left(id, filepath.Join(o.stateDir, "dev"), func(d mounter.Device) (bool, error) {
+				_, ok, err := volume.OwnerOfDevice(volumes.Pools(), d)
+				return ok, err
 			})
 		},
 	})

@@ -53,14 +53,7 @@ func openVolumes(
 	}
 	st, err := static.Open(static.Options{
 		Dir: filepath.Join(o.stateDir, "static"), Allow: settings.AllowDevices, NodesDir: nodes, Log: log,
-		Claimed: func(d mounter.Device) (string, bool) {
-			for _, p := range pools {
-				if id, ok := p.Owns(d); ok {
-					return id, true
-				}
-			}
-			return "", false
-		},
+		Claimed: func(d mounter.Device) (string, bool, error) { return volume.OwnerOfDevice(pools, d) },
 	})
 	if err == nil {
 		var r *volume.Registry

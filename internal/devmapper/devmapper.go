@@ -222,10 +222,10 @@ func (c *Control) Remove(name string) error {
 }
 
 // UUID is the one of the device-mapper device of that number, empty when it is none.
-func UUID(major, minor uint32) string {
+func UUID(major, minor uint32) (string, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/dm/uuid", major, minor))
-	if err != nil {
-		return ""
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
 	}
-	return strings.TrimSpace(string(b))
+	return strings.TrimSpace(string(b)), err
 }

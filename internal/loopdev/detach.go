@@ -132,7 +132,13 @@ func (n Nodes) Now(d Device) (now Device, ok bool, err error) {
 		return d, false, err
 	}
 	same := now.backing == d.backing && now.ReadOnly == d.ReadOnly
-	if d.Held && (same || n.stillHeld(d)) {
+	held := d.Held && same
+	if d.Held && !same {
+		if held, err = n.stillHeld(d); err != nil {
+			return d, false, err
+		}
+	}
+	if held {
 		now.Held, now.hold, now.backing, now.ReadOnly = true, d.hold, d.backing, d.ReadOnly
 		return now, true, nil
 	}

@@ -116,7 +116,10 @@ func (n Nodes) choose(
 	if err != nil {
 		return nil, err
 	}
-	holds := n.holds(all)
+	holds, err := n.holds(all)
+	if err != nil {
+		return nil, err
+	}
 	var found []Device
 	for name, shown := range all {
 		h, held := holds.on[name]

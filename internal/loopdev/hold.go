@@ -73,7 +73,9 @@ type holding struct {
 	names map[string]bool // of the holds themselves
 }
 
-func (n Nodes) holds(all survey) holding {
+// holds finds the holds among all loop devices. One that could not be looked at, because this process lacked
+// something, is an error: what it holds would seem to be held by nothing.
+func (n Nodes) holds(all survey) (holding, error) {
 	var candidates []hold
 	below := map[string]string{}
 	is := holding{map[string]hold{}, map[string]bool{}}
@@ -83,7 +85,14 @@ func (n Nodes) holds(all survey) holding {
 		if !ok {
 			continue
 		}
-		if h, ok := n.readHold(name); ok && isNumber(lower, h.rdev) {
+		h, ok, err := n.readHold(name)
+		if err == nil && ok {
+			ok, err = isNumber(lower, h.rdev)
+		}
+		if short(err) {
+			return is, err
+		}
+		if err == nil && ok {
 			candidates = append(candidates, h.hold)
 			below[name] = lower
 		}
@@ -98,7 +107,7 @@ func (n Nodes) holds(all survey) holding {
 			is.on[below[h.name]], is.names[h.name] = h, true
 		}
 	}
-	return is
+	return is, nil
 }
 
 // read is what a loop device's name said: a hold of the device rdev, or none.
@@ -126,27 +135,27 @@ func (s *readHolds) keep(all survey) {
 	maps.DeleteFunc(s.by, func(name string, _ read) bool { _, there := all[name]; return !there })
 }
 
-func (n Nodes) readHold(name string) (read, bool) {
+func (n Nodes) readHold(name string) (read, bool, error) {
 	key, err := binding(name)
 	if err != nil {
-		return read{}, false
+		return read{}, false, err
 	}
 	seen.Lock()
 	r, ok := seen.by[name]
 	seen.Unlock()
 	if ok && r.binding == key {
-		return r, r.isHold
+		return r, r.isHold, nil
 	}
 	d, err := n.open(name)
 	if err != nil {
-		return read{}, false
+		return read{}, false, err
 	}
 	r = read{rdev: d.now.RDevice, binding: key}
 	r.hold, r.isHold = parseHold(name, d.now.Name)
 	seen.Lock()
 	defer seen.Unlock()
 	seen.by[name] = r
-	return r, r.isHold
+	return r, r.isHold, nil
 }
 
 // loopName gives the loop device that a path's last part names.
@@ -160,20 +169,23 @@ func loopName(path string) (string, bool) {
 	return name, err == nil
 }
 
-func isNumber(name string, rdev uint64) bool {
+func isNumber(name string, rdev uint64) (bool, error) {
 	major, minor := linux.SplitDev(rdev)
 	shown, err := linux.ReadSmall("/sys/block/" + name + "/dev")
-	return err == nil && strings.TrimSpace(shown) == fmt.Sprintf("%d:%d", major, minor)
+	return err == nil && strings.TrimSpace(shown) == fmt.Sprintf("%d:%d", major, minor), err
 }
 
 // stillHeld tells whether the hold that the device was found with is on it.
-func (n Nodes) stillHeld(d Device) bool {
+func (n Nodes) stillHeld(d Device) (bool, error) {
 	on, err := n.open(d.hold.name)
+	if away(err) {
+		return false, nil
+	}
 	if err != nil || on.now.RDevice != d.number() {
-		return false
+		return false, err
 	}
 	h, ok := parseHold(d.hold.name, on.now.Name)
-	return ok && h == d.hold
+	return ok && h == d.hold, nil
 }
 
 // Hold binds a device of the driver's own on top of d, for as long as d is
@@ -250,10 +262,16 @@ func (n Nodes) release(d Device) error {
 	if err != nil {
 		return err
 	}
-	holds := n.holds(all)
+	holds, err := n.holds(all)
+	if err != nil {
+		return err
+	}
 	var ours []Device
 	for name := range all { // the kubelet's is bound to a path of the kubelet's
 		on, err := n.open(name)
+		if short(err) {
+			return err
+		}
 		if err != nil || on.now.RDevice != d.number() {
 			continue
 		}
@@ -325,7 +343,11 @@ func (n Nodes) Open(major, minor uint32) (d Device, ok bool, err error) {
 	if err != nil {
 		return Device{}, false, err
 	}
-	if h, held := n.holds(all).on[name]; held {
+	holds, err := n.holds(all)
+	if err != nil {
+		return Device{}, false, err
+	}
+	if h, held := holds.on[name]; held {
 		d.hold, d.Held, d.backing, d.ReadOnly = h, true, h.backing, h.readOnly
 	}
 	return d, true, nil
@@ -335,27 +357,38 @@ func (n Nodes) Open(major, minor uint32) (d Device, ok bool, err error) {
 type File struct{ file }
 
 // Is tells whether the path leads to it.
-func (f File) Is(path string) bool {
+func (f File) Is(path string) (bool, error) {
 	at, err := linux.Openat2(nil, path, linux.OPath, 0)
+	if errors.Is(err, linux.ENOENT) {
+		return false, nil
+	}
 	if err != nil {
-		return false
+		return false, err
 	}
 	defer at.Close()
 	is, err := identify(at)
-	return err == nil && is == f.file
+	return err == nil && is == f.file, err
 }
 
 // HeldFile is what the loop device of that number was bound to when it was held;
 // ok is false when it is not held.
-func (n Nodes) HeldFile(major, minor uint32) (f File, ok bool) {
+func (n Nodes) HeldFile(major, minor uint32) (f File, ok bool, err error) {
 	all, err := look()
 	if err != nil {
-		return File{}, false
+		return File{}, false, err
 	}
-	for name, h := range n.holds(all).on {
-		if isNumber(name, linux.MakeDev(major, minor)) {
-			return File{h.backing}, true
+	holds, err := n.holds(all)
+	if err != nil {
+		return File{}, false, err
+	}
+	for name, h := range holds.on {
+		is, err := isNumber(name, linux.MakeDev(major, minor))
+		if is {
+			return File{h.backing}, true, nil
+		}
+		if err != nil && !away(err) {
+			return File{}, false, err
 		}
 	}
-	return File{}, false
+	return File{}, false, nil
 }

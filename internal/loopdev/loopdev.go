@@ -87,11 +87,12 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 			return Device{}, err
 		}
 		if d, ok := Writable(found); ok && (d.Held || !d.now.Part()) {
-			if d.Held && !n.stillHeld(d) {
-				return Device{}, fault.New(fault.Busy, "%s is just being released; try again", d.Path)
-			}
 			if d.Held {
-				return d, nil // see Mend
+				held, err := n.stillHeld(d)
+				if err == nil && !held {
+					err = fault.New(fault.Busy, "%s is just being released; try again", d.Path)
+				}
+				return d, err // see Mend
 			}
 			// One that was to be unbound at its last close may be so by now.
 			if err := d.keep(); !d.gone(err) {
@@ -304,36 +305,47 @@ func (d Device) SetCapacity() error {
 
 // Below gives the number of the block device that a loop device is bound to; ok
 // is false when it is none, or is bound to a file.
-func (n Nodes) Below(major, minor uint32) (belowMajor, belowMinor uint32, ok bool) {
-	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", major, minor))
-	if err != nil || !strings.HasPrefix(filepath.Base(link), "loop") {
-		return 0, 0, false
-	}
-	node, _, _, err := n.node(filepath.Base(link))
-	if err != nil {
-		return 0, 0, false
-	}
-	loop, err := linux.Open(node, os.O_RDONLY)
-	if err != nil {
-		return 0, 0, false
-	}
-	defer loop.Close()
-	info, err := linux.LoopStatus(loop)
-	if err != nil || info.RDevice == 0 {
-		return 0, 0, false
+func (n Nodes) Below(major, minor uint32) (belowMajor, belowMinor uint32, ok bool, err error) {
+	info, ok, err := n.statusOf(major, minor)
+	if err != nil || !ok || info.RDevice == 0 {
+		return 0, 0, false, err
 	}
 	belowMajor, belowMinor = linux.SplitDev(info.RDevice)
-	return belowMajor, belowMinor, true
+	return belowMajor, belowMinor, true, nil
+}
+
+// statusOf is what the kernel says of the loop device with that number; ok is false
+// when it is no loop device that is bound.
+func (n Nodes) statusOf(major, minor uint32) (info linux.LoopInfo, ok bool, err error) {
+	var node string
+	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", major, minor))
+	if err == nil && !strings.HasPrefix(filepath.Base(link), "loop") {
+		return info, false, nil
+	}
+	if err == nil {
+		node, _, _, err = n.node(filepath.Base(link))
+	}
+	if err == nil {
+		var loop *os.File
+		if loop, err = linux.Open(node, os.O_RDONLY); err == nil {
+			defer loop.Close()
+			info, err = linux.LoopStatus(loop)
+		}
+	}
+	if away(err) {
+		return info, false, nil
+	}
+	return info, err == nil, err
 }
 
 // BackingFile is the path that the kernel shows for the loop device with that
 // number, empty when it is no bound loop device.
-func BackingFile(major, minor uint32) string {
+func BackingFile(major, minor uint32) (string, error) {
 	b, err := linux.ReadSmall(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file", major, minor))
-	if err != nil {
-		return ""
+	if away(err) {
+		err = nil
 	}
-	return trimBacking(b)
+	return trimBacking(b), err
 }
 
 // deleted is what the kernel puts behind the path of a file that is gone.

@@ -55,8 +55,8 @@ func (n Nodes) Mend(d Device, path string) (changed []string, err error) {
 		return nil, nil
 	}
 	defer mending.Lock(d.number())()
-	if !n.stillHeld(d) {
-		return nil, nil // it is being detached
+	if held, err := n.stillHeld(d); err != nil || !held {
+		return nil, err // it is being detached, or cannot be asked
 	}
 	if d.now.Device != d.backing.dev || d.now.Inode != d.backing.ino {
 		// Only a read-only device can be changed so.

@@ -97,7 +97,7 @@ func watch(t *testing.T, s Source, every time.Duration) *watched {
 // until waits for what the log is to say, and gives what it says since the last time.
 func (w *watched) until(words string) string {
 	w.t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		w.mu.Lock()
 		text := w.text.String()
 		if strings.Contains(text, words) && strings.HasSuffix(text, "\n") {
@@ -114,7 +114,7 @@ func (w *watched) until(words string) string {
 
 func (w *watched) want(usable, restart bool, verbosity int, devices ...string) {
 	w.t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		w.mu.Lock()
 		u, r := w.State()
 		good := u == usable && r == restart && w.verbosity == verbosity && slices.Equal(w.devices, devices)

@@ -156,14 +156,15 @@ func (g Guard) writeBack(d loopdev.Device, m devmapper.Device) error {
 
 // Below gives the device that a mapped device is made of, and any other device as
 // it is.
-func Below(d mounter.Device) mounter.Device {
-	rest, ok := strings.CutPrefix(devmapper.UUID(d.Major, d.Minor), uuidPrefix)
-	if !ok {
-		return d
+func Below(d mounter.Device) (mounter.Device, error) {
+	uuid, err := devmapper.UUID(d.Major, d.Minor)
+	rest, ok := strings.CutPrefix(uuid, uuidPrefix)
+	if err != nil || !ok {
+		return d, err
 	}
 	var major, minor uint32
 	if _, err := fmt.Sscanf(rest, "%d:%d", &major, &minor); err != nil {
-		return d
+		return d, nil // nobody but the driver gives such identities out
 	}
-	return mounter.Device{Major: major, Minor: minor}
+	return mounter.Device{Major: major, Minor: minor}, nil
 }

@@ -46,7 +46,7 @@ func TestTheKubeletIsAnswered(t *testing.T) {
 		}
 	}
 	s.Stop()
-	for range 50 {
+	for range 3000 {
 		if _, err = os.Stat(socket); os.IsNotExist(err) {
 			return
 		}

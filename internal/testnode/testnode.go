@@ -362,7 +362,7 @@ func (n *Node) checkDescriptors() {
 		return
 	}
 	var now []string
-	for deadline := time.Now().Add(2 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if now = n.descriptors(); slices.Equal(now, n.started) {
 			return
 		}

@@ -11,7 +11,7 @@
 //	guest to host   the same
 //
 // The guest looks for the magic in all that comes; seeing it ends the connection
-// that was. The host throws away what comes before its own nonce. The magic is
+// that was, which may have got its first bytes. The host throws away what comes before its own nonce. The magic is
 // drawn for each boot, so that nothing that is sent by chance looks like it.
 package vport
 
@@ -221,6 +221,7 @@ type splitter struct {
 	data  func([]byte)
 	end   func()
 	carry []byte // what may be the beginning of a marker
+	given int    // bytes of it that the connection has: it may be no marker, and then nothing more may come
 }
 
 func (s *splitter) finish() {
@@ -228,7 +229,7 @@ func (s *splitter) finish() {
 		s.end()
 		s.end, s.data = nil, nil
 	}
-	s.carry = nil
+	s.carry, s.given = nil, 0
 }
 
 func (s *splitter) give(b []byte) {
@@ -238,21 +239,22 @@ func (s *splitter) give(b []byte) {
 }
 
 func (s *splitter) take(b []byte) {
-	data := append(s.carry, b...)
-	s.carry = nil
+	data, given := append(s.carry, b...), s.given
+	s.carry, s.given = nil, 0
 	for len(data) > 0 {
 		i := bytes.Index(data, s.magic)
 		if i < 0 {
-			keep := overlap(data, s.magic)
-			s.give(data[:len(data)-keep])
-			s.carry = bytes.Clone(data[len(data)-keep:])
+			s.give(data[given:])
+			s.carry = bytes.Clone(data[len(data)-overlap(data, s.magic):])
+			s.given = len(s.carry)
 			return
 		}
-		s.give(data[:i])
+		s.give(data[min(given, i):i])
 		if len(data) < i+MagicLength+NonceLength {
 			s.carry = bytes.Clone(data[i:])
 			return
 		}
+		given = 0
 		marker := bytes.Clone(data[i : i+MagicLength+NonceLength])
 		s.finish()
 		s.begin(marker)

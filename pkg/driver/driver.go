@@ -154,7 +154,11 @@ func (d *Driver) recover() error {
 		return errors.Join(append(errs, err)...)
 	}
 	for _, m := range table {
-		if id, ok := d.owner(m); ok {
+		id, ok, err := d.owner(m)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("whose %s is: %w", m.Path, err))
+		}
+		if ok {
 			d.published.add(id, m.Path)
 		}
 	}
@@ -190,27 +194,28 @@ func (d *Driver) sources() []volume.Source {
 	return all
 }
 
-func (d *Driver) owner(m mounter.Mount) (string, bool) {
+func (d *Driver) owner(m mounter.Mount) (string, bool, error) {
 	if dev, ok := m.Device(); ok {
-		dev = rawdevice.Below(dev)
-		for _, s := range d.sources() {
-			if id, ok := s.Owns(dev); ok {
-				return id, true
-			}
+		dev, err := rawdevice.Below(dev)
+		if err != nil {
+			return "", false, err
+		}
+		if id, ok, err := volume.OwnerOfDevice(d.sources(), dev); err != nil || ok {
+			return id, ok, err
 		}
 		for id, r := range d.staged.all() {
 			if r.Share == "" && r.Device.Same(dev) && d.Volumes.CheckPool(id) != nil {
-				return id, true // of a pool that is not configured any more
+				return id, true, nil // of a pool that is not configured any more
 			}
 		}
-		return "", false
+		return "", false, nil
 	}
 	for id, r := range d.staged.all() {
 		if r.Share != "" && r.Share == m.Source {
-			return id, true
+			return id, true, nil
 		}
 	}
-	return "", false
+	return "", false, nil
 }
 
 // thaw ends a freeze that a crash left.

@@ -86,7 +86,11 @@ func (d *Driver) lookAtPool(p volume.Pool) ([]volume.Finding, error) {
 			continue
 		}
 		// Not Attached, which sets back what pods changed of a device.
-		if owner, ok := p.Owns(staged[id].Device); ok && owner == id {
+		owner, ok, err := p.Owns(staged[id].Device)
+		if err != nil {
+			return nil, err
+		}
+		if ok && owner == id {
 			continue
 		}
 		found = append(found, volume.Finding{

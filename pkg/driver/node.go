@@ -86,9 +86,15 @@ func (d *Driver) shows(s *mounter.State, src volume.Releaser, id string) (bool, 
 		return false, mounter.Device{}, err
 	}
 	if ok {
-		dev = rawdevice.Below(dev)
-		owner, owned := src.Owns(dev)
-		return owned && owner == id, dev, nil
+		dev, err = rawdevice.Below(dev)
+		owner, owned := "", false
+		if err == nil {
+			owner, owned, err = src.Owns(dev)
+		}
+		if err != nil {
+			err = fmt.Errorf("volume %s: whether the device %d:%d is its own cannot be told: %w", id, dev.Major, dev.Minor, err)
+		}
+		return owned && owner == id, dev, err
 	}
 	share := ""
 	if r, staged := d.staged.get(id); staged {

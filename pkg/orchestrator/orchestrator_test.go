@@ -211,7 +211,7 @@ func TestC24_ASlowPublish(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	close(release)
-	for end := time.Now().Add(10 * time.Second); r.agent.missing("u1", "sb") != nil; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); r.agent.missing("u1", "sb") != nil; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("it does not arrive")
 		}

@@ -52,7 +52,7 @@ func TestC24_ADeferralThatEndedWithoutTheAgent(t *testing.T) {
 				r.manager.fail.Store(true)
 			}
 			// The agent hears of the pod's end by its watch, a little later.
-			for end := time.Now().Add(5 * time.Second); c.podGone && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(time.Minute); c.podGone && time.Now().Before(end); time.Sleep(time.Millisecond) {
 				if _, err := r.agent.Pods.pods.Pods("ns").Get("p"); err != nil {
 					break
 				}

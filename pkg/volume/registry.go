@@ -72,6 +72,21 @@ func (r *Registry) Pool(name string) (Pool, error) {
 	return p, nil
 }
 
+// OwnerOfDevice asks each source for the volume that a device in use belongs to. A pool that is away is not
+// asked: its volumes are those that are staged and of no pool that is here.
+func OwnerOfDevice[S Releaser](sources []S, d mounter.Device) (id string, ok bool, err error) {
+	for _, s := range sources {
+		id, ok, err := s.Owns(d)
+		if fault.Is(err, fault.Unavailable) {
+			continue
+		}
+		if err != nil || ok {
+			return id, ok, err
+		}
+	}
+	return "", false, nil
+}
+
 // OwnerOf gives the pool that an id of a volume or snapshot belongs to.
 func (r *Registry) OwnerOf(id string) (Pool, bool) {
 	name, _, _, ok := ParseID(id)

@@ -76,8 +76,9 @@ type Releaser interface {
 	// Attached gives what Attach made, verified with the kernel; ok is false
 	// when the volume is not attached. It is cheap.
 	Attached(id string) (a Attachment, ok bool, err error)
-	// Owns gives the volume that a device in use belongs to.
-	Owns(d mounter.Device) (id string, ok bool)
+	// Owns gives the volume that a device in use belongs to; ok is false when it belongs to none of these. An
+	// error, and not "no", is what it gives when it cannot tell: a fault Unavailable while a pool is away.
+	Owns(d mounter.Device) (id string, ok bool, err error)
 	// DetachReadOnly releases the devices of AttachReadOnly but those in use.
 	DetachReadOnly(ctx context.Context, id string, inUse []mounter.Device) error
 	// Detach releases the volume's devices, or a fault State while they are in

@@ -54,7 +54,7 @@ func wantOutcome(t *testing.T, n *testnode.Node, id, want string) {
 	t.Helper()
 	line := regexp.MustCompile(`file system check.*volume_id=` + regexp.QuoteMeta(id) + `.*outcome=` + want + ` `)
 	// The log comes through a pipe, the answer through a socket.
-	for deadline := time.Now().Add(10 * time.Second); !line.MatchString(n.Log()); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !line.MatchString(n.Log()); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("the log does not tell that the check of %s ended with %s", id, want)
 		}

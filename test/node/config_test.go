@@ -49,7 +49,7 @@ func TestANodeFollowsItsConfigurationFile(t *testing.T) {
 		before := len(n.Log())
 		replace(t, config, text)
 		ok(t, syscall.Kill(n.PID(), syscall.SIGHUP))
-		for end := time.Now().Add(20 * time.Second); !strings.Contains(n.Log()[before:], words); time.Sleep(10 * time.Millisecond) {
+		for end := time.Now().Add(time.Minute); !strings.Contains(n.Log()[before:], words); time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("no %q in the log", words)
 			}

@@ -13,6 +13,19 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
+// Whose a device is cannot be told: that is no "it is not this volume's".
+func TestB04_WhoseADeviceIsCannotBeTold(t *testing.T) {
+	t.Parallel()
+	n, at := switchable(t)
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	at.Set(t, "owner.asked", "error")
+	refused(t, n.Client.Unpublish(ctxOf(t), v.ID, target), codes.Internal, v.ID, "cannot be told")
+	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, v.ID, target)
+	at.Off(t)
+	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, v.ID, "still published at "+target)
+	down(t, n, v.ID, target)
+}
+
 func TestB04_UnmountingNeedsNoPool(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")

@@ -60,7 +60,7 @@ func refused(t testing.TB, err error, code codes.Code, words ...string) {
 // answers come through a socket.
 func said(t testing.TB, n *testnode.Node, words string) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(n.Log(), words); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !strings.Contains(n.Log(), words); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Errorf("the log does not say %q", words)
 			return
@@ -264,7 +264,7 @@ func TestUnstageWaitsForOtherNamespaces(t *testing.T) {
 	elsewhere := t.TempDir()
 	holder := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c", `mount --bind "$0" "$1" && touch "$1/ready" && exec sleep 60`, target, elsewhere)
 	ok(t, holder.Start())
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Stat(target + "/ready"); err == nil {
 			break
 		}
@@ -286,7 +286,7 @@ func TestNoProgramOnTheWayOfAPublish(t *testing.T) {
 		trace := filepath.Join(t.TempDir(), "trace")
 		tracer := exec.Command("strace", "-f", "-qq", "-e", "trace=execve,execveat", "-o", trace, "-p", itoa(n.PID()))
 		ok(t, tracer.Start())
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 			if strings.Contains(read(t, "/proc/"+itoa(n.PID())+"/status"), "TracerPid:\t"+itoa(tracer.Process.Pid)) {
 				break
 			}

@@ -159,7 +159,7 @@ func served(t *testing.T, n *testnode.Node) error {
 	n.Client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir())
 	ok(t, err)
 	ended := testnode.Ended(t, n.PID())
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		select {
 		case <-ended:
 			return fmt.Errorf("csi-node ended: %w", n.Wait())

@@ -89,7 +89,7 @@ func TestA05_WhatIsPromisedFits(t *testing.T) {
 			// Deleting gives the promise back.
 			ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
 			// xfs frees what was removed in the background.
-			for deadline := time.Now().Add(30 * time.Second); left(t, n, nil) < most-8<<20; time.Sleep(100 * time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); left(t, n, nil) < most-8<<20; time.Sleep(100 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatalf("%d were promised and taken back, and %d are left", most, left(t, n, nil))
 				}

@@ -96,7 +96,7 @@ func loopsOf(t testing.TB, file string) []string {
 // gone waits until no loop device refers to the file.
 func gone(t testing.TB, file string) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		left := loopsOf(t, file)
 		if len(left) == 0 {
 			return
@@ -275,7 +275,7 @@ func TestA01_DeleteNamesTheLoopThatRefersToTheFile(t *testing.T) {
 	}
 	ok(t, held.Close())
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Stat("/sys/block/" + filepath.Base(loop) + "/loop"); err != nil {
 			break
 		}

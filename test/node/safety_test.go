@@ -86,7 +86,7 @@ func TestD08_ACheckOutlivesItsCallerAndTheDriver(t *testing.T) {
 	go func() { _ = n.Client.Stage(ctxOf(t), v) }() // its caller leaves with the driver
 	appears := func(word string, mb int64) {
 		t.Helper()
-		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 			got := make([]byte, len(word))
 			f, err := os.Open(image(n, v.ID))
 			ok(t, err)

@@ -250,7 +250,7 @@ func TestB01_ThickMountsOnAFullPool(t *testing.T) {
 			ok(t, os.Remove(filler))
 			use()
 			// xfs frees what was removed in the background.
-			for deadline := time.Now().Add(30 * time.Second); strings.Contains(health(t, n, v.ID, target), "NotReserved"); time.Sleep(100 * time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); strings.Contains(health(t, n, v.ID, target), "NotReserved"); time.Sleep(100 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatal("there is room now, and it is not reserved")
 				}

@@ -44,7 +44,7 @@ func ended(t testing.TB, bin string, args ...string) string {
 		if err == nil {
 			t.Errorf("it ended with status 0: %s", read(t, said))
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		ok(t, cmd.Process.Kill())
 		<-result
 		t.Errorf("it started beside the other:\n%s", read(t, said))
@@ -99,7 +99,7 @@ func TestA11_ASecondAgentOnAStateDirectoryDoesNotStart(t *testing.T) {
 	first := exec.Command(bin, args("first")...)
 	ok(t, first.Start())
 	t.Cleanup(func() { first.Process.Kill(); first.Wait() })
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if st, err := os.Stat(filepath.Join(dir, "state", "deferrals")); err == nil && st.IsDir() {
 			break
 		}

@@ -264,12 +264,12 @@ func TestTraces_ACollectorThatHangs(t *testing.T) {
 		_, err := client.NodeStageVolume(called(t), &csi.NodeStageVolumeRequest{VolumeId: "vol"})
 		ok(t, err)
 	}
-	if took := time.Since(begin); took > 2*time.Second {
+	if took := time.Since(begin); took > time.Minute { // one that waits takes ten seconds
 		t.Errorf("100 calls took %s", took)
 	}
 	begin = time.Now()
 	traces.Stop()
-	if took := time.Since(begin); took > 5*time.Second || !strings.Contains(log.String(), "the last spans are lost") {
+	if took := time.Since(begin); took > 3*flushTime || !strings.Contains(log.String(), "the last spans are lost") {
 		t.Errorf("%s; the log:\n%s", took, &log)
 	}
 }

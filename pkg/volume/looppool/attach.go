@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -183,13 +184,20 @@ func (p *Pool) detach(id string, which func(loopdev.Device) bool) error {
 // Owns gives the volume whose file the loop device is bound to. A device that
 // is in use cannot be bound to another file meanwhile, so one that this
 // process bound is looked up only.
-func (p *Pool) Owns(d mounter.Device) (string, bool) {
+func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
 	p.mu.Lock()
 	key, ok := p.owner[numbers{d.Major, d.Minor}]
 	p.mu.Unlock()
-	name, isImage := strings.CutSuffix(filepath.Base(loopdev.BackingFile(d.Major, d.Minor)), ".img")
+	shown, err := loopdev.BackingFile(d.Major, d.Minor)
+	if err == nil {
+		err = failpoint.Err("owner.asked")
+	}
+	if err != nil {
+		return "", false, err
+	}
+	name, isImage := strings.CutSuffix(filepath.Base(shown), ".img")
 	if ok && name == key {
-		return p.name + "." + key, true
+		return p.name + "." + key, true, nil
 	}
 	key, ok = name, isImage
 	if !ok {
@@ -205,11 +213,11 @@ func (p *Pool) Owns(d mounter.Device) (string, bool) {
 	_, img := p.volumePath(key)
 	found, err := p.loop.Find(img)
 	if err != nil {
-		return "", false
+		return "", false, err
 	}
 	for _, f := range found {
 		if device(f).Same(d) {
-			return p.name + "." + key, true
+			return p.name + "." + key, true, nil
 		}
 	}
 	return p.ownsHeld(d)

@@ -2,6 +2,7 @@ package looppool
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/crust-csi/crust-csi/internal/loopdev"
@@ -17,13 +18,13 @@ import (
 type left struct {
 	id, name string
 	loop     loopdev.Nodes
-	claimed  func(mounter.Device) bool
+	claimed  func(mounter.Device) (bool, error)
 }
 
 // Left gives what takes away a volume of a pool that is not configured; nil for
 // an id that no pool has made. claimed tells whether a device belongs to a pool
 // that is configured: such a device is never touched.
-func Left(id, nodesDir string, claimed func(mounter.Device) bool) volume.Releaser {
+func Left(id, nodesDir string, claimed func(mounter.Device) (bool, error)) volume.Releaser {
 	_, key, snapshot, ok := volume.ParseID(id)
 	if !ok || snapshot {
 		return nil
@@ -38,7 +39,11 @@ func (l left) devices() ([]loopdev.Device, error) {
 	}
 	var own []loopdev.Device
 	for _, d := range all {
-		if l.claimed(device(d)) {
+		other, err := l.claimed(device(d))
+		if err != nil {
+			return nil, fmt.Errorf("volume %s: whose %s is: %w", l.id, d.Path, err)
+		}
+		if other {
 			continue
 		}
 		if len(own) > 0 && !d.SameFile(own[0]) {
@@ -62,17 +67,14 @@ func (l left) Attached(string) (volume.Attachment, bool, error) {
 }
 
 // Owns tells whether the device is one of the volume's.
-func (l left) Owns(dev mounter.Device) (string, bool) {
+func (l left) Owns(dev mounter.Device) (string, bool, error) {
 	own, err := l.devices()
-	if err != nil {
-		return "", false
-	}
 	for _, d := range own {
 		if device(d).Same(dev) {
-			return l.id, true
+			return l.id, true, nil
 		}
 	}
-	return "", false
+	return "", false, err
 }
 
 // DetachReadOnly releases the read-only devices but those in use.

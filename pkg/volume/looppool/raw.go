@@ -93,10 +93,10 @@ func (p *Pool) rawHealth(key string) []mounter.Ailment {
 
 // ownsHeld finds the volume of a device that shows another file than it did when
 // it was held.
-func (p *Pool) ownsHeld(d mounter.Device) (string, bool) {
-	held, ok := p.loop.HeldFile(d.Major, d.Minor)
-	if !ok {
-		return "", false
+func (p *Pool) ownsHeld(d mounter.Device) (string, bool, error) {
+	held, ok, err := p.loop.HeldFile(d.Major, d.Minor)
+	if err != nil || !ok {
+		return "", false, err
 	}
 	p.mu.Lock()
 	keys := make(map[string]string, len(p.volumes))
@@ -105,9 +105,10 @@ func (p *Pool) ownsHeld(d mounter.Device) (string, bool) {
 	}
 	p.mu.Unlock()
 	for key, id := range keys {
-		if _, img := p.volumePath(key); held.Is(img) {
-			return id, true
+		_, img := p.volumePath(key)
+		if is, err := held.Is(img); err != nil || is {
+			return id, is, err
 		}
 	}
-	return "", false
+	return "", false, nil
 }

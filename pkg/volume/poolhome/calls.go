@@ -62,12 +62,11 @@ func (p *Pool) Close() error {
 	return nil
 }
 
-// Owns gives the volume that a device in use belongs to. A pool that is away owns
-// none: see volume.Registry.CheckPool.
-func (p *Pool) Owns(d mounter.Device) (string, bool) {
+// Owns gives the volume that a device in use belongs to.
+func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
 	in, err := p.here()
 	if err != nil {
-		return "", false
+		return "", false, err
 	}
 	return in.Owns(d)
 }

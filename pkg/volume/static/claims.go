@@ -167,15 +167,16 @@ func (s *Source) Remember(id string, d mounter.Device) {
 
 // Owns gives the volume that the device, or the one below a read-only loop
 // device, belongs to.
-func (s *Source) Owns(d mounter.Device) (string, bool) {
+func (s *Source) Owns(d mounter.Device) (string, bool, error) {
 	if id, ok := s.attachedAs(d.Same); ok {
-		return id, true
+		return id, true, nil
 	}
-	major, minor, ok := s.loop.Below(d.Major, d.Minor)
-	if !ok {
-		return "", false
+	major, minor, ok, err := s.loop.Below(d.Major, d.Minor)
+	if err != nil || !ok {
+		return "", false, err
 	}
-	return s.attachedAs(mounter.Device{Major: major, Minor: minor}.Same)
+	id, ok := s.attachedAs(mounter.Device{Major: major, Minor: minor}.Same)
+	return id, ok, nil
 }
 
 func (s *Source) attachedAs(is func(mounter.Device) bool) (string, bool) {

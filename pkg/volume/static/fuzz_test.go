@@ -22,7 +22,7 @@ func FuzzAdopt(f *testing.F) {
 		f.Add(s[0], s[1], s[2], s[3])
 	}
 	f.Fuzz(func(t *testing.T, glob, device, server, share string) {
-		s, err := Open(Options{Dir: t.TempDir(), Allow: []string{glob}, Log: slog.New(slog.DiscardHandler), Claimed: func(mounter.Device) (string, bool) { return "", false }})
+		s, err := Open(Options{Dir: t.TempDir(), Allow: []string{glob}, Log: slog.New(slog.DiscardHandler), Claimed: func(mounter.Device) (string, bool, error) { return "", false, nil }})
 		if err != nil {
 			return
 		}

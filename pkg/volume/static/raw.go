@@ -102,7 +102,11 @@ func (s *Source) Mend(_ context.Context, id string) error {
 		return err
 	}
 	if ok {
-		devices, paths = append(devices, own), append(paths, loopdev.BackingFile(d.Major, d.Minor))
+		shown, err := loopdev.BackingFile(d.Major, d.Minor)
+		if err != nil {
+			return err
+		}
+		devices, paths = append(devices, own), append(paths, shown)
 	}
 	for i, device := range devices {
 		changed, err := s.loop.Mend(device, paths[i])

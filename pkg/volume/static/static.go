@@ -69,7 +69,7 @@ var entryType = record.Type{Kind: "crust-csi.static-volume", Version: 2}
 type Source struct {
 	dir     string
 	allow   atomic.Pointer[[]string]
-	claimed func(mounter.Device) (string, bool)
+	claimed func(mounter.Device) (string, bool, error)
 	loop    loopdev.Nodes
 	raw     rawdevice.Guard
 	log     *slog.Logger
@@ -95,8 +95,8 @@ type Options struct {
 	Allow    []string     // globs of device paths that volumes may name
 	NodesDir string       // for device nodes that /dev lacks
 	Log      *slog.Logger // of records that cannot be used; nil for nobody
-	// Claimed gives the volume of a pool that a device belongs to.
-	Claimed func(mounter.Device) (id string, ok bool)
+	// Claimed gives the volume of a pool that a device belongs to; an error where it cannot tell.
+	Claimed func(mounter.Device) (id string, ok bool, err error)
 }
 
 // Open reads the records.
@@ -278,7 +278,15 @@ func (s *Source) resolve(id, attr string) (mounter.Device, error) {
 	if err != nil {
 		return mounter.Device{}, fmt.Errorf("volume %s: %w", id, err)
 	}
-	if other, ok := s.claimed(rawdevice.Below(d)); ok {
+	below, err := rawdevice.Below(d)
+	if err != nil {
+		return mounter.Device{}, err
+	}
+	other, ok, err := s.claimed(below)
+	if err != nil {
+		return mounter.Device{}, fmt.Errorf("volume %s: whether a pool has %s: %w", id, real, err)
+	}
+	if ok {
 		return mounter.Device{}, fault.New(fault.Invalid, "volume %s: %s belongs to the pool volume %s", id, real, other)
 	}
 	return d, nil
