@@ -110,6 +110,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
+	config.QPS, config.Burst = 50, 100 // the default of 5 a second delays the pods of a node that has just started
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err

@@ -104,13 +104,15 @@ func info(address string) error {
 }
 
 // supervise is what PID 1 does: it keeps an agent running. The agent may die, of
-// a lack of memory for one, without the machine.
+// a lack of memory for one, without the machine. It may lack it when it is started again, too.
 func supervise() error {
 	for {
 		agent := exec.Command("/proc/self/exe", os.Args[1:]...)
 		agent.Stdout, agent.Stderr = os.Stdout, os.Stderr
 		if err := agent.Start(); err != nil {
-			return err
+			fmt.Println("crust-guest: the agent cannot be started; this is tried again:", err)
+			time.Sleep(time.Second)
+			continue
 		}
 		if err := linux.Reap(agent.Process.Pid); err != nil {
 			return err

@@ -62,9 +62,12 @@ type disk struct {
 	ino  uint64
 }
 
-// disks gives the serial of every SCSI disk, by its kernel name.
-func disks() map[string]string {
-	blocks, _ := os.ReadDir("/sys/block") // sysfs has it
+// disks gives the serial of every SCSI disk, by its kernel name. One that is not ready, or is being unplugged, is left out.
+func disks() (map[string]string, error) {
+	blocks, err := os.ReadDir("/sys/block")
+	if err != nil {
+		return nil, err
+	}
 	found := make(map[string]string, len(blocks))
 	kept := make(map[disk]string, len(blocks))
 	seen.Lock()
@@ -75,14 +78,20 @@ func disks() map[string]string {
 		}
 		dir := "/sys/block/" + b.Name()
 		st, err := linux.StatxPath(dir)
-		if err != nil {
+		if errors.Is(err, os.ErrNotExist) {
 			continue // it was unplugged just now
+		}
+		if err != nil {
+			return nil, err
 		}
 		d := disk{b.Name(), st.Ino}
 		serial, ok := seen.serials[d]
 		if !ok {
 			const header = 4
 			page, err := os.ReadFile(dir + "/device/vpd_pg80")
+			if linux.Short(err) {
+				return nil, err
+			}
 			if err != nil || len(page) <= header {
 				continue // it is not ready yet
 			}
@@ -91,13 +100,17 @@ func disks() map[string]string {
 		found[b.Name()], kept[d] = serial, serial
 	}
 	seen.serials = kept
-	return found
+	return found, nil
 }
 
 // device waits for the disk with that serial.
 func device(ctx context.Context, serial string) (mounter.Device, string, error) {
 	for {
-		for name, have := range disks() {
+		all, err := disks()
+		if err != nil {
+			return mounter.Device{}, "", err
+		}
+		for name, have := range all {
 			if have == serial {
 				d, err := mounter.FindDevice("/dev/" + name)
 				if err == nil {
@@ -114,8 +127,16 @@ func device(ctx context.Context, serial string) (mounter.Device, string, error) 
 }
 
 func (s *server) Info(context.Context, *guestv1.InfoRequest) (*guestv1.InfoResponse, error) {
-	r := &guestv1.InfoResponse{Kernel: linux.Uname(), FileSystems: mounter.Mountable(), Selinux: mounter.SELinux().Answer == mounter.Yes}
-	for name, serial := range disks() {
+	systems, err := mounter.Mountable()
+	if err != nil {
+		return nil, err
+	}
+	r := &guestv1.InfoResponse{Kernel: linux.Uname(), FileSystems: systems, Selinux: mounter.SELinux().Answer == mounter.Yes}
+	all, err := disks()
+	if err != nil {
+		return nil, err
+	}
+	for name, serial := range all {
 		if t, err := s.target(serial); err == nil {
 			if st, err := t.Glance(); err == nil {
 				if st.Occupant == mounter.MountPoint {
@@ -226,12 +247,21 @@ func (s *server) Unmount(ctx context.Context, r *guestv1.UnmountRequest) (*guest
 	if err := t.Remove(); err != nil {
 		return nil, err
 	}
-	for name, have := range disks() {
+	// The host takes the disk out next.
+	all, err := disks()
+	if err != nil {
+		return nil, err
+	}
+	for name, have := range all {
 		if have != r.GetSerial() {
 			continue
 		}
-		if busy, err := mounter.Busy("/dev/" + name); err == nil && busy {
-			return nil, fault.New(fault.State, "/dev/%s is still in use in the guest", name)
+		busy, err := mounter.Busy("/dev/" + name)
+		if busy {
+			err = fault.New(fault.State, "/dev/%s is still in use in the guest", name)
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, linux.ENXIO) && !errors.Is(err, linux.ENODEV) {
+			return nil, err
 		}
 	}
 	return &guestv1.UnmountResponse{}, nil
@@ -255,7 +285,11 @@ func (s *server) mounted(serial string, f func(*mounter.State, mounter.Device) e
 	if err != nil || !ok {
 		return errors.Join(fault.New(fault.State, "the volume %s shows no device", serial), err)
 	}
-	for name, have := range disks() {
+	all, err := disks()
+	if err != nil {
+		return err
+	}
+	for name, have := range all {
 		if have == serial {
 			d.Path = "/dev/" + name
 		}

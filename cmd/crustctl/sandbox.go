@@ -257,10 +257,7 @@ func sandboxRemove(g *globals) *cobra.Command {
 			}
 			if verr == nil {
 				vm.Kill()
-				for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-					if _, err := os.Stat(fmt.Sprintf("/proc/%d", vm.PID)); err != nil {
-						break
-					}
+				for deadline := time.Now().Add(10 * time.Second); vm.Alive() && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 				}
 				if err := removeRun(dir); err != nil {
 					return err

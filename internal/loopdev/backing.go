@@ -64,6 +64,9 @@ func OpenBacking(loop *os.File) (b Backing, ok bool, err error) {
 		return b, true, nil
 	}
 	f, err := linux.Open(strings.TrimSuffix(path, "\n"), os.O_RDONLY|linux.ONofollow)
+	if linux.Short(err) {
+		return b, false, err
+	}
 	if err != nil {
 		return b, true, nil // of another mount namespace, or deleted
 	}

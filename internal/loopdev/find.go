@@ -128,7 +128,7 @@ func (n Nodes) choose(
 			continue
 		}
 		d, err := n.open(name)
-		if away(err) || err != nil && !own && !short(err) {
+		if away(err) || err != nil && !own && !linux.Short(err) {
 			continue // unbound just now, or a stranger's
 		}
 		if err != nil {
@@ -143,12 +143,6 @@ func (n Nodes) choose(
 	}
 	slices.SortFunc(found, func(a, b Device) int { return int(a.Minor) - int(b.Minor) })
 	return found, nil
-}
-
-// short tells whether this process lacked something for a look: that says nothing
-// about the device.
-func short(err error) bool {
-	return errors.Is(err, linux.EMFILE) || errors.Is(err, linux.ENFILE) || errors.Is(err, linux.ENOMEM)
 }
 
 // SameFile tells whether both are over one file.

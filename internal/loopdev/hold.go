@@ -89,7 +89,7 @@ func (n Nodes) holds(all survey) (holding, error) {
 		if err == nil && ok {
 			ok, err = isNumber(lower, h.rdev)
 		}
-		if short(err) {
+		if linux.Short(err) {
 			return is, err
 		}
 		if err == nil && ok {
@@ -269,7 +269,7 @@ func (n Nodes) release(d Device) error {
 	var ours []Device
 	for name := range all { // the kubelet's is bound to a path of the kubelet's
 		on, err := n.open(name)
-		if short(err) {
+		if linux.Short(err) {
 			return err
 		}
 		if err != nil || on.now.RDevice != d.number() {

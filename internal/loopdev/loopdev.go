@@ -317,25 +317,18 @@ func (n Nodes) Below(major, minor uint32) (belowMajor, belowMinor uint32, ok boo
 // statusOf is what the kernel says of the loop device with that number; ok is false
 // when it is no loop device that is bound.
 func (n Nodes) statusOf(major, minor uint32) (info linux.LoopInfo, ok bool, err error) {
-	var node string
 	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", major, minor))
 	if err == nil && !strings.HasPrefix(filepath.Base(link), "loop") {
 		return info, false, nil
 	}
+	var d Device
 	if err == nil {
-		node, _, _, err = n.node(filepath.Base(link))
-	}
-	if err == nil {
-		var loop *os.File
-		if loop, err = linux.Open(node, os.O_RDONLY); err == nil {
-			defer loop.Close()
-			info, err = linux.LoopStatus(loop)
-		}
+		d, err = n.open(filepath.Base(link))
 	}
 	if away(err) {
 		return info, false, nil
 	}
-	return info, err == nil, err
+	return d.now, err == nil, err
 }
 
 // BackingFile is the path that the kernel shows for the loop device with that

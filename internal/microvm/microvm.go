@@ -39,6 +39,7 @@ type Config struct {
 // VM is a microVM that was started.
 type VM struct {
 	PID     int    `json:"pid"`
+	Began   string `json:"began,omitempty"` // see linux.ProcessStart; empty: of a version that did not say it
 	QMP     string `json:"qmp"`
 	Channel string `json:"channel"`
 	Magic   string `json:"magic"` // hexadecimal
@@ -102,6 +103,7 @@ func Start(ctx context.Context, c Config) (*VM, error) {
 		return nil, err
 	}
 	vm.PID = vm.cmd.Process.Pid
+	vm.Began, _ = linux.ProcessStart(vm.PID) // it may have ended
 	for {
 		q, err := qmp.Dial(ctx, vm.QMP)
 		if err == nil {
@@ -121,10 +123,17 @@ func alive(c *exec.Cmd) bool {
 	return err == nil && !bytes.Contains(state, []byte(") Z "))
 }
 
+// Alive tells whether it runs. Its number may be somebody else's by now.
+func (vm *VM) Alive() bool {
+	began, err := linux.ProcessStart(vm.PID)
+	return err == nil && (vm.Began == "" || began == vm.Began)
+}
+
 // Kill ends it at once, and waits for that.
 func (vm *VM) Kill() {
 	if vm.cmd == nil {
-		if p, err := os.FindProcess(vm.PID); err == nil {
+		p, err := os.FindProcess(vm.PID) // which keeps the number from being somebody else's
+		if err == nil && vm.Alive() {
 			_ = p.Kill() // it may have ended
 		}
 		return

@@ -183,6 +183,11 @@ func (c *Client) run(ctx context.Context, command string, args, out any, f *os.F
 	}
 	b = append(b, '\n')
 	c.write.Lock()
+	// A write that comes too late would end the connection, which is everybody's.
+	if err := ctx.Err(); err != nil {
+		c.write.Unlock()
+		return err
+	}
 	// A QEMU that does not read must not hold up those that wait for the lock.
 	const patience = 10 * time.Second
 	deadline := time.Now().Add(patience)

@@ -110,10 +110,12 @@ func (g Guard) unmap(d loopdev.Device) error {
 		return err
 	}
 	defer c.Close()
-	if m, ok, err := c.Find(nameOf(d)); err == nil && ok && m.UUID == uuidOf(d) {
-		if err := g.writeBack(d, m); err != nil {
-			return err
-		}
+	m, ok, err := c.Find(nameOf(d))
+	if err == nil && ok && m.UUID == uuidOf(d) {
+		err = g.writeBack(d, m)
+	}
+	if err != nil {
+		return err
 	}
 	const patience = 500 * time.Millisecond // udev looks at a device that changed
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
@@ -144,6 +146,9 @@ func (g Guard) writeBack(d loopdev.Device, m devmapper.Device) error {
 		return err
 	}
 	f, err := linux.Open(path, os.O_RDONLY)
+	if linux.Short(err) {
+		return fmt.Errorf("/dev/mapper/%s: %w", m.Name, err)
+	}
 	if err != nil {
 		return nil // one that cannot be opened has no pages; to remove it tells why
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/plain"
+	"github.com/crust-csi/crust-csi/internal/redial"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
@@ -52,7 +53,7 @@ func DialWith(endpoint string, options []grpc.DialOption, uids ...uint32) (*Clie
 	own := []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
-		grpc.WithUnaryInterceptor(plainErrors),
+		grpc.WithUnaryInterceptor(plainErrors), redial.Soon(),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 			if err != nil {

@@ -155,11 +155,11 @@ func (d *Driver) recover() error {
 	}
 	for _, m := range table {
 		id, ok, err := d.owner(m)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("whose %s is: %w", m.Path, err))
-		}
 		if ok {
 			d.published.add(id, m.Path)
+		}
+		if err != nil { // one device that is sick keeps nobody else's volumes from being served
+			d.Log.Error("whose mount this is cannot be told; no volume is published there", "target", m.Path, "error", err)
 		}
 	}
 	return errors.Join(errs...)
@@ -195,20 +195,25 @@ func (d *Driver) sources() []volume.Source {
 }
 
 func (d *Driver) owner(m mounter.Mount) (string, bool, error) {
-	if dev, ok := m.Device(); ok {
-		dev, err := rawdevice.Below(dev)
-		if err != nil {
-			return "", false, err
+	dev, onDevice, err := m.Device()
+	if err != nil || onDevice {
+		id, ok := "", false
+		if err == nil {
+			dev, err = rawdevice.Below(dev)
 		}
-		if id, ok, err := volume.OwnerOfDevice(d.sources(), dev); err != nil || ok {
-			return id, ok, err
+		if err == nil {
+			id, ok, err = volume.OwnerOfDevice(d.sources(), dev)
+		}
+		if ok {
+			return id, true, nil
 		}
 		for id, r := range d.staged.all() {
-			if r.Share == "" && r.Device.Same(dev) && d.Volumes.CheckPool(id) != nil {
-				return id, true, nil // of a pool that is not configured any more
+			same := r.Share == "" && (r.Device.Same(dev) || !onDevice && r.Device.Path == dev.Path)
+			if same && (err != nil || d.Volumes.CheckPool(id) != nil) {
+				return id, true, nil // of a pool that is not configured any more, or that cannot be asked
 			}
 		}
-		return "", false, nil
+		return "", false, err
 	}
 	for id, r := range d.staged.all() {
 		if r.Share != "" && r.Share == m.Source {

@@ -9,6 +9,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-csi/crust-csi/internal/audit"
+	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/internal/tracing"
@@ -83,15 +84,25 @@ func (d *Driver) shows(s *mounter.State, src volume.Releaser, id string) (bool, 
 	}
 	dev, ok, err := s.Device()
 	if err != nil {
-		return false, mounter.Device{}, err
+		if r, staged := d.staged.get(id); staged && r.Share == "" && dev.Path == r.Device.Path {
+			return true, r.Device, nil
+		}
+		return false, mounter.Device{}, fmt.Errorf("volume %s: %w", id, err)
 	}
 	if ok {
 		dev, err = rawdevice.Below(dev)
 		owner, owned := "", false
 		if err == nil {
+			err = failpoint.Err("owner.asked")
+		}
+		if err == nil {
 			owner, owned, err = src.Owns(dev)
 		}
 		if err != nil {
+			// A device that is mounted is bound to nothing else meanwhile. So it is what it was when it was staged.
+			if r, ok := d.staged.get(id); ok && r.Share == "" && r.Device.Same(dev) {
+				return true, dev, nil
+			}
 			err = fmt.Errorf("volume %s: whether the device %d:%d is its own cannot be told: %w", id, dev.Major, dev.Minor, err)
 		}
 		return owned && owner == id, dev, err

@@ -336,7 +336,7 @@ func TestTableFindsBoundDeviceNodes(t *testing.T) {
 	check(t, err)
 	found := false
 	for _, m := range table {
-		got, ok := m.Device()
+		got, ok, _ := m.Device()
 		found = found || ok && got.Same(d)
 	}
 	if !found {

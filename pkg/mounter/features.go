@@ -124,20 +124,24 @@ func ProbeFilesystem(fstype string) Feature {
 
 // Mountable are the file systems of block devices that this kernel has, or has a
 // module of. Nothing is loaded.
-func Mountable() []string {
+func Mountable() ([]string, error) {
 	known := map[string]bool{}
-	if b, err := os.ReadFile("/proc/filesystems"); err == nil {
-		for line := range strings.Lines(string(b)) {
-			if f := strings.Fields(line); len(f) == 1 { // not "nodev"
-				known[f[0]] = true
-			}
+	b, err := os.ReadFile("/proc/filesystems")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) == 1 { // not "nodev"
+			known[f[0]] = true
 		}
 	}
-	if b, err := os.ReadFile("/lib/modules/" + linux.Uname() + "/modules.alias"); err == nil {
-		for line := range strings.Lines(string(b)) {
-			if name, ok := strings.CutPrefix(line, "alias fs-"); ok {
-				known[strings.Fields(name)[0]] = true
-			}
+	b, err = os.ReadFile("/lib/modules/" + linux.Uname() + "/modules.alias")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if name, ok := strings.CutPrefix(line, "alias fs-"); ok {
+			known[strings.Fields(name)[0]] = true
 		}
 	}
 	var list []string
@@ -146,7 +150,7 @@ func Mountable() []string {
 			list = append(list, fs)
 		}
 	}
-	return list
+	return list, nil
 }
 
 // Summary is the features in one line, for a log.

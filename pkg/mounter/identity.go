@@ -1,6 +1,7 @@
 package mounter
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -92,7 +93,8 @@ func (m identities) of(path string, major, minor uint32, depth int) (Identity, e
 	dir := fmt.Sprintf("%s/dev/block/%d:%d", m.sys, major, minor)
 	to, err := os.Readlink(dir)
 	if errors.Is(err, fs.ErrNotExist) || depth > deepest {
-		return m.number(dir, major, minor), nil
+		said := &reading{dir: dir}
+		return m.number(said, major, minor), said.short
 	}
 	if err != nil {
 		return Identity{}, err
@@ -100,51 +102,62 @@ func (m identities) of(path string, major, minor uint32, depth int) (Identity, e
 	if !filepath.IsAbs(to) {
 		to = filepath.Join(filepath.Dir(dir), to)
 	}
-	dir = to
-	if m.read(dir, "partition") != "" {
-		return m.partition(dir, depth)
+	said := &reading{dir: to}
+	id, err := m.said(said, path, major, minor, depth)
+	return id, cmp.Or(said.short, err)
+}
+
+func (m identities) said(of *reading, path string, major, minor uint32, depth int) (Identity, error) {
+	if of.read("partition") != "" {
+		return m.partition(of, depth)
 	}
-	if uuid := m.read(dir, "dm/uuid"); uuid != "" {
+	if uuid := of.read("dm/uuid"); uuid != "" {
 		return Identity{Kind: "dm", Value: uuid}, nil
 	}
-	if m.read(dir, "loop/backing_file") != "" {
+	if of.read("loop/backing_file") != "" {
 		id, err := m.loop(path, depth)
 		if err != nil || id.Known() {
 			return id, err
 		}
-		return m.number(dir, major, minor), nil
+		return m.number(of, major, minor), nil
 	}
 	for _, where := range []struct{ kind, file string }{{"wwid", "wwid"}, {"wwid", "device/wwid"}, {"md", "md/uuid"}, {"cid", "device/cid"}} {
-		if id := m.read(dir, where.file); id != "" {
+		if id := of.read(where.file); id != "" {
 			return Identity{Kind: where.kind, Value: id}, nil
 		}
 	}
 	for _, page := range []string{"device/vpd_pg83", "device/vpd_pg80"} {
-		if b, err := os.ReadFile(filepath.Join(dir, page)); err == nil && len(b) > 4 {
+		b, err := os.ReadFile(filepath.Join(of.dir, page))
+		if linux.Short(err) {
+			return Identity{}, err
+		}
+		if err == nil && len(b) > 4 {
 			sum := sha256.Sum256(b)
 			return Identity{Kind: "vpd", Value: page[len(page)-2:] + " " + hex.EncodeToString(sum[:16])}, nil
 		}
 	}
-	if serial := m.read(dir, "serial"); serial != "" { // virtio
+	if serial := of.read("serial"); serial != "" { // virtio
 		return Identity{Kind: "serial", Value: serial}, nil
 	}
-	return m.number(dir, major, minor), nil
+	return m.number(of, major, minor), nil
 }
 
-func (m identities) partition(dir string, depth int) (Identity, error) {
+func (m identities) partition(of *reading, depth int) (Identity, error) {
+	dir := of.dir
 	const sector = 512 // of sysfs, whatever the disk's is
-	start, err := strconv.ParseInt(m.read(dir, "start"), 10, 64)
+	start, err := strconv.ParseInt(of.read("start"), 10, 64)
 	if err != nil {
 		return Identity{}, fmt.Errorf("%s/start: %w", dir, err)
 	}
-	length, err := strconv.ParseInt(m.read(dir, "size"), 10, 64)
+	length, err := strconv.ParseInt(of.read("size"), 10, 64)
 	if err != nil {
 		return Identity{}, fmt.Errorf("%s/size: %w", dir, err)
 	}
 	whole := filepath.Dir(dir)
 	var major, minor uint32
-	if _, err := fmt.Sscanf(m.read(whole, "dev"), "%d:%d", &major, &minor); err != nil {
-		return Identity{}, fmt.Errorf("%s/dev: %w", whole, err)
+	disk := &reading{dir: whole}
+	if _, err := fmt.Sscanf(disk.read("dev"), "%d:%d", &major, &minor); err != nil {
+		return Identity{}, fmt.Errorf("%s/dev: %w", whole, cmp.Or(disk.short, err))
 	}
 	id, err := m.of(filepath.Join(m.dev, filepath.Base(whole)), major, minor, depth+1)
 	return id.part(start*sector, length*sector), err
@@ -163,6 +176,9 @@ func (i Identity) part(start, length int64) Identity {
 // there, or its file has no time of birth.
 func (m identities) loop(path string, depth int) (Identity, error) {
 	f, err := linux.Open(path, os.O_RDONLY)
+	if linux.Short(err) {
+		return Identity{}, err
+	}
 	if err != nil {
 		return Identity{}, nil // no node of it here
 	}
@@ -199,24 +215,33 @@ func (m identities) loop(path string, depth int) (Identity, error) {
 
 const sectors = " sectors" // ends what is known of a disk by its size
 
-func (m identities) number(dir string, major, minor uint32) Identity {
+func (m identities) number(of *reading, major, minor uint32) Identity {
 	value := fmt.Sprintf("%d:%d", major, minor)
-	if seq := m.read(dir, "diskseq"); seq != "" {
+	if seq := of.read("diskseq"); seq != "" {
 		value += ", disk " + seq + " of this boot"
 	} else {
-		value += ", " + m.read(dir, "size") + sectors
+		value += ", " + of.read("size") + sectors
 	}
 	return Identity{Kind: "number", Value: value, Boot: m.boot}
 }
 
-// read gives a file of sysfs without the space around it; empty when there is none.
+// reading is what is read of a device's directory in sysfs.
+type reading struct {
+	dir   string
+	short error // a file could not be read, because this process lacked something; it may be there
+}
+
+// read gives a file without the space around it; empty when there is none.
 // Bytes that are no text are written as Go writes them in strings: JSON, in which an
 // identity is kept, has none.
-func (m identities) read(dir, name string) string {
-	if dir == "" {
+func (r *reading) read(name string) string {
+	if r.dir == "" {
 		return ""
 	}
-	s, err := linux.ReadSmall(filepath.Join(dir, name))
+	s, err := linux.ReadSmall(filepath.Join(r.dir, name))
+	if linux.Short(err) {
+		r.short = err
+	}
 	if err != nil {
 		return ""
 	}

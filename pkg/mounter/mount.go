@@ -145,8 +145,7 @@ func (s *State) Device() (d Device, ok bool, err error) {
 	if err != nil {
 		return Device{}, false, err
 	}
-	d, ok = m.Device()
-	return d, ok, nil
+	return m.Device()
 }
 
 // Group is the group of what is mounted, as processes see it: with the mount's
@@ -157,23 +156,27 @@ func (s *State) Group() uint32 { return s.stat.GID }
 func (s *State) IsBlock() bool { return s.stat.IsBlock() }
 
 // Device gives the block device that the mount's file system is on, or whose
-// node it shows.
-func (m Mount) Device() (Device, bool) {
+// node it shows. It is an error where the file system tells its path only, and
+// that leads nowhere, as that of a disk which was pulled.
+func (m Mount) Device() (Device, bool, error) {
 	if m.Part {
 		// A bound device node, of devtmpfs or of wherever it was made. The path
 		// leads to it.
 		if st, err := linux.StatxPath(m.Path); err == nil && st.IsBlock() {
-			return Device{Path: m.Path, Major: st.RdevMajor, Minor: st.RdevMinor}, true
+			return Device{Path: m.Path, Major: st.RdevMajor, Minor: st.RdevMinor}, true, nil
 		}
 	}
 	if m.Major != 0 {
-		return Device{Path: m.Source, Major: m.Major, Minor: m.Minor}, true
+		return Device{Path: m.Source, Major: m.Major, Minor: m.Minor}, true, nil
 	}
 	if !fstype.Of(m.Type).Numberless {
-		return Device{}, false
+		return Device{}, false, nil
 	}
 	st, err := linux.StatxPath(m.Source)
-	return Device{Path: m.Source, Major: st.RdevMajor, Minor: st.RdevMinor}, err == nil && st.IsBlock()
+	if err != nil {
+		return Device{Path: m.Source}, false, fmt.Errorf("%s is mounted at %s, and which device that is cannot be told: %w", m.Source, m.Path, err)
+	}
+	return Device{Path: m.Source, Major: st.RdevMajor, Minor: st.RdevMinor}, st.IsBlock(), nil
 }
 
 // Same tells whether two name one device.

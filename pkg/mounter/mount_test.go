@@ -20,7 +20,7 @@ func FuzzMountinfo(f *testing.F) {
 			if m.ReadOnlySB && !m.ReadOnly {
 				t.Fatal("a read-only superblock in a writable mount")
 			}
-			if _, ok := m.Device(); ok && m.Type != "btrfs" && m.Type != "devtmpfs" && m.Major == 0 {
+			if _, ok, _ := m.Device(); ok && m.Type != "btrfs" && m.Type != "devtmpfs" && m.Major == 0 {
 				t.Fatal("a device out of nowhere")
 			}
 		}

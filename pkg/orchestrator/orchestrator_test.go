@@ -210,6 +210,12 @@ func TestC24_ASlowPublish(t *testing.T) {
 	if err := r.agent.missing("u1", "sb"); err == nil || !strings.Contains(err.Error(), "is being mounted") {
 		t.Errorf("%v", err)
 	}
+	// The runtime's hooks come one after another, those of all pods.
+	begin = time.Now()
+	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	if took := time.Since(begin); took > hookPatience*9/10 {
+		t.Errorf("the next hook waited for %s again", took)
+	}
 	close(release)
 	for end := time.Now().Add(time.Minute); r.agent.missing("u1", "sb") != nil; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/crust-csi/crust-csi/internal/redial"
 )
 
 // message is one as it is on the wire.
@@ -73,7 +75,7 @@ func (p *Proxy) Server(options ...grpc.ServerOption) *grpc.Server {
 func Dial(endpoint string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	return grpc.NewClient(endpoint, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
+		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window), redial.Soon(),
 	}, options...)...)
 }
 

@@ -29,6 +29,7 @@ type box struct {
 // task is a publish in a sandbox that is under way, or has ended.
 type task struct {
 	sandbox string
+	began   time.Time
 	cancel  func()
 	done    chan struct{}
 	err     error // once done is closed
@@ -104,7 +105,7 @@ func aboutDeferral(d Deferral, b box) []attribute.KeyValue {
 // run begins a task, after the one before it. The caller holds a.mu.
 func (a *Agent) run(target string, b box, before *task, limit time.Duration, f func(context.Context, *task) error) *task {
 	ctx, cancel := context.WithTimeout(a.life, limit)
-	t := &task{sandbox: b.id, cancel: cancel, done: make(chan struct{})}
+	t := &task{sandbox: b.id, began: time.Now(), cancel: cancel, done: make(chan struct{})}
 	a.tasks[target] = t
 	a.work.Go(func() {
 		defer close(t.done)
@@ -266,20 +267,23 @@ func (a *Agent) letGo(ctx context.Context, target string) (allow func(), err err
 }
 
 // publishAll publishes a pod's deferrals, and waits a little. What takes longer
-// goes on; until then its containers are refused.
+// goes on; until then its containers are refused. What has been under way for that
+// long is not waited for again: the runtime holds up all pods of the node meanwhile.
 func (a *Agent) publishAll(ctx context.Context, uid string, b box) error {
-	ctx, cancel := context.WithTimeout(ctx, hookPatience)
-	defer cancel()
 	var errs []error
 	var all []*task
 	for _, d := range a.Records.Of(uid) {
 		all = append(all, a.start(d.Target, b))
 	}
 	for _, t := range all {
+		patience, cancel := context.WithDeadline(ctx, t.began.Add(hookPatience))
 		select {
 		case <-t.done:
+		case <-patience.Done():
+		}
+		cancel()
+		if !t.running() {
 			errs = append(errs, t.err)
-		case <-ctx.Done():
 		}
 	}
 	return errors.Join(errs...)

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -13,17 +14,38 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// Whose a device is cannot be told: that is no "it is not this volume's".
+// Whose a device is cannot be told: that is no "it is not this volume's". What was staged with it has it still.
 func TestB04_WhoseADeviceIsCannotBeTold(t *testing.T) {
 	t.Parallel()
 	n, at := switchable(t)
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	other, otherTarget := up(t, n, "b", csiclient.Volume{FSType: "ext4"})
 	at.Set(t, "owner.asked", "error")
-	refused(t, n.Client.Unpublish(ctxOf(t), v.ID, target), codes.Internal, v.ID, "cannot be told")
-	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, v.ID, target)
+	refused(t, n.Client.Unpublish(ctxOf(t), v.ID, otherTarget), codes.Internal, v.ID, "cannot be told")
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 	at.Off(t)
-	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, v.ID, "still published at "+target)
-	down(t, n, v.ID, target)
+	refused(t, n.Client.Unstage(ctxOf(t), other.ID), codes.FailedPrecondition, other.ID, "still published at "+otherTarget)
+	down(t, n, v.ID)
+	down(t, n, other.ID, otherTarget)
+}
+
+// A btrfs tells its device by the path only. Where no node is there any more, as of a disk that was pulled, the
+// volume is unpublished all the same, by this process and by the next. Not beside other tests: the node is the machine's.
+func TestB04_ADeviceWhoseNodeIsGone(t *testing.T) {
+	n := testnode.New(t, "")
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "btrfs"})
+	second := n.Target("second")
+	ok(t, n.Client.Publish(ctxOf(t), v, second, false))
+	node := strings.TrimSpace(run(t, "findmnt", "-nro", "SOURCE", target))
+	ok(t, os.Rename(node, node+"-aside"))
+	back := sync.OnceFunc(func() { ok(t, os.Rename(node+"-aside", node)) })
+	defer back()
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	n.Restart()
+	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, v.ID, "still published at "+second)
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, second))
+	back()
+	down(t, n, v.ID)
 }
 
 func TestB04_UnmountingNeedsNoPool(t *testing.T) {

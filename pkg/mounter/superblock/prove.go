@@ -182,8 +182,12 @@ func (p *prover) look() (string, error) {
 	if _, err := os.Stat(dir + "partition"); err == nil {
 		whole = dir + "../"
 	}
-	if on, err := linux.ReadSmall(whole + "queue/iostats"); err != nil || strings.TrimSpace(on) != "1" {
+	on, err := linux.ReadSmall(whole + "queue/iostats")
+	if errors.Is(err, linux.ENOENT) || err == nil && strings.TrimSpace(on) != "1" {
 		return "", nil
+	}
+	if err != nil {
+		return "", err
 	}
 	stat, err := linux.ReadSmall(dir + "stat")
 	if err != nil {

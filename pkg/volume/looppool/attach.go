@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -189,9 +188,6 @@ func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
 	key, ok := p.owner[numbers{d.Major, d.Minor}]
 	p.mu.Unlock()
 	shown, err := loopdev.BackingFile(d.Major, d.Minor)
-	if err == nil {
-		err = failpoint.Err("owner.asked")
-	}
 	if err != nil {
 		return "", false, err
 	}

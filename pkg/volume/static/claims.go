@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
@@ -128,6 +129,9 @@ func (s *Source) Attached(id string) (volume.Attachment, bool, error) {
 	}
 	known := c.device
 	now, err := mounter.FindDevice(known.Path)
+	if linux.Short(err) {
+		return volume.Attachment{}, false, fmt.Errorf("volume %s: %w", id, err)
+	}
 	if err != nil {
 		return volume.Attachment{}, false, fault.New(fault.State, "volume %s: its device %s is gone: %w", id, known.Path, err)
 	}
@@ -159,7 +163,7 @@ func (s *Source) Remember(id string, d mounter.Device) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if was := s.volumes[id].Identity; was.Replaced(c.identity) {
+	if was := s.volumes[id].Identity; was.Replaced(c.identity) || !c.identity.Known() {
 		c.identity = was // of the disk that was staged
 	}
 	s.attached[id] = c

@@ -83,10 +83,13 @@ func (b *Backend) Capabilities() []crust.Capability {
 }
 
 // FileSystems asks the kernel for those that it can mount.
-func (b *Backend) FileSystems(context.Context) ([]string, error) { return mounter.Mountable(), nil }
+func (b *Backend) FileSystems(context.Context) ([]string, error) { return mounter.Mountable() }
 
-// Mounts tells whether the kernel has a file system.
-func (b *Backend) Mounts(fstype string) bool { return slices.Contains(mounter.Mountable(), fstype) }
+// Mounts tells whether the kernel has a file system. Where that cannot be told, the mount will tell.
+func (b *Backend) Mounts(fstype string) bool {
+	list, err := mounter.Mountable()
+	return err != nil || slices.Contains(list, fstype)
+}
 
 // Process finds none: a namespace that is registered without one is there until
 // it is deregistered.

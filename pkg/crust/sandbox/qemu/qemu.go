@@ -17,13 +17,13 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/crust-csi/crust-csi/internal/channel"
 	"github.com/crust-csi/crust-csi/internal/qmp"
 	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/internal/redial"
 	"github.com/crust-csi/crust-csi/internal/vport"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
@@ -229,8 +229,7 @@ func dial(spec sandbox.Spec) (*grpc.ClientConn, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(most), grpc.WaitForReady(true)), grpc.WithMaxHeaderListSize(16<<10),
 		// A channel that is stuck is made anew, rather than waited for.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6,
-			MaxDelay: time.Second}, MinConnectTimeout: 5 * time.Second}),
+		redial.Soon(),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return channel.Dial(ctx, spec.Channel, spec.Magic)
 		}))

@@ -1,0 +1,36 @@
+package redial_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/crust-csi/crust-csi/internal/redial"
+)
+
+// The default comes four times in this time, and ever more seldom.
+func TestC21_AServerThatIsAwayIsTriedOften(t *testing.T) {
+	var tries atomic.Int32
+	c, err := grpc.NewClient("passthrough:///away", redial.Soon(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			tries.Add(1)
+			return nil, errors.New("away")
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.Connect()
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		c.Connect()
+	}
+	if n := tries.Load(); n < 6 {
+		t.Errorf("tried %d times in 5 s", n)
+	}
+}
