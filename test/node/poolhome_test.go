@@ -276,7 +276,7 @@ func TestD11_APoolThatHangsKeepsNobodyFromStarting(t *testing.T) {
 	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	ok(t, err)
 	ok(t, syscall.Mount("none", n.Pool, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd())))
-	thaw := sync.OnceFunc(func() { fuse.Close(); run(t, "umount", n.Pool) })
+	thaw := sync.OnceFunc(func() { fuse.Close(); run(t, "umount", "-l", n.Pool) })
 	t.Cleanup(thaw)
 	n.Start()
 	made, err := n.Client.Create(ctxOf(t), "c", size, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "other"}, nil)
