@@ -3,7 +3,9 @@ package driver
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -61,8 +63,9 @@ func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
 		if err == nil && s.path(r.VolumeID) != path {
 			err = fmt.Errorf("%s: the record is of volume %q, and does not belong there", path, r.VolumeID)
 		}
+		var unread *fs.PathError
 		switch {
-		case fault.Is(err, fault.State): // of a newer version, which may rely on it
+		case fault.Is(err, fault.State), errors.As(err, &unread): // of a newer version, which may rely on it; or nobody knows what is in it
 			s.bad[path] = record.Unusable(err)
 			log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", s.bad[path])
 		case err != nil:

@@ -1,6 +1,7 @@
 package ownership
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +31,31 @@ type walk struct {
 	err     error
 	over    atomic.Bool // err is set
 
-	links sync.Map // files with more than one name that were looked at
+	links seen // files with more than one name that were looked at
+}
+
+// seen remembers files, so that each is looked at once. A pod decides how many have a second name, so
+// it forgets those that come after the first million: to look at a file again changes nothing.
+type seen struct {
+	mu    sync.Mutex
+	files map[file]bool
+	most  int // a million where it is 0
+}
+
+// before tells whether the file is known, and remembers it.
+func (s *seen) before(f file) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.files[f] {
+		return true
+	}
+	if len(s.files) < cmp.Or(s.most, 1_000_000) {
+		if s.files == nil {
+			s.files = map[file]bool{}
+		}
+		s.files[f] = true
+	}
+	return false
 }
 
 // file is an inode of one of the subvolumes that a file system may have.
@@ -214,10 +239,8 @@ func (w *walk) visit(dir linux.Dir, name linux.Name, looked *int64) (bool, error
 	if i.MountRoot {
 		return false, nil // of another file system
 	}
-	if i.Links > 1 && !i.IsDir() {
-		if _, seen := w.links.LoadOrStore(file{i.Dev, i.Ino}, true); seen {
-			return false, nil
-		}
+	if i.Links > 1 && !i.IsDir() && w.links.before(file{i.Dev, i.Ino}) {
+		return false, nil
 	}
 	*looked++
 	chgrp, chmod, mode := wanted(i, w.gid)

@@ -128,6 +128,23 @@ func (b *Backend) Mounts(fstype string) bool {
 	return b.known.Kernel == "" || slices.Contains(b.known.FileSystems, fstype)
 }
 
+// askAgain is the pause after a guest did not say what it can: it may boot for longer than an answer is waited for.
+const askAgain = 5 * time.Second
+
+func (b *Backend) askOnce(ctx context.Context, s *box) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	_, err := b.ask(ctx, s)
+	return err
+}
+
+// knows tells whether some guest has said what guests can.
+func (b *Backend) knows() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.known.Kernel != ""
+}
+
 func (b *Backend) ask(ctx context.Context, s *box) (guestFacts, error) {
 	r, err := s.guest.Info(ctx, &guestv1.InfoRequest{})
 	if err != nil {
@@ -211,11 +228,14 @@ func (b *Backend) Open(ctx context.Context, o sandbox.Opening) (sandbox.Sandbox,
 	b.asked[s] = asked
 	b.mu.Unlock()
 	s.tasks.Go(func() {
-		defer close(asked)
-		ctx, cancel := context.WithTimeout(life, time.Minute)
-		defer cancel()
-		if _, err := b.ask(ctx, s); err != nil && life.Err() == nil {
-			b.log.Warn("a guest does not say what it can", "sandbox_id", o.ID, "error", err)
+		err := b.askOnce(life, s)
+		close(asked)
+		for ; err != nil && life.Err() == nil && !b.knows(); err = b.askOnce(life, s) {
+			b.log.Warn("a guest does not say what it can; it is asked again", "sandbox_id", o.ID, "error", err)
+			select {
+			case <-life.Done():
+			case <-time.After(askAgain):
+			}
 		}
 	})
 	return s, nil
