@@ -32,6 +32,8 @@ func look() (survey, error) {
 		switch shown, err := linux.ReadSmall("/sys/block/" + name + "/loop/backing_file"); {
 		case err == nil:
 			s[name] = strings.TrimSpace(shown)
+		case linux.Short(err):
+			return nil, err
 		case !away(err):
 			s[name] = unknown
 		}
