@@ -177,15 +177,19 @@ func TestAGuestThatNeverAnswers(t *testing.T) {
 	ok(t, syscall.Kill(m.vm.PID, syscall.SIGSTOP))
 	begin := time.Now()
 	_, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
-	refused(t, err, codes.DeadlineExceeded)
+	unanswered := func(err error) {
+		t.Helper()
+		if c := status.Code(err); c != codes.DeadlineExceeded && c != codes.Unavailable { // a connection is given up after 20 s
+			t.Errorf("a machine that is stopped: %v", err)
+		}
+	}
+	unanswered(err)
 	if took := time.Since(begin); took > 4*oneCall(t) {
 		t.Errorf("answered after %s", took)
 	}
 	// Its lock is free again: the next call gets as far as the guest.
 	_, err = s.Client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
-	if c := status.Code(err); c != codes.DeadlineExceeded {
-		t.Errorf("unpublish: %v", err)
-	}
+	unanswered(err)
 	ok(t, syscall.Kill(m.vm.PID, syscall.SIGCONT))
 	for deadline := time.Now().Add(patience(t)); ; time.Sleep(100 * time.Millisecond) {
 		if _, err = s.Client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source}); err == nil || time.Now().After(deadline) {
