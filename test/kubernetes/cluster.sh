@@ -24,7 +24,7 @@ project=$(cd "$here/../.." && pwd)
 S=${CRUST_KUBERNETES_STATE:-$project/.cache/kubernetes/node}
 bin=${CRUST_KUBERNETES_BIN:-$project/.cache/kubernetes/bin} # the programs that a node runs
 images=${CRUST_KUBERNETES_IMAGES:-$project/.cache/image}
-patience=${CRUST_KUBERNETES_PATIENCE:-1} # a factor, for slow machines
+patience=${CRUST_KUBERNETES_PATIENCE:-3} # a factor, for slow and for busy machines
 most=9
 export PATH=$PATH:/usr/sbin:/sbin
 die() { echo "cluster: $*" >&2; exit 1; }

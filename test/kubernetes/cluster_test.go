@@ -32,8 +32,8 @@ var (
 	nodes, _ = strconv.Atoi(cmp.Or(os.Getenv("CRUST_KUBERNETES_NODES"), "3"))
 	// state is where cluster.sh has the first node.
 	state = cmp.Or(os.Getenv("CRUST_KUBERNETES_STATE"), "../../.cache/kubernetes/node")
-	// patience is a factor for all that is waited for: a guest's processor is emulated.
-	patience, _ = strconv.Atoi(cmp.Or(os.Getenv("CRUST_KUBERNETES_PATIENCE"), "1"))
+	// patience is a factor for all that is waited for: a machine may be busy, and a guest's processor is emulated.
+	patience, _ = strconv.Atoi(cmp.Or(os.Getenv("CRUST_KUBERNETES_PATIENCE"), "3"))
 )
 
 // TestMain brings the cluster up, and down unless CRUST_KUBERNETES_KEEP is set.
@@ -185,7 +185,8 @@ func (s *space) clear() {
 	s.kubectl("delete", "pvc", "--all", "-n", s.ns, "--timeout=90s")
 	s.kubectl("delete", "volumesnapshots", "--all", "-n", s.ns, "--timeout=90s")
 	s.kubectl("delete", "namespace", s.ns, "--wait=false", "--ignore-not-found")
-	s.until(60*time.Second, "no persistent volume of the test is left", func() (string, bool) {
+	// external-provisioner tries again after up to five minutes.
+	s.until(2*time.Minute, "no persistent volume of the test is left", func() (string, bool) {
 		left := s.kubectl("get", "pv", "-o", `jsonpath={range .items[?(@.spec.claimRef.namespace=="`+s.ns+`")]}{.metadata.name} {.status.phase} {.status.message}{"\n"}{end}`)
 		return left, left == ""
 	})
