@@ -145,7 +145,7 @@ func pool(t testing.TB) *testnode.Node {
 	ok(t, os.Truncate(disk, 8<<30))
 	run(t, "mkfs.xfs", "-q", disk)
 	run(t, "mount", "-o", "loop", disk, at)
-	t.Cleanup(func() { run(t, "umount", at) })
+	t.Cleanup(func() { testnode.Unmount(t, at) })
 	n := testnode.NewStopped(t, "")
 	n.Pool = at
 	n.Begin()

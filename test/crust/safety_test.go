@@ -148,7 +148,7 @@ func TestC19_NoSecondMountOfADevice(t *testing.T) {
 	dir := t.TempDir()
 	run(t, "mount", p.info.Source, dir)
 	err := s.runtimePublish(p)
-	run(t, "umount", dir)
+	testnode.Unmount(t, dir)
 	refused(t, err, codes.FailedPrecondition, p.info.Source, "in use outside of this sandbox", "the log says where")
 	if strings.Contains(err.Error(), dir) || !strings.Contains(s.Log.String(), dir) {
 		t.Errorf("where it is mounted is for the log, not for %v; the log: %s", err, s.Log.String())

@@ -164,7 +164,7 @@ func disk(t *testing.T, size string) (at string) {
 	t.Cleanup(func() { run(t, "losetup", "-d", device) })
 	at = t.TempDir()
 	run(t, "mount", device, at)
-	t.Cleanup(func() { run(t, "umount", at) })
+	t.Cleanup(func() { testnode.Unmount(t, at) })
 	return at
 }
 

@@ -181,7 +181,7 @@ func TestD08_NoRoomToLookFirst(t *testing.T) {
 	before := sum(t, img)
 	small := t.TempDir()
 	run(t, "mount", "-t", "tmpfs", "-o", "size=64k", "small", small)
-	defer run(t, "umount", small)
+	defer testnode.Unmount(t, small)
 	p := fsprogs.New(nil)
 	p.Scratch = small
 	_, _, err := p.Check(ctxOf(t), img, "ext4")

@@ -120,7 +120,7 @@ func TestC03_C08_C24_ADeferredVolumeIsMountedNowhereHere(t *testing.T) {
 		for _, bind := range []string{"--bind", "--rbind"} {
 			if out, err := exec.Command("mount", bind, target, elsewhere).CombinedOutput(); err == nil {
 				t.Errorf("%s: the placeholder was bound: %s", bind, out)
-				run(t, "umount", elsewhere)
+				testnode.Unmount(t, elsewhere)
 			}
 		}
 		if h := health(t, n, v.ID, ""); !strings.Contains(h, "DeferredToRuntime") {

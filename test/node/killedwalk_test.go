@@ -18,7 +18,7 @@ func onVolume(t *testing.T, n *testnode.Node, id string, f func(dir string)) {
 	t.Helper()
 	dir := t.TempDir()
 	run(t, "mount", loopDevice(t, image(n, id)), dir)
-	defer run(t, "umount", dir)
+	defer testnode.Unmount(t, dir)
 	f(dir)
 }
 

@@ -67,7 +67,7 @@ func serveNFS(t *testing.T) string {
 	run(t, "truncate", "-s", "64M", img)
 	run(t, "mkfs.ext4", "-q", img)
 	run(t, "mount", "-o", "loop", img, dir)
-	t.Cleanup(func() { run(t, "umount", dir) })
+	t.Cleanup(func() { testnode.Unmount(t, dir) })
 	for _, d := range []string{"/run/rpc_pipefs", "/var/lib/nfs/v4recovery", "/run/sendsigs.omit.d"} {
 		ok(t, os.MkdirAll(d, 0o755))
 	}

@@ -30,9 +30,9 @@ func onOwnDisk(t *testing.T, args ...string) (n *testnode.Node, mount, unmount f
 	at := t.TempDir()
 	n.Pool = filepath.Join(at, "pool")
 	mount = func() { t.Helper(); run(t, "mount", disk, at) }
-	unmount = func() { t.Helper(); run(t, "umount", at) }
+	unmount = func() { t.Helper(); testnode.Unmount(t, at) }
 	mount()
-	t.Cleanup(func() { run(t, "umount", at) })
+	t.Cleanup(func() { testnode.Unmount(t, at) })
 	return n, mount, unmount
 }
 

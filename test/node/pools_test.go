@@ -36,7 +36,7 @@ func stoppedOnPool(t *testing.T, fstype, tags string, bytes int64, args ...strin
 	ok(t, f.Close())
 	run(t, "mkfs."+fstype, "-q", img)
 	run(t, "mount", "-o", "loop", img, dir)
-	t.Cleanup(func() { run(t, "umount", dir) })
+	t.Cleanup(func() { testnode.Unmount(t, dir) })
 	n := testnode.NewStopped(t, tags, args...)
 	n.Pool, n.PoolOptions = filepath.Join(dir, "pool"), "" // the defaults
 	return n

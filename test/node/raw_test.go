@@ -329,7 +329,7 @@ func TestA01_TheKubeletsLoopOnTop(t *testing.T) {
 		t.Errorf("through the kubelet's, after a refused unstage: %q", got)
 	}
 	run(t, "losetup", "-d", kubelets)
-	run(t, "umount", own)
+	testnode.Unmount(t, own)
 	down(t, n, v.ID)
 	gone(t, img)
 }

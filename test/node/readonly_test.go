@@ -44,7 +44,7 @@ func TestR01_SubmountsAreReadOnlyToo(t *testing.T) {
 	run(t, "mount", "-t", "tmpfs", "outer", src)
 	ok(t, os.Mkdir(src+"/sub", 0o755))
 	run(t, "mount", "-t", "tmpfs", "inner", src+"/sub")
-	t.Cleanup(func() { run(t, "umount", src+"/sub"); run(t, "umount", src) })
+	t.Cleanup(func() { testnode.Unmount(t, src+"/sub"); testnode.Unmount(t, src) })
 	root, err := mounter.OpenRoot(dir)
 	ok(t, err)
 	defer root.Close()
@@ -60,7 +60,8 @@ func TestR01_SubmountsAreReadOnlyToo(t *testing.T) {
 	wantReadOnly(t, dir+"/target")
 	wantReadOnly(t, dir+"/target/sub")
 	ok(t, os.WriteFile(src+"/sub/yes", nil, 0o644))
-	run(t, "umount", "-R", dir+"/target")
+	testnode.Unmount(t, dir+"/target/sub")
+	testnode.Unmount(t, dir+"/target")
 }
 
 func TestR01_ReadOnlyPublishesAreReadOnly(t *testing.T) {

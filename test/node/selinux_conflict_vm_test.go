@@ -53,7 +53,7 @@ func TestS09_MetricsCountLabelsByAccessMode(t *testing.T) {
 	ok(t, n.Client.Publish(ctxOf(t), labelled(once, labelA), target, false))
 	left := t.TempDir()
 	run(t, "mount", "--bind", target, left)
-	gone := sync.OnceFunc(func() { run(t, "umount", left) })
+	gone := sync.OnceFunc(func() { testnode.Unmount(t, left) })
 	t.Cleanup(gone)
 	ok(t, n.Client.Unpublish(ctxOf(t), once.ID, target))
 	refused(t, n.Client.Publish(ctxOf(t), labelled(once, labelB), target, false), codes.FailedPrecondition,

@@ -238,7 +238,7 @@ func TestD11_ErrorsInTheMiddleOfACopy(t *testing.T) {
 	run(t, "mkfs.ext4", "-q", d.path())
 	dir := t.TempDir()
 	run(t, "mount", d.path(), dir)
-	t.Cleanup(func() { run(t, "umount", dir) })
+	t.Cleanup(func() { testnode.Unmount(t, dir) })
 	n := testnode.NewStopped(t, "")
 	n.Pool, n.PoolOptions = filepath.Join(dir, "pool"), ""
 	n.Begin()

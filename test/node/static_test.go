@@ -387,13 +387,13 @@ func TestA07_ADeviceThatTheHostUsesIsRefused(t *testing.T) {
 	mounted := true
 	defer func() {
 		if mounted {
-			run(t, "umount", at)
+			testnode.Unmount(t, at)
 		}
 	}()
 	for _, v := range []csiclient.Volume{static("files", dev, "ext4"), static("raw", dev, "")} {
 		refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, v.ID, dev, "mounted at "+at)
 	}
-	run(t, "umount", at)
+	testnode.Unmount(t, at)
 	mounted = false
 	// Anybody who has it for himself.
 	const hold = "import os,sys,time;os.open(sys.argv[1],os.O_RDONLY|os.O_EXCL);print('held',flush=True);time.sleep(120)"
