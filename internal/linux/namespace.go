@@ -218,6 +218,10 @@ func WaitEnd(ctx context.Context, pidfd *os.File) bool {
 		if err == nil && n > 0 {
 			return true
 		}
+		if Short(err) {
+			time.Sleep(200 * time.Millisecond)
+			continue
+		}
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return false
 		}

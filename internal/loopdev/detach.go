@@ -150,7 +150,8 @@ func (n Nodes) Now(d Device) (now Device, ok bool, err error) {
 var ErrWritesLost = errors.New("what was written last could not be written to its file, and is lost")
 
 // Detach unbinds the device. While a file system on it is mounted anywhere, or
-// anybody has it open, that is refused.
+// anybody has it open, that is refused: a fault State, as ErrWritesLost is. Any other
+// error is of this machine.
 func (n Nodes) Detach(d Device) error {
 	var loop *os.File
 	err := linux.Outlast(func() (err error) {
@@ -170,7 +171,7 @@ func (n Nodes) Detach(d Device) error {
 	// only the page cache has that.
 	if err := linux.WriteBack(loop); err != nil && !d.ReadOnly {
 		loop.Close()
-		return fmt.Errorf("%s: %w: %w; call again to release the device", d.Path, ErrWritesLost, err)
+		return fault.New(fault.State, "%s: %w: %w; call again to release the device", d.Path, ErrWritesLost, err)
 	}
 	// Whoever mends it must not take this for a pod's doing.
 	unlock := mending.Lock(d.number())

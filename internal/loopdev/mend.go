@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
 // changes says what of a held device is not as the driver left it: a pod that has
@@ -35,7 +36,7 @@ func (d Device) changes(loop *os.File) []string {
 }
 
 // Mend sets a held device back to what it was when it was held, and says what was
-// changed. path is its file. What cannot be set back is an error.
+// changed. path is its file. What cannot be set back is a fault State.
 func (n Nodes) Mend(d Device, path string) (changed []string, err error) {
 	if !d.Held {
 		return nil, nil
@@ -76,11 +77,11 @@ func (n Nodes) Mend(d Device, path string) (changed []string, err error) {
 		}
 		f.Close()
 		if err != nil {
-			return changed, fmt.Errorf("%s shows another file, and cannot be set back: %w; unpublish it", d.Path, err)
+			return changed, fault.New(fault.State, "%s shows another file, and cannot be set back: %w; unpublish it", d.Path, err)
 		}
 	}
 	if err := d.show(loop, path); err != nil {
-		return changed, fmt.Errorf("%s was changed, and cannot be set back: %w", d.Path, err)
+		return changed, fault.New(fault.State, "%s was changed, and cannot be set back: %w", d.Path, err)
 	}
 	if err := linux.LoopSetCapacity(loop); err != nil {
 		return changed, fmt.Errorf("%s: %w", d.Path, err)
@@ -90,7 +91,7 @@ func (n Nodes) Mend(d Device, path string) (changed []string, err error) {
 			err = linux.LoopSetBlockSize(loop, d.hold.sector)
 		}
 		if err != nil {
-			return changed, fmt.Errorf("%s has sectors of %d bytes, and cannot be set back to %d: %w", d.Path, sector, d.hold.sector, err)
+			return changed, fault.New(fault.State, "%s has sectors of %d bytes, and cannot be set back to %d: %w", d.Path, sector, d.hold.sector, err)
 		}
 	}
 	// Refused where the pool's file system does none: then it had none before.
@@ -132,7 +133,7 @@ func (d Device) deletePartitions(loop *os.File) error {
 			continue
 		}
 		if err := linux.DeletePartition(loop, number); err != nil && !errors.Is(err, linux.ENXIO) {
-			return fmt.Errorf("%s: %w", d.Path, err)
+			return fault.New(fault.State, "%s: its partition %d was made by a pod and cannot be taken away: %w", d.Path, number, err)
 		}
 	}
 	return nil

@@ -154,7 +154,7 @@ func (g Guard) writeBack(d loopdev.Device, m devmapper.Device) error {
 	}
 	defer f.Close()
 	if err := linux.WriteBack(f); err != nil && !d.ReadOnly {
-		return fmt.Errorf("/dev/mapper/%s: %w: %w; call again to release the device", m.Name, loopdev.ErrWritesLost, err)
+		return fault.New(fault.State, "/dev/mapper/%s: %w: %w; call again to release the device", m.Name, loopdev.ErrWritesLost, err)
 	}
 	return nil
 }

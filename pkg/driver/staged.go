@@ -14,6 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -65,6 +66,8 @@ func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
 		}
 		var unread *fs.PathError
 		switch {
+		case linux.Short(err): // it says nothing about the record
+			return nil, err
 		case fault.Is(err, fault.State), errors.As(err, &unread): // of a newer version, which may rely on it; or nobody knows what is in it
 			s.bad[path] = record.Unusable(err)
 			log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", s.bad[path])

@@ -110,6 +110,11 @@ func startStub(ctx context.Context, s stub.Stub) error {
 	case err := <-started:
 		return err
 	case <-time.After(patience):
+		go func() {
+			if <-started == nil {
+				s.Stop() // there may be another by now
+			}
+		}()
 		return fmt.Errorf("the runtime does not finish the connection within %s", patience)
 	}
 }

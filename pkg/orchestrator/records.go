@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	"github.com/crust-csi/crust-csi/internal/keylock"
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
@@ -81,7 +82,7 @@ func LoadRecords(dir, boot string) (*Records, error) {
 		path := filepath.Join(dir, name+record.Extension)
 		var d Deferral
 		switch err := deferralType.Read(path, &d); {
-		case fault.Is(err, fault.State): // of a newer version
+		case fault.Is(err, fault.State), linux.Short(err): // of a newer version, or this process lacks what it needs to read any
 			errs = append(errs, err)
 		case err != nil:
 			r.bad[path] = record.Unusable(err)

@@ -134,6 +134,8 @@ func (m *Manager) reopen(ctx context.Context, b *box) (pidfd *os.File, err error
 		if errors.Is(err, ErrGone) {
 			m.Log.Info("a sandbox of an earlier process has ended", "sandbox_id", id, "error", err)
 			close(b.ended)
+		} else if linux.Short(err) {
+			return nil, err // it says nothing about the process
 		} else if err != nil {
 			m.Log.Error("a sandbox of an earlier process cannot be looked at; it keeps what it has", "sandbox_id", id, "error", err)
 			b.be(unreachable{err})

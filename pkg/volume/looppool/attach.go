@@ -174,10 +174,16 @@ func (p *Pool) detach(id string, which func(loopdev.Device) bool) error {
 			continue
 		}
 		if err := p.raw.Detach(d); err != nil {
-			return fault.New(fault.State, "volume %s: %w%s", id, err, mounter.HeldBy(device(d)))
+			return detachError(id, d, err)
 		}
 	}
 	return nil
+}
+
+// detachError names the volume, and where its device is mounted if it is in use. The error has
+// the kind that it had: not all that keeps a device from being released is somebody's use of it.
+func detachError(id string, d loopdev.Device, err error) error {
+	return fault.New(fault.KindOf(err), "volume %s: %w%s", id, err, mounter.HeldBy(device(d)))
 }
 
 // Owns gives the volume whose file the loop device is bound to. A device that

@@ -205,7 +205,7 @@ func (p *Pool) destroy(key string, r volumeRecord) error {
 	}
 	for _, d := range devices {
 		if err := p.raw.Detach(d); err != nil {
-			return fault.New(fault.State, "volume %s is in use, so it is not deleted: %w", r.Volume.ID, err)
+			return fmt.Errorf("volume %s has a device that is not released, so it is not deleted: %w", r.Volume.ID, err)
 		}
 	}
 	r.State = deleting

@@ -97,7 +97,7 @@ func (l left) detach(which func(loopdev.Device) bool) error {
 			continue
 		}
 		if err := (rawdevice.Guard{Loops: l.loop}).Detach(d); err != nil {
-			return fault.New(fault.State, "volume %s: %w%s", l.id, err, mounter.HeldBy(device(d)))
+			return detachError(l.id, d, err)
 		}
 	}
 	return nil

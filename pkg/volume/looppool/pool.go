@@ -192,6 +192,9 @@ func loadAll[R any](p *Pool, sub string, t record.Type, into map[string]R, parts
 		if err == nil && (!ok || key != name || *state != creating && *state != ready && *state != deleting) {
 			err = fmt.Errorf("%s: the record is of %q, state %q, and does not belong there", path, *id, *state)
 		}
+		if linux.Short(err) {
+			return err // it says nothing about the record
+		}
 		if err != nil {
 			p.bad[name] = record.Unusable(err)
 			p.log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", p.bad[name])

@@ -53,7 +53,7 @@ func (p *Pool) mend(key string, d loopdev.Device) error {
 			changed, "error", err)
 	}
 	if err != nil {
-		return fault.New(fault.State, "volume %s: %w", id, err)
+		return fmt.Errorf("volume %s: %w", id, err)
 	}
 	return nil
 }

@@ -148,6 +148,8 @@ func (p *Pool) identify() error {
 		return nil
 	case errors.Is(err, fs.ErrNotExist):
 		return p.first(false)
+	case linux.Short(err):
+		return err // it says nothing about the record
 	case err != nil:
 		p.o.Log.Warn("which directory is the pool's is not known any more; the one that has an identity is taken", "pool", p.o.Name, "error", err)
 		return p.first(true)

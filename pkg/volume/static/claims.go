@@ -214,7 +214,7 @@ func (s *Source) Detach(ctx context.Context, id string) error {
 		return nil
 	}
 	if err := s.release(d); err != nil {
-		return fault.New(fault.State, "volume %s: %w", id, err)
+		return fmt.Errorf("volume %s: %w", id, err)
 	}
 	busy, err := d.Held(s.loop.Dir)
 	if err != nil {

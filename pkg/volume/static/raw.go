@@ -10,7 +10,6 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
-	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
@@ -50,7 +49,7 @@ func (s *Source) DetachReadOnly(_ context.Context, id string, inUse []mounter.De
 			continue
 		}
 		if err := s.raw.Detach(d); err != nil {
-			return fault.New(fault.State, "volume %s: %w", id, err)
+			return fmt.Errorf("volume %s: %w", id, err)
 		}
 	}
 	return nil
@@ -116,7 +115,7 @@ func (s *Source) Mend(_ context.Context, id string) error {
 			s.mu.Unlock()
 		}
 		if err != nil {
-			return fault.New(fault.State, "volume %s: %w", id, err)
+			return fmt.Errorf("volume %s: %w", id, err)
 		}
 	}
 	return nil

@@ -21,6 +21,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/record"
@@ -130,6 +131,9 @@ func Open(o Options) (*Source, error) {
 		err := entryType.Read(path, &e)
 		if err == nil && s.path(e.Volume.ID) != path {
 			err = fmt.Errorf("%s: the record is of volume %q, and does not belong there", path, e.Volume.ID)
+		}
+		if linux.Short(err) {
+			return nil, err // it says nothing about the record
 		}
 		if err != nil {
 			s.unusable(path, err)
