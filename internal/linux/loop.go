@@ -140,10 +140,24 @@ func LoopSetCapacity(loop *os.File) error {
 }
 
 // WriteBack writes what the page cache has of a device and the device does not: sync_file_range(2).
-// An error of an earlier write is told once.
+// An error of an earlier write is told once. The call that tells of one writes nothing (Linux 6.18), so
+// it is repeated: the next one is not to find more that is lost.
 func WriteBack(device *os.File) error {
-	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
-	return call("sync_file_range", func() error { return unix.SyncFileRange(fdOf(device), 0, 0, all) })
+	const (
+		all  = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+		most = 10 // the kernel may write by itself between two of them
+	)
+	var first error
+	for range most {
+		err := call("sync_file_range", func() error { return unix.SyncFileRange(fdOf(device), 0, 0, all) })
+		if err == nil {
+			break
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return first
 }
 
 // LoopClear is ioctl LOOP_CLR_FD. When somebody else has the device open it

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
@@ -24,7 +25,7 @@ func TestA05_WritesThatAnUnstageLosesAreKeptInMind(t *testing.T) {
 	n := stoppedOnPool(t, "ext4", "", 640<<20, "--metrics-address", address)
 	n.Begin()
 	filler := filepath.Join(filepath.Dir(n.PoolDir()), "filler")
-	lose := func(name string) (csiclient.Volume, string) {
+	lose := func(name string, begun int64) (csiclient.Volume, string) {
 		t.Helper()
 		v := csiclient.Volume{Block: true}
 		made, err := n.Client.Create(ctxOf(t), name, 128<<20, v, nil, nil)
@@ -40,6 +41,9 @@ func TestA05_WritesThatAnUnstageLosesAreKeptInMind(t *testing.T) {
 		ok(t, err)
 		_, err = f.Write(data) // into the page cache
 		ok(t, err)
+		if begun > 0 { // as the kernel does by itself after a while
+			ok(t, unix.SyncFileRange(int(f.Fd()), 0, begun, unix.SYNC_FILE_RANGE_WRITE))
+		}
 		ok(t, f.Close())
 		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 		refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, "is lost", "call again")
@@ -63,7 +67,7 @@ func TestA05_WritesThatAnUnstageLosesAreKeptInMind(t *testing.T) {
 			t.Errorf("%s, its health is %q", when, got)
 		}
 	}
-	v, target := lose("a")
+	v, target := lose("a", 0)
 	wanted("after the first unstage", v, true)
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID)) // as the error says
 	wanted("after the second", v, true)
@@ -81,7 +85,7 @@ func TestA05_WritesThatAnUnstageLosesAreKeptInMind(t *testing.T) {
 	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
 	down(t, n, v.ID, target)
 
-	v, _ = lose("b")
+	v, _ = lose("b", 16<<20)
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 	shown(v, true)
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
