@@ -201,14 +201,17 @@ func (l *Listener) read() {
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}
-		for since := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		for since := time.Now(); ; {
 			readable, hangup, perr := linux.PollFile(l.port, 0)
 			if perr != nil || readable || !hangup {
 				break
 			}
-			if time.Since(since) > eofGrace {
+			pause := 5 * time.Millisecond
+			if away := time.Since(since); away > eofGrace {
 				s.finish()
+				pause = min(max(pause, away/20), 100*time.Millisecond) // an emulated guest that looked all the time would keep a processor busy
 			}
+			time.Sleep(pause)
 		}
 	}
 }
