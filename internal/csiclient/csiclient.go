@@ -29,8 +29,9 @@ type Client struct {
 }
 
 // Dial connects to unix:///path.
-func Dial(endpoint, kubeletDir string) (*Client, error) {
-	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+func Dial(endpoint, kubeletDir string, more ...grpc.DialOption) (*Client, error) {
+	more = append(more, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	conn, err := grpc.NewClient(endpoint, more...)
 	if err != nil {
 		return nil, err
 	}

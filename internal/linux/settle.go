@@ -55,15 +55,22 @@ func Settle(f func() error) error {
 	// while f runs: that would keep every other program from starting.
 	syscall.ForkLock.RLock()
 	syscall.ForkLock.RUnlock() //nolint:staticcheck // an empty section is what is meant
-	return Outlast(f)
+	return whileBusy(f, func(waited time.Duration) bool { return waited < settleTime })
 }
 
 // Outlast is Settle whoever's child it may be. The kubelet and runtimes start programs too, and what they
 // had of a volume, files or a copy of the mount table, their children have for a moment. It is for what
-// takes a volume away: a holder that stays makes that settleTime longer.
+// takes a volume away: a holder that stays makes that a second longer, and three while this process goes
+// on starting programs.
 func Outlast(f func() error) error {
-	for end := time.Now().Add(settleTime); ; time.Sleep(2 * time.Millisecond) {
-		if err := f(); !errors.Is(err, EBUSY) || time.Now().After(end) {
+	return whileBusy(f, func(waited time.Duration) bool {
+		return waited < time.Second || waited < 3*time.Second && startedLately()
+	})
+}
+
+func whileBusy(f func() error, goOn func(waited time.Duration) bool) error {
+	for begin := time.Now(); ; time.Sleep(2 * time.Millisecond) {
+		if err := f(); !errors.Is(err, EBUSY) || !goOn(time.Since(begin)) {
 			return err
 		}
 	}

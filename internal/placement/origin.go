@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/crust-csi/crust-csi/internal/adoption"
@@ -52,7 +53,7 @@ func (c *Controller) ofSnapshot(ctx context.Context, namespace, name string) (or
 	v1 := c.Snapshots.SnapshotV1()
 	snapshot, err := v1.VolumeSnapshots(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return o, fmt.Errorf("%s: %w", o.what, err)
+		return o, fmt.Errorf("%s: %w", o.what, orNotYet(err))
 	}
 	if snapshot.Status == nil || snapshot.Status.BoundVolumeSnapshotContentName == nil {
 		return o, fmt.Errorf("%s: %w", o.what, errNotYet)
@@ -71,11 +72,20 @@ func (c *Controller) ofSnapshot(ctx context.Context, namespace, name string) (or
 	return o, nil
 }
 
+// orNotYet takes what does not exist for what does not exist yet: a tenant may name what never will, and the log is not
+// for that.
+func orNotYet(err error) error {
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("%w: %w", errNotYet, err)
+	}
+	return err
+}
+
 func (c *Controller) ofClaim(ctx context.Context, namespace, name string) (origin, error) {
 	o := origin{what: "the volume of claim " + name}
 	claim, err := c.Client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return o, fmt.Errorf("%s: %w", o.what, err)
+		return o, fmt.Errorf("%s: %w", o.what, orNotYet(err))
 	}
 	if claim.Spec.VolumeName == "" {
 		return o, fmt.Errorf("%s: %w", o.what, errNotYet)

@@ -199,12 +199,18 @@ func (c *Controller) place(ctx context.Context, claim *corev1.PersistentVolumeCl
 	if err != nil || o.node == "" {
 		return err
 	}
-	if _, err := c.Client.CoreV1().Nodes().Get(ctx, o.node, metav1.GetOptions{}); err != nil {
+	node, err := c.Client.CoreV1().Nodes().Get(ctx, o.node, metav1.GetOptions{})
+	if err != nil {
 		if apierrors.IsNotFound(err) {
 			c.Events.Eventf(claim, corev1.EventTypeWarning, "OriginAway",
 				"%s is on node %s, which the cluster does not have: no other node can make the copy", o.what, o.node)
 		}
 		return fmt.Errorf("node %s, which has %s: %w", o.node, o.what, err)
+	}
+	if node.Spec.Unschedulable {
+		c.Events.Eventf(claim, corev1.EventTypeWarning, "OriginCordoned", "%s is on node %s, which is cordoned: nothing new is made there, and no "+
+			"other node can make the copy", o.what, o.node)
+		return fmt.Errorf("node %s, which has %s, is cordoned: %w", o.node, o.what, errNotYet)
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"resourceVersion": claim.ResourceVersion, "annotations": map[string]string{selectedNode: o.node},

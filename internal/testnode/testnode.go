@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/linux"
@@ -274,7 +275,7 @@ func (n *Node) Start() {
 	if n.Client != nil {
 		n.Client.Close()
 	}
-	if n.Client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir()); err != nil {
+	if n.Client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir(), grpc.WithUnaryInterceptor(afterStarts)); err != nil {
 		n.T.Fatal(err)
 	}
 	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {

@@ -74,13 +74,15 @@ type Agent struct {
 	life   context.Context
 	stop   func()
 	work   sync.WaitGroup
+
+	hookPatience time.Duration // longer in tests that want no hook to give up
 }
 
 // New makes one. Close it at the end.
 func New(c Config) *Agent {
 	a := &Agent{
 		Config: c, told: map[string]time.Time{}, tasks: map[string]*task{}, calls: map[string]bool{}, ending: map[string]bool{},
-		runtimes: runtimes{options: c.DialOptions, m: map[string]*crust.Client{}},
+		runtimes: runtimes{options: c.DialOptions, m: map[string]*crust.Client{}}, hookPatience: hookPatience,
 	}
 	if a.Count == nil {
 		a.Count = func(string) {}

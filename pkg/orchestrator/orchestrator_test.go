@@ -190,6 +190,7 @@ func TestC24_ASlowPublish(t *testing.T) {
 	made := time.Now()
 	r := deferredRig(t)
 	usual := time.Since(made) // what calls take here
+	r.agent.hookPatience = hookPatience
 	release := make(chan struct{})
 	r.runtime.Fail = func(ctx context.Context, call string, _ proto.Message) error {
 		if call != "RuntimePublishVolume" {

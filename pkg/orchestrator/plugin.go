@@ -77,7 +77,7 @@ func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error 
 		}
 	}
 	failpoint.Hit("agent.stopping")
-	ctx, cancel := context.WithTimeout(ctx, hookPatience)
+	ctx, cancel := context.WithTimeout(ctx, a.hookPatience)
 	defer cancel()
 	for socket := range sockets {
 		if err := a.runtimes.deregister(ctx, socket, pod.GetId()); err != nil {

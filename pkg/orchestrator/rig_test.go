@@ -211,6 +211,7 @@ func newTracedRig(t testing.TB, traces tracings, objects ...runtime.Object) *rig
 		Driver: conn, Pods: WatchPods(ctx, r.cluster, "node"), Records: records, Events: r.events, Log: slog.New(slog.DiscardHandler),
 		Tracer: traces.agent.Tracer(), DialOptions: traces.agent.Client(),
 	})
+	r.agent.hookPatience = time.Minute // writes of records may take long on a busy machine
 	t.Cleanup(func() { cancel(); ok(t, r.agent.Close()) })
 	r.conn = dialer(t, serve(t, r.agent.Proxy().Server(traces.agent.Server()...), "agent.sock"))
 	r.kubelet = csi.NewNodeClient(r.conn)

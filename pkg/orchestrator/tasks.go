@@ -277,7 +277,7 @@ func (a *Agent) publishAll(ctx context.Context, uid string, b box) error {
 		all = append(all, a.start(d.Target, b))
 	}
 	for _, t := range all {
-		patience, cancel := context.WithDeadline(ctx, t.began.Add(hookPatience))
+		patience, cancel := context.WithDeadline(ctx, t.began.Add(a.hookPatience))
 		select {
 		case <-t.done:
 		case <-patience.Done():

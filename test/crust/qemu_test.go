@@ -445,11 +445,12 @@ func TestTheAgentAsAServiceOverVsock(t *testing.T) {
 	m := s.boot(p, "q35", "")
 	sh(t, m, "modprobe vsock_loopback")
 	sh(t, m, "(/init -dir /tmp/service -listen vsock:1024 -vsock-peer 1 > /tmp/service.log 2>&1 &) ; (/init -dir /tmp/other -listen vsock:1025 > /tmp/other.log 2>&1 &)")
-	if out := sh(t, m, "sleep 1; /init -ask vsock:1:1024"); !strings.Contains(out, "ext4") {
+	if out := sh(t, m, "for i in $(seq 60); do /init -ask vsock:1:1024 && break; sleep 1; done"); !strings.Contains(out, "ext4") {
 		t.Errorf("%s\n%s", out, sh(t, m, "cat /tmp/service.log"))
 	}
 	// Only the host is let in, unless it is said otherwise.
-	if out, err := m.Exec("timeout 3 /init -ask vsock:1:1025"); err == nil {
+	sh(t, m, "until grep -q serving /tmp/other.log; do sleep 1; done")
+	if out, err := m.Exec("timeout 20 /init -ask vsock:1:1025"); err == nil {
 		t.Errorf("a process of the guest was let in: %s", out)
 	}
 	s.deregister(p)

@@ -196,6 +196,11 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 	s.denied(s.asks(own, "PUT", claim, change(func(_, spec map[string]any) {
 		spec["resources"] = map[string]any{"requests": map[string]any{"storage": "1Gi"}}
 	})), policy, "its spec")
+	// A claim of any class that waits for its first pod says of no driver yet.
+	s.apply(`{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: nobodys},
+spec: {storageClassName: of-another-driver, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}`)
+	s.denied(s.does(own, "", "patch", "pvc", "nobodys", "-n", s.ns, "-p", `{"metadata":{"annotations":{"volume.kubernetes.io/selected-node":"node"}}}`),
+		policy, "it is not drawn to a node")
 	s.denied(s.asks(own, "PATCH", claim+"/status", `{"status":{"capacity":{"storage":"64Mi"}}}`), "403 Forbidden")
 	// What the token may not do at all.
 	for _, argv := range [][]string{{"get", "secrets", "-A"}, {"get", "pods", "-A"}, {"get", "events", "-A"}} {

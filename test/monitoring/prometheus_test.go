@@ -2,6 +2,7 @@ package monitoring
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,11 +29,11 @@ import (
 const (
 	project   = "../.."
 	directory = project + "/deploy/monitoring"
-	// faster: an hour of the rules is half a minute here, the quarter of an hour after
-	// which growth counts as waiting 7.5 s.
-	faster = 120
-	// patience is far more than all of this takes (some 40 s on two processors).
-	patience = 2 * time.Minute
+	// scrapeInterval is what the rules are made for. Here it is a second where the machine is
+	// idle, so that an hour of the rules is half a minute.
+	scrapeInterval = 2 * time.Minute
+	// patience is far more than all of this takes (some 40 s on two idle processors).
+	patience = 10 * time.Minute
 )
 
 // prometheus is the real one, with the real rules, of which only the times are shorter.
@@ -61,19 +63,56 @@ func freeAddress(t *testing.T) string {
 
 var duration = regexp.MustCompile(`\b(\d+)([smh])\b`)
 
+// pace is the scrape interval of this run. All durations of the rules are as much shorter as it is.
+type pace time.Duration
+
+func (p pace) of(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * float64(p) / float64(scrapeInterval))
+}
+
+// measured takes a second, and on a busy machine more: twenty times what an answer of these took at most, and half a
+// second for each process that waits for a processor. A daemon that is kept from answering is no daemon that is away.
+func measured(t *testing.T, targets []target) pace {
+	t.Helper()
+	var longest time.Duration
+	for range 20 {
+		for _, at := range targets {
+			begin := time.Now()
+			r, err := http.Get("http://" + at.Targets[0] + "/metrics")
+			ok(t, err)
+			_, err = io.Copy(io.Discard, r.Body)
+			ok(t, errors.Join(err, r.Body.Close()))
+			longest = max(longest, time.Since(begin))
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	var load float64 // of the last minute
+	b, err := os.ReadFile("/proc/loadavg")
+	ok(t, err)
+	_, err = fmt.Sscan(string(b), &load)
+	ok(t, err)
+	waiting := load / float64(runtime.NumCPU())
+	p := max(pace(time.Second), pace(20*longest), pace(waiting*float64(time.Second)/2))
+	t.Logf("an answer took %s at most, and %.1f processes want each processor: the scrape interval is %s", longest.Round(time.Millisecond), waiting,
+		time.Duration(p).Round(time.Millisecond))
+	return p
+}
+
 // shorten makes every duration of a text shorter.
-func shorten(text string) string {
+func (p pace) shorten(text string) string {
 	return duration.ReplaceAllStringFunc(text, func(d string) string {
 		whole, err := time.ParseDuration(d)
 		if err != nil {
 			panic(err)
 		}
-		return strconv.FormatInt((whole/faster).Milliseconds(), 10) + "ms"
+		return milliseconds(p.of(whole))
 	})
 }
 
-// shortened are the rules with shorter times. A walk is compared with seconds.
-func shortened(t *testing.T) (rules monitoring.PrometheusRule, longest time.Duration) {
+func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) + "ms" }
+
+// rules are those of the project with shorter times. A walk is compared with seconds.
+func (p pace) rules(t *testing.T) (rules monitoring.PrometheusRule, longest time.Duration) {
 	t.Helper()
 	rules, err := monitoring.ReadRules(directory)
 	ok(t, err)
@@ -83,28 +122,29 @@ func shortened(t *testing.T) (rules monitoring.PrometheusRule, longest time.Dura
 			if a.For != "" {
 				d, err := time.ParseDuration(a.For)
 				ok(t, err)
-				longest = max(longest, d/faster)
+				longest = max(longest, p.of(d))
 			}
-			a.For, a.Expr = shorten(a.For), shorten(a.Expr)
+			a.For, a.Expr = p.shorten(a.For), p.shorten(a.Expr)
 			if a.Alert == "CrustOwnershipWalkSlow" {
 				if !strings.HasSuffix(a.Expr, "> 900") {
 					t.Fatalf("%s: %s", a.Alert, a.Expr)
 				}
-				a.Expr = strings.TrimSuffix(a.Expr, "900") + fmt.Sprint(900/float64(faster))
+				a.Expr = strings.TrimSuffix(a.Expr, "900") + fmt.Sprint(p.of(900*time.Second).Seconds())
 			}
 		}
 	}
 	return rules, longest
 }
 
-func newPrometheus(t *testing.T, rules monitoring.PrometheusRule, targets []target) *prometheus {
+func newPrometheus(t *testing.T, pace pace, rules monitoring.PrometheusRule, targets []target) *prometheus {
 	t.Helper()
+	interval := milliseconds(time.Duration(pace))
 	p := &prometheus{t: t, dir: t.TempDir(), address: freeAddress(t), fired: map[string]bool{}}
 	b, err := yaml.Marshal(rules.Spec)
 	ok(t, err)
 	ok(t, os.WriteFile(filepath.Join(p.dir, "rules.yaml"), b, 0o600))
 	ok(t, os.WriteFile(filepath.Join(p.dir, "prometheus.yaml"), []byte(`
-global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 250ms}
+global: {scrape_interval: `+interval+`, scrape_timeout: `+interval+`, evaluation_interval: 250ms}
 rule_files: [rules.yaml]
 scrape_configs:
   - {job_name: daemons, file_sd_configs: [{files: [targets.json], refresh_interval: 1s}]}

@@ -176,7 +176,7 @@ func killAt(t *testing.T, point, fs string) (hit bool) {
 		n.Stop()
 		n.Env = []string{"CRUST_FAILPOINT=" + point}
 		n.Start()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 		err := f(ctx)
 		n.Env = nil
 		if err != nil {

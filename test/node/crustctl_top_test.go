@@ -136,8 +136,8 @@ func TestB08_TopRefreshesOnATerminal(t *testing.T) {
 
 // A mount that hangs, here a FUSE file system whose server answers nothing, is lying on a
 // pod's volume. Only crustctl sees it: csi-node would be fine.
+// Its child has copies of all mounts, so it runs alone.
 func TestB08_CrustctlWaitsForNoMountThatHangs(t *testing.T) {
-	t.Parallel()
 	n := testnode.New(t, "")
 	ids := map[string]string{}
 	for _, name := range []string{"pvc-hangs", "pvc-well"} {

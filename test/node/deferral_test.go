@@ -1,12 +1,14 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -59,13 +61,16 @@ func claim(t testing.TB, device string) (release func()) {
 	return func() {
 		t.Helper()
 		ok(t, held.Close())
-		ok(t, linux.Outlast(func() error {
+		for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 			f, err := os.OpenFile(device, os.O_RDONLY|os.O_EXCL, 0)
 			if err == nil {
-				err = f.Close()
+				ok(t, f.Close())
+				return
 			}
-			return err
-		}))
+			if !errors.Is(err, linux.EBUSY) || time.Since(begin) > time.Minute {
+				t.Fatal(err)
+			}
+		}
 	}
 }
 

@@ -118,6 +118,21 @@ func image(n *testnode.Node, id string) string {
 	return filepath.Join(n.PoolDir(), "volumes", strings.TrimPrefix(id, "pool.")+".img")
 }
 
+// leave makes a call that takes long and leaves it, with ever longer deadlines, until it is
+// under way: then its repetition is answered so.
+func leave(t testing.TB, call func(context.Context) error) {
+	t.Helper()
+	for patience := 20 * time.Millisecond; ; patience *= 2 {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		err := call(ctx)
+		cancel()
+		if status.Code(err) == codes.Aborted {
+			return
+		}
+		refused(t, err, codes.DeadlineExceeded)
+	}
+}
+
 func run(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()

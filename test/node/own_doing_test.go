@@ -90,7 +90,8 @@ func TestA12_WholeLivesBesideEachOther(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
 	const rounds, times = 2, 3
-	ctx := ctxOf(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
+	defer cancel()
 	life := func(name string) error {
 		v := csiclient.Volume{FSType: "ext4"}
 		made, err := n.Client.Create(ctx, name, size, v, nil, nil)
@@ -158,7 +159,7 @@ func TestA12_AForeignHolderIsNamedAtOnce(t *testing.T) {
 		refused(t, n.Client.Unpublish(ctxOf(t), v.ID, target), codes.FailedPrecondition, target, "in use", fmt.Sprintf("process %d (sleep)", holder.Process.Pid))
 		least = min(least, time.Since(begin))
 	}
-	if least > time.Second {
+	if least > 10*time.Second { // what it must not be is the caller's deadline
 		t.Errorf("the quickest refusal took %s", least)
 	}
 	ok(t, holder.Process.Kill())

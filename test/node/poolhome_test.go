@@ -167,6 +167,10 @@ func TestB03_APoolOfThisNameLiesElsewhere(t *testing.T) {
 	ok(t, os.Mkdir(n.Pool, 0o700))
 	run(t, "cp", "-a", was+"/pool.json", n.Pool)
 	refused(t, n.Client.Delete(ctxOf(t), w.ID), codes.Unavailable, "pool is not at "+n.Pool, "still in "+was)
+	// A container that has the new directory only does not see the old one, which proves nothing.
+	ok(t, os.Rename(was, was+".hidden"))
+	refused(t, n.Client.Delete(ctxOf(t), w.ID), codes.Unavailable, "pool is not at "+n.Pool, was, "pools/pool.json")
+	ok(t, os.Rename(was+".hidden", was))
 	run(t, "cp", "-a", was+"/.", n.Pool)
 	refused(t, n.Client.Delete(ctxOf(t), w.ID), codes.Unavailable, "still in "+was)
 	// It is seen without a restart.

@@ -98,8 +98,8 @@ func container(t *testing.T, runtime []string, name, volume string, host, uid, g
 	return string(out), err
 }
 
+// Containers have copies of all mounts for a while, so it runs alone.
 func TestU02_ContainersOfDifferentRangesShareAVolume(t *testing.T) {
-	t.Parallel()
 	for name, runtime := range runtimes(t) {
 		for _, fstype := range filesystems {
 			t.Run(name+"/"+fstype, func(t *testing.T) {
@@ -139,8 +139,8 @@ func TestU02_ContainersOfDifferentRangesShareAVolume(t *testing.T) {
 
 // U03: the kernel maps a mount once. A pod with a user namespace that is given
 // an idmapped view cannot start; told of the namespace, the driver uses chown.
+// It runs alone, as the one before.
 func TestU03_RuntimesCannotMapAnIdmappedMountAgain(t *testing.T) {
-	t.Parallel()
 	for name, runtime := range runtimes(t) {
 		t.Run(name, func(t *testing.T) {
 			n := testnode.New(t, "")

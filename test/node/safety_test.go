@@ -292,27 +292,26 @@ func TestF02_AWalkBesideAPodThatMakesAndRemovesDirectories(t *testing.T) {
 // A snapshot that is being taken cannot be deleted under its taker's hands.
 func TestDeleteSnapshotWhileItIsTaken(t *testing.T) {
 	t.Parallel()
-	n := testnode.New(t, "failpoint")
+	n, points := switchable(t)
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
-	n.Env = []string{"CRUST_FAILPOINT_PAUSE=snapshot.recorded"}
-	n.Restart()
-	done := make(chan error, 1)
 	var id string
-	go func() {
+	hung, done := points.Hang(t, "snapshot.recorded", func() error {
 		r, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "s"})
 		id = r.GetSnapshot().GetSnapshotId()
-		done <- err
-	}()
-	var snap string
-	for snap == "" {
-		names, err := filepath.Glob(filepath.Join(n.PoolDir(), "snapshots/*.json"))
-		ok(t, err)
-		if len(names) > 0 {
-			snap = "pool." + strings.TrimSuffix(filepath.Base(names[0]), ".json")
-		}
+		return err
+	})
+	if !hung {
+		t.Fatalf("no snapshot was begun: %v", <-done)
 	}
-	_, err := n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: snap})
+	names, err := filepath.Glob(filepath.Join(n.PoolDir(), "snapshots/*.json"))
+	ok(t, err)
+	if len(names) != 1 {
+		t.Fatalf("snapshots that are recorded: %v", names)
+	}
+	snap := "pool." + strings.TrimSuffix(filepath.Base(names[0]), ".json")
+	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: snap})
 	refused(t, err, codes.Aborted)
+	points.Off(t)
 	ok(t, <-done)
 	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: id})
 	ok(t, err)

@@ -14,8 +14,8 @@ import (
 
 // TestScale_ARestartLooksOnce: what a start reads grows as the volumes that are
 // published do, not with their square.
+// A start looks at all loop devices of the machine, so it runs alone.
 func TestScale_ARestartLooksOnce(t *testing.T) {
-	t.Parallel()
 	n := testnode.New(t, "")
 	reads := func() int {
 		t.Helper()

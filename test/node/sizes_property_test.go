@@ -373,8 +373,8 @@ func set(t *testing.T, name, value string) {
 
 // Sizes of file, record, device and file system, kills at every step, pools
 // that are full or not, in any order.
+// The flags are those of all tests, so it runs alone.
 func TestA04_NothingEverGetsShorter(t *testing.T) {
-	t.Parallel()
 	set(t, "rapid.checks", "5")
 	set(t, "rapid.steps", "20")
 	set(t, "rapid.shrinktime", "20s")

@@ -236,9 +236,7 @@ func TestA02_TheAdministratorsWord(t *testing.T) {
 // been read.
 func underWay(t testing.TB, n *testnode.Node, v csiclient.Volume) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
-	defer cancel()
-	refused(t, n.Client.Stage(ctx, v), codes.DeadlineExceeded)
+	leave(t, func(ctx context.Context) error { return n.Client.Stage(ctx, v) })
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		err := n.Client.Stage(ctxOf(t), v)
 		refused(t, err, codes.Aborted, "NodeStageVolume is running")
@@ -326,21 +324,17 @@ func TestA02_AWriteToAPartThatWasReadIsFoundOut(t *testing.T) {
 func TestA02_AWriteJustBeforeMkfsIsFoundOut(t *testing.T) {
 	t.Parallel()
 	_, dev := disk(t, size)
-	n := testnode.NewStopped(t, "failpoint", "--allow-device", dev)
-	n.Env = []string{"CRUST_FAILPOINT_PAUSE=format.intended"}
+	n, points := testnode.NewStopped(t, "failpoint", "--allow-device", dev), testnode.NewFailpoints(t)
+	n.Env = points.Env()
 	n.Begin()
 	v := static("disk", dev, "ext4")
-	done := make(chan error, 1)
-	go func() { done <- n.Client.Stage(ctxOf(t), v) }()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if exec.Command("grep", "-rq", "formatting", filepath.Join(n.Dir, "state/static")).Run() == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("no format was begun")
-		}
+	hung, done := points.Hang(t, "format.intended", func() error { return n.Client.Stage(ctxOf(t), v) })
+	if !hung {
+		t.Fatalf("no format was begun: %v", <-done)
 	}
+	run(t, "grep", "-rq", "formatting", filepath.Join(n.Dir, "state/static"))
 	patch(t, dev, 8192, []byte("written meanwhile"))
+	points.Off(t)
 	refused(t, <-done, codes.FailedPrecondition, "somebody wrote to it just now")
 	refused(t, stagePatiently(t, n, v), codes.FailedPrecondition, "was begun and did not end")
 	got := make([]byte, 7)

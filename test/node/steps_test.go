@@ -82,7 +82,7 @@ func failAt(t *testing.T, n *testnode.Node, at testnode.Failpoints, point, fs st
 		func(ctx context.Context) error { return death(ctx, n) },
 	} {
 		at.Set(t, point, "error")
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 		if err := f(ctx); err != nil {
 			met = true
 			at.Off(t)

@@ -71,7 +71,7 @@ func newBox(r sandboxRecord) *box {
 
 // reachTime is how long a start waits for the sandboxes of an earlier process;
 // what takes longer is tried again meanwhile.
-const reachTime = 5 * time.Second
+const reachTime = 10 * time.Second
 
 // New takes up the sandboxes of an earlier process. One that cannot be reached
 // keeps what it has, and is tried again; one that has ended is cleaned up.

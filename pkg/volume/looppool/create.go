@@ -204,8 +204,12 @@ func (p *Pool) destroy(key string, r volumeRecord) error {
 		return err
 	}
 	for _, d := range devices {
-		if err := p.raw.Detach(d); err != nil {
-			return fmt.Errorf("volume %s has a device that is not released, so it is not deleted: %w", r.Volume.ID, err)
+		err := p.raw.Detach(d)
+		if fault.Is(err, fault.State) {
+			return fault.New(fault.State, "volume %s is in use, so it is not deleted: %w", r.Volume.ID, err)
+		}
+		if err != nil {
+			return fmt.Errorf("volume %s: its device is not released, so it is not deleted: %w", r.Volume.ID, err)
 		}
 	}
 	r.State = deleting

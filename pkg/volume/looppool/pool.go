@@ -150,8 +150,12 @@ func Open(o Options) (*Pool, error) {
 }
 
 // Empty is nil if the directory holds no volume and no snapshot: no record, no file of
-// one, and nothing that cannot be read. It writes nothing.
+// one, and nothing that cannot be read. A directory that is not there proves nothing: its disk may not be mounted, or
+// not where this process looks. It writes nothing.
 func Empty(dir string) error {
+	if _, err := os.Stat(dir); err != nil {
+		return err
+	}
 	for _, sub := range []string{"volumes", "snapshots"} {
 		entries, err := os.ReadDir(filepath.Join(dir, sub))
 		if err == nil && len(entries) > 0 {

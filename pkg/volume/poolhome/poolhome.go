@@ -290,7 +290,7 @@ func (p *Pool) look() error {
 	case i.ID != p.id && p.id != nobody:
 		return p.away(errors.New("the pool in that directory is another one"))
 	case p.was != "" && !p.moved():
-		return p.away(errors.New("its volumes are still in " + p.was + ", as if they were being moved"))
+		return p.away(errors.New("its volumes are still in " + p.was + ", as if they were being moved, or that is out of sight"))
 	case p.id == nobody || p.was != "":
 		if err := p.learn(i.ID); err != nil {
 			return fault.New(fault.Unavailable, "pool %s: that it is at %s cannot be noted: %w", p.o.Name, p.o.Dir, err)
@@ -317,7 +317,7 @@ func (p *Pool) away(why error) error {
 	if p.was != "" {
 		way = "It was in " + p.was + ": configure that directory again, or move all of its content to the new one, with " + file
 	}
-	return fault.New(fault.Unavailable, "pool %s is not at %s: %w. %s; nothing is made or deleted until then. If this is a new pool in its place, remove %s and restart the driver",
+	return fault.New(fault.Unavailable, "pool %s is not at %s: %w. %s; nothing is made or deleted until then. If all of it has been moved, or this is a new pool in its place, remove %s and restart the driver",
 		p.o.Name, p.o.Dir, why, way, p.statePath())
 }
 

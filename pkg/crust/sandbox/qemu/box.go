@@ -68,10 +68,14 @@ func (s *box) said(err error) error {
 	}
 	if code := status.Code(err); code == codes.Unavailable || code == codes.Canceled || errors.Is(err, qmp.ErrGone) ||
 		errors.Is(err, context.Canceled) {
-		// A connection ended; if the machine did, that is seen in a moment.
+		// A connection ended; if the machine did, that is seen in a moment. QEMU's own ends with it.
+		patience := time.Second
+		if errors.Is(err, qmp.ErrGone) {
+			patience = 10 * time.Second
+		}
 		select {
 		case <-s.gone:
-		case <-time.After(time.Second):
+		case <-time.After(patience):
 		}
 	}
 	if s.ended() {
