@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
@@ -18,6 +19,9 @@ func Unusable(why error) error {
 	return fault.New(fault.State, "%w: %w. The file was left as it is: put a good copy in its place (or start the version that wrote it), "+
 		"and start this program again", ErrUnusable, why)
 }
+
+// Untold tells whether the error of a Read says nothing about the record: this process lacked descriptors or memory.
+func Untold(err error) bool { return linux.Short(err) }
 
 // Suffix of the files that SetAside has renamed.
 const Suffix = ".bad"

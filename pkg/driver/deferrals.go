@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
@@ -56,7 +55,7 @@ func loadDeferrals(dir, boot string) (*deferrals, error) {
 		path := filepath.Join(dir, name+record.Extension)
 		var r deferral
 		switch err := deferralType.Read(path, &r); {
-		case fault.Is(err, fault.State), linux.Short(err): // of a newer version, or this process lacks what it needs to read any
+		case fault.Is(err, fault.State), record.Untold(err): // of a newer version, or this process lacks what it needs to read any
 			return nil, fmt.Errorf("a deferred volume: %w", err)
 		case err != nil:
 			d.bad[path] = record.Unusable(err)

@@ -14,7 +14,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -66,7 +65,7 @@ func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
 		}
 		var unread *fs.PathError
 		switch {
-		case linux.Short(err): // it says nothing about the record
+		case record.Untold(err): // it says nothing about the record
 			return nil, err
 		case fault.Is(err, fault.State), errors.As(err, &unread): // of a newer version, which may rely on it; or nobody knows what is in it
 			s.bad[path] = record.Unusable(err)

@@ -14,7 +14,6 @@ import (
 	"sync"
 
 	"github.com/crust-csi/crust-csi/internal/keylock"
-	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
@@ -82,7 +81,7 @@ func LoadRecords(dir, boot string) (*Records, error) {
 		path := filepath.Join(dir, name+record.Extension)
 		var d Deferral
 		switch err := deferralType.Read(path, &d); {
-		case fault.Is(err, fault.State), linux.Short(err): // of a newer version, or this process lacks what it needs to read any
+		case fault.Is(err, fault.State), record.Untold(err): // of a newer version, or this process lacks what it needs to read any
 			errs = append(errs, err)
 		case err != nil:
 			r.bad[path] = record.Unusable(err)

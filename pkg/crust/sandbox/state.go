@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
@@ -78,7 +77,7 @@ func (s store) load() (list []sandboxRecord, bad map[string]error, err error) {
 		if err == nil && s.path(r.Spec.ID) != path {
 			err = fmt.Errorf("%s: the record is of sandbox %q, and does not belong there", path, r.Spec.ID)
 		}
-		if linux.Short(err) {
+		if record.Untold(err) {
 			return nil, nil, err // it says nothing about the record
 		}
 		if err != nil {

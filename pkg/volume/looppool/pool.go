@@ -196,7 +196,7 @@ func loadAll[R any](p *Pool, sub string, t record.Type, into map[string]R, parts
 		if err == nil && (!ok || key != name || *state != creating && *state != ready && *state != deleting) {
 			err = fmt.Errorf("%s: the record is of %q, state %q, and does not belong there", path, *id, *state)
 		}
-		if linux.Short(err) {
+		if record.Untold(err) {
 			return err // it says nothing about the record
 		}
 		if err != nil {

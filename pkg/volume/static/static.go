@@ -21,7 +21,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/record"
@@ -132,7 +131,7 @@ func Open(o Options) (*Source, error) {
 		if err == nil && s.path(e.Volume.ID) != path {
 			err = fmt.Errorf("%s: the record is of volume %q, and does not belong there", path, e.Volume.ID)
 		}
-		if linux.Short(err) {
+		if record.Untold(err) {
 			return nil, err // it says nothing about the record
 		}
 		if err != nil {
