@@ -52,7 +52,8 @@ func idOf(ctx context.Context, c *csiclient.Client, name string) (string, error)
 	return v.GetId(), nil
 }
 
-// somewhere is a place where a volume is published.
+// somewhere is a place where a volume is published. Of one that is published nowhere the id is
+// given beside the error.
 func somewhere(ctx context.Context, c *csiclient.Client, name string) (id, path string, err error) {
 	all, err := c.Volumes(ctx)
 	if err != nil {
@@ -65,5 +66,5 @@ func somewhere(ctx context.Context, c *csiclient.Client, name string) (id, path 
 	for _, u := range v.GetUses() {
 		return v.GetId(), u.GetTarget(), nil
 	}
-	return "", "", status.Errorf(codes.FailedPrecondition, "volume %s is published nowhere on this node, so nothing can be asked how full it is", v.GetId())
+	return v.GetId(), "", status.Errorf(codes.FailedPrecondition, "volume %s is published nowhere on this node, so nothing can be asked how full it is", v.GetId())
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strconv"
@@ -221,8 +222,12 @@ func statsCommand(g *globals) *cobra.Command {
 	return &cobra.Command{Use: "stats VOLUME [PATH]", Short: "Show how full a volume is, and its health", Args: cobra.RangeArgs(1, 2), RunE: func(cmd *cobra.Command, args []string) error {
 		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) (err error) {
 			var id, path string
+			var untold error // why nobody knows how full it is
 			if len(args) == 1 {
 				id, path, err = somewhere(ctx, c, args[0])
+				if id != "" {
+					untold, err = err, nil
+				}
 			} else {
 				path = args[1]
 				id, err = idOf(ctx, c, args[0])
@@ -230,13 +235,14 @@ func statsCommand(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			s, err := c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
-			if err != nil {
-				return err
+			// Of a volume that is not well its health may be all that there is.
+			var s *csi.NodeGetVolumeStatsResponse
+			if untold == nil {
+				s, untold = c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
 			}
 			h, err := c.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: path})
 			if err != nil {
-				return err
+				return errors.Join(untold, err)
 			}
 			t := table{head: []string{"WHAT", "TOTAL", "USED", "AVAILABLE"}}
 			for _, u := range s.GetUsage() {
@@ -252,7 +258,7 @@ func statsCommand(g *globals) *cobra.Command {
 			for _, e := range h.GetVolumeHealth().GetHealthStatuses() {
 				t.rows = append(t.rows, []string{"health", e.GetStatus().String(), e.GetReason(), e.GetMessage()})
 			}
-			return g.print(cmd.OutOrStdout(), t, map[string]any{"usage": s.GetUsage(), "health": h.GetVolumeHealth()})
+			return errors.Join(g.print(cmd.OutOrStdout(), t, map[string]any{"usage": s.GetUsage(), "health": h.GetVolumeHealth()}), untold)
 		})
 	}}
 }

@@ -1,6 +1,7 @@
 package orchestrator
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -48,8 +49,8 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 			gid := uint32(*c.FSGroup)
 			ask.Group, d.Group = true, &gid
 		}
-		// The kubelet's default.
-		d.GroupPolicy = string(corev1.FSGroupChangeAlways)
+		// The pod's word, or its class's, or else the kubelet's default.
+		d.GroupPolicy = cmp.Or(req.GetVolumeContext()[attrPolicy], string(corev1.FSGroupChangeAlways))
 		if c.FSGroupChangePolicy != nil {
 			d.GroupPolicy = string(*c.FSGroupChangePolicy)
 		}

@@ -88,6 +88,37 @@ func TestC22_TheDriverIsToldOfThePod(t *testing.T) {
 	}
 }
 
+// The pod's policy counts, then its class's, then the kubelet's default.
+func TestC13_WhichPolicyCounts(t *testing.T) {
+	always, mismatch := corev1.FSGroupChangeAlways, corev1.FSGroupChangeOnRootMismatch
+	for name, c := range map[string]struct {
+		pod   *corev1.PodFSGroupChangePolicy
+		class string
+		want  corev1.PodFSGroupChangePolicy
+	}{
+		"the pod's":     {&always, "OnRootMismatch", always},
+		"the class's":   {nil, "OnRootMismatch", mismatch},
+		"the kubelet's": {nil, "", always},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gid := int64(3000)
+			r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(func(p *corev1.Pod) {
+				p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: &gid, FSGroupChangePolicy: c.pod}
+			}))...)
+			req := request()
+			if c.class != "" {
+				req.VolumeContext["fsGroupChangePolicy"] = c.class
+			}
+			_, err := r.kubelet.NodePublishVolume(r.ctx(), req)
+			ok(t, err)
+			ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+			if got := r.runtime.Published("sb", "/dev/loop7").GetFsgroupPolicy(); got != string(c.want) {
+				t.Errorf("the runtime is told %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
 func TestC21_C22_DeferredAndCarriedOut(t *testing.T) {
 	gid, policy := int64(3000), corev1.FSGroupChangeAlways
 	r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(func(p *corev1.Pod) {

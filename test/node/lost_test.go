@@ -71,6 +71,9 @@ func TestA05_WritesThatAnUnstageLosesAreKeptInMind(t *testing.T) {
 	wanted("after the first unstage", v, true)
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID)) // as the error says
 	wanted("after the second", v, true)
+	if out, good := crustctl(t, n, "volume", "stats", v.ID); good || !strings.Contains(out, "WritesLost") || !strings.Contains(out, "published nowhere") {
+		t.Errorf("crustctl volume stats, where it is published nowhere: %v\n%s", good, out)
+	}
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID)) // of a volume that is not staged
 	ok(t, os.Remove(filler))
 	wanted("when there is room", v, true)
