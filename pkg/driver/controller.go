@@ -194,29 +194,35 @@ func (d *Driver) source(ctx context.Context, s *csi.VolumeContentSource, spec *v
 	var id, fstype string
 	var size int64
 	var block bool
+	var err error
 	switch {
 	case s.GetSnapshot() != nil:
 		id = s.GetSnapshot().GetSnapshotId()
 		if id == "" {
 			return 0, invalid("volume_content_source: snapshot_id is missing")
 		}
-		snap, err := d.findSnapshot(ctx, id)
-		if err != nil {
-			return 0, err
-		}
+		var snap volume.Snapshot
+		snap, err = d.findSnapshot(ctx, id)
 		spec.SourceSnapshot, size, fstype, block = id, snap.Size, snap.FSType, snap.Block
 	case s.GetVolume() != nil:
 		id = s.GetVolume().GetVolumeId()
 		if id == "" {
 			return 0, invalid("volume_content_source: volume_id is missing")
 		}
-		v, err := d.found(ctx, id)
-		if err != nil {
-			return 0, err
-		}
+		var v volume.Volume
+		v, err = d.found(ctx, id)
 		spec.SourceVolume, size, fstype, block = id, v.Size, v.FSType, v.Block
 	default:
 		return 0, invalid("volume_content_source names neither a snapshot nor a volume")
+	}
+	if fault.Is(err, fault.NotFound) {
+		// An earlier call may have made the copy, and its origin was deleted since.
+		if have, ok := d.copied(ctx, *spec); ok {
+			size, fstype, block, err = have.Size, have.FSType, have.Block, nil
+		}
+	}
+	if err != nil {
+		return 0, err
 	}
 	owner, ok := d.Volumes.OwnerOf(id)
 	if !ok {
@@ -230,6 +236,17 @@ func (d *Driver) source(ctx context.Context, s *csi.VolumeContentSource, spec *v
 		return 0, invalid("%s is %s; a copy of it cannot be asked for as %s", id, kindOf(block, fstype), kindOf(spec.Block, spec.FSType))
 	}
 	return size, nil
+}
+
+// copied gives the volume of that name, if it was made of that origin.
+func (d *Driver) copied(ctx context.Context, spec volume.Spec) (volume.Volume, bool) {
+	for _, pool := range d.Volumes.Pools() {
+		have, err := askPool(ctx, d, pool, func() (volume.Volume, error) { return pool.Get(volume.VolumeID(pool.Name(), spec.Name)) })
+		if err == nil && have.SourceSnapshot == spec.SourceSnapshot && have.SourceVolume == spec.SourceVolume {
+			return have, true
+		}
+	}
+	return volume.Volume{}, false
 }
 
 func kindOf(block bool, fstype string) string {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
@@ -93,4 +94,37 @@ func TestA13_RecordsOfTheFirstVersionAreRead(t *testing.T) {
 		ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 	}
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
+}
+
+// A copy that was made is the answer to the repeated call, whatever has become of its origin: a caller that is told
+// otherwise forgets the volume, and nobody deletes it.
+func TestA13_ARepeatedCopyWhoseOriginIsGone(t *testing.T) {
+	t.Parallel()
+	n := testnode.New(t, "")
+	v := create(t, n, "origin", csiclient.Volume{FSType: "ext4"})
+	snap, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.ID})
+	ok(t, err)
+	sources := map[string]*csi.VolumeContentSource{
+		"restored": {Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{
+			SnapshotId: snap.GetSnapshot().GetSnapshotId()}}},
+		"cloned": {Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.ID}}},
+	}
+	made := map[string]string{}
+	for name, source := range sources {
+		c, err := n.Client.Create(ctxOf(t), name, size, csiclient.Volume{FSType: "ext4"}, nil, source)
+		ok(t, err)
+		made[name] = c.GetVolumeId()
+	}
+	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: snap.GetSnapshot().GetSnapshotId()})
+	ok(t, err)
+	ok(t, n.Client.Delete(ctxOf(t), v.ID))
+	for name, source := range sources {
+		again, err := n.Client.Create(ctxOf(t), name, size, csiclient.Volume{FSType: "ext4"}, nil, source)
+		if err != nil || again.GetVolumeId() != made[name] {
+			t.Errorf("%s, repeated after its origin was deleted: %v %v", name, again, err)
+		}
+		_, err = n.Client.Create(ctxOf(t), "another", size, csiclient.Volume{FSType: "ext4"}, nil, source)
+		refused(t, err, codes.NotFound)
+		ok(t, n.Client.Delete(ctxOf(t), made[name]))
+	}
 }
