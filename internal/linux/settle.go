@@ -60,11 +60,11 @@ func Settle(f func() error) error {
 
 // Outlast is Settle whoever's child it may be. The kubelet and runtimes start programs too, and what they
 // had of a volume, files or a copy of the mount table, their children have for a moment. It is for what
-// takes a volume away: a holder that stays makes that a second longer, and three while this process goes
-// on starting programs.
+// takes a volume away: a holder that stays makes that a second longer, and half a second more while this
+// process goes on starting programs.
 func Outlast(f func() error) error {
 	return whileBusy(f, func(waited time.Duration) bool {
-		return waited < time.Second || waited < 3*time.Second && startedLately()
+		return waited < time.Second || waited < 1500*time.Millisecond && startedLately()
 	})
 }
 

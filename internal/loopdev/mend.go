@@ -62,6 +62,9 @@ func (n Nodes) Mend(d Device, path string) (changed []string, err error) {
 	if d.now.Device != d.backing.dev || d.now.Inode != d.backing.ino {
 		// Only a read-only device can be changed so.
 		f, err := linux.Open(path, os.O_RDONLY)
+		if errors.Is(err, linux.ENOENT) {
+			return changed, fault.New(fault.State, "%s shows another file, and its own is gone: %w; unpublish it", d.Path, err)
+		}
 		if err != nil {
 			return changed, err
 		}

@@ -217,8 +217,12 @@ func (d *Driver) source(ctx context.Context, s *csi.VolumeContentSource, spec *v
 	}
 	if fault.Is(err, fault.NotFound) {
 		// An earlier call may have made the copy, and its origin was deleted since.
-		if have, ok := d.copied(ctx, *spec); ok {
-			size, fstype, block, err = have.Size, have.FSType, have.Block, nil
+		have, ok, lerr := d.copied(ctx, id, *spec)
+		if lerr != nil {
+			return 0, lerr
+		}
+		if ok {
+			size, fstype, block, err = 0, have.FSType, have.Block, nil // its size is compared when it is found
 		}
 	}
 	if err != nil {
@@ -238,15 +242,17 @@ func (d *Driver) source(ctx context.Context, s *csi.VolumeContentSource, spec *v
 	return size, nil
 }
 
-// copied gives the volume of that name, if it was made of that origin.
-func (d *Driver) copied(ctx context.Context, spec volume.Spec) (volume.Volume, bool) {
-	for _, pool := range d.Volumes.Pools() {
-		have, err := askPool(ctx, d, pool, func() (volume.Volume, error) { return pool.Get(volume.VolumeID(pool.Name(), spec.Name)) })
-		if err == nil && have.SourceSnapshot == spec.SourceSnapshot && have.SourceVolume == spec.SourceVolume {
-			return have, true
-		}
+// copied gives the volume of that name, if it was made of that origin. A copy is in its origin's pool.
+func (d *Driver) copied(ctx context.Context, origin string, spec volume.Spec) (volume.Volume, bool, error) {
+	pool, ok := d.Volumes.OwnerOf(origin)
+	if !ok {
+		return volume.Volume{}, false, nil
 	}
-	return volume.Volume{}, false
+	have, err := askPool(ctx, d, pool, func() (volume.Volume, error) { return pool.Get(volume.VolumeID(pool.Name(), spec.Name)) })
+	if fault.Is(err, fault.NotFound) {
+		return have, false, nil
+	}
+	return have, err == nil && have.SourceSnapshot == spec.SourceSnapshot && have.SourceVolume == spec.SourceVolume, err
 }
 
 func kindOf(block bool, fstype string) string {

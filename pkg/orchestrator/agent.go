@@ -34,7 +34,7 @@ const (
 	attrPodUID       = "csi.storage.k8s.io/pod.uid"
 	attrEphemeral    = "csi.storage.k8s.io/ephemeral"
 	attrPodPolicy    = "csi.storage.k8s.io/pod.fsGroupChangePolicy"
-	attrPolicy       = "fsGroupChangePolicy" // of the class, which external-provisioner copies
+	attrPolicy       = "fsGroupChangePolicy" // of the class, if the driver puts it into the volume context
 	attrHostUsers    = "csi.crust.dev/hostUsers"
 	attrKernel       = "csi.crust.dev/runtimeKernel"
 )

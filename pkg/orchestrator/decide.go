@@ -1,7 +1,6 @@
 package orchestrator
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -50,7 +49,10 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 			ask.Group, d.Group = true, &gid
 		}
 		// The pod's word, or its class's, or else the kubelet's default.
-		d.GroupPolicy = cmp.Or(req.GetVolumeContext()[attrPolicy], string(corev1.FSGroupChangeAlways))
+		d.GroupPolicy = string(corev1.FSGroupChangeAlways)
+		if class := req.GetVolumeContext()[attrPolicy]; class == string(corev1.FSGroupChangeOnRootMismatch) {
+			d.GroupPolicy = class // other drivers may have other words
+		}
 		if c.FSGroupChangePolicy != nil {
 			d.GroupPolicy = string(*c.FSGroupChangePolicy)
 		}

@@ -100,8 +100,8 @@ func (l nriLog) Errorf(_ context.Context, f string, a ...any) {
 }
 
 // startStub starts a plugin. Start can block for ever, when the runtime goes away
-// in the middle, while it holds the lock that Stop needs: such a stub is abandoned,
-// not stopped.
+// in the middle, while it holds the lock that Stop needs: such a stub is
+// abandoned, and stopped if its Start ends after all.
 func startStub(ctx context.Context, s stub.Stub) error {
 	const patience = 15 * time.Second
 	started := make(chan error, 1)

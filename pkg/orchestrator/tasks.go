@@ -16,10 +16,9 @@ import (
 	"github.com/crust-csi/crust-csi/internal/tracing"
 )
 
-// publishTimeout bounds one attempt to publish a volume in a sandbox, for a runtime that never
-// answers. How long a walk over many files may take is the runtime's to say (crustd
-// --ownership-timeout), and a pod that is deleted ends the attempt.
-const publishTimeout = 24 * time.Hour
+// publishTimeout bounds one attempt to publish a volume in a sandbox; giving many
+// files to a group takes long.
+const publishTimeout = 10 * time.Minute
 
 // box is a pod's running sandbox.
 type box struct {

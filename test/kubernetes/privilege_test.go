@@ -171,10 +171,10 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 	s.denied(s.does(own, "", "patch", "pv", pv, "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`), "its source, its claim and its reclaim policy stay")
 	// Claims: the provisioner's finalizer, nothing that draws a claim elsewhere.
 	claim := "/api/v1/namespaces/" + s.ns + "/persistentvolumeclaims/data"
-	change := func(change func(metadata, spec map[string]any)) string {
+	change := func(name string, change func(metadata, spec map[string]any)) string {
 		t.Helper()
 		var object map[string]any
-		if err := json.Unmarshal([]byte(s.kubectl("get", "pvc", "data", "-n", s.ns, "-o", "json")), &object); err != nil {
+		if err := json.Unmarshal([]byte(s.kubectl("get", "pvc", name, "-n", s.ns, "-o", "json")), &object); err != nil {
 			t.Fatal(err)
 		}
 		change(object["metadata"].(map[string]any), object["spec"].(map[string]any))
@@ -185,22 +185,24 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 		return string(b)
 	}
 	const policy = "ValidatingAdmissionPolicy 'crust-csi-claims'"
-	if err := s.asks(own, "PUT", claim, change(func(m, _ map[string]any) {
+	if err := s.asks(own, "PUT", claim, change("data", func(m, _ map[string]any) {
 		m["finalizers"] = append(m["finalizers"].([]any), "provisioner.storage.kubernetes.io/cloning-protection")
 	})); err != nil {
 		t.Errorf("the finalizer of a clone's source: %v", err)
 	}
-	s.denied(s.asks(own, "PUT", claim, change(func(m, _ map[string]any) { m["finalizers"] = []any{} })), policy, "finalizers")
-	s.denied(s.asks(own, "PUT", claim, change(func(m, _ map[string]any) { m["labels"] = map[string]any{"a": "b"} })), policy, "labels")
-	s.denied(s.asks(own, "PUT", claim, change(func(m, _ map[string]any) { m["annotations"].(map[string]any)["a"] = "b" })), policy, "annotations")
-	s.denied(s.asks(own, "PUT", claim, change(func(_, spec map[string]any) {
+	s.denied(s.asks(own, "PUT", claim, change("data", func(m, _ map[string]any) { m["finalizers"] = []any{} })), policy, "finalizers")
+	s.denied(s.asks(own, "PUT", claim, change("data", func(m, _ map[string]any) { m["labels"] = map[string]any{"a": "b"} })), policy, "labels")
+	s.denied(s.asks(own, "PUT", claim, change("data", func(m, _ map[string]any) { m["annotations"].(map[string]any)["a"] = "b" })), policy, "annotations")
+	s.denied(s.asks(own, "PUT", claim, change("data", func(_, spec map[string]any) {
 		spec["resources"] = map[string]any{"requests": map[string]any{"storage": "1Gi"}}
 	})), policy, "its spec")
 	// A claim of any class that waits for its first pod says of no driver yet.
 	s.apply(`{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: nobodys},
 spec: {storageClassName: of-another-driver, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}`)
-	s.denied(s.does(own, "", "patch", "pvc", "nobodys", "-n", s.ns, "-p", `{"metadata":{"annotations":{"volume.kubernetes.io/selected-node":"node"}}}`),
-		policy, "it is not drawn to a node")
+	drawn := change("nobodys", func(m, _ map[string]any) {
+		m["annotations"] = map[string]any{"volume.kubernetes.io/selected-node": "node"}
+	})
+	s.denied(s.asks(own, "PUT", "/api/v1/namespaces/"+s.ns+"/persistentvolumeclaims/nobodys", drawn), policy, "it is not drawn to a node")
 	s.denied(s.asks(own, "PATCH", claim+"/status", `{"status":{"capacity":{"storage":"64Mi"}}}`), "403 Forbidden")
 	// What the token may not do at all.
 	for _, argv := range [][]string{{"get", "secrets", "-A"}, {"get", "pods", "-A"}, {"get", "events", "-A"}} {

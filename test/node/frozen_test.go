@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
-	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
 // A disk that takes no write, for ever: each call to its pool is answered with the pool's name, no
@@ -213,54 +212,6 @@ func TestD11_GrowthOnTheNodeOfAPoolWhoseDiskHangs(t *testing.T) {
 		if time.Since(begin) > time.Minute {
 			t.Fatalf("the disk answers again: %v", err)
 		}
-	}
-	down(t, n, v.ID, target)
-}
-
-// A copy that was cut short, and whose origin cannot be looked at afterwards, is the trouble of these two: the pool serves
-// all others, and the copy is undone when that can be done.
-func TestD06_ACopyThatCannotBeUndoneStopsNothing(t *testing.T) {
-	t.Parallel()
-	n := testnode.New(t, "failpoint")
-	v, target := up(t, n, "origin", csiclient.Volume{FSType: "ext4"})
-	write(t, target+"/f", "kept")
-	n.Stop()
-	n.Env = []string{"CRUST_FAILPOINT=snapshot.recorded"}
-	n.Start()
-	take := func() (string, error) {
-		r, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "s"})
-		return r.GetSnapshot().GetSnapshotId(), err
-	}
-	if _, err := take(); err == nil {
-		t.Fatal("the snapshot was not cut short")
-	}
-	_ = n.Wait()
-	names, err := filepath.Glob(filepath.Join(n.PoolDir(), "snapshots/*.json"))
-	ok(t, err)
-	if len(names) != 1 {
-		t.Fatalf("snapshots that are recorded: %v", names)
-	}
-	snap := "pool." + strings.TrimSuffix(filepath.Base(names[0]), ".json")
-	rec := strings.TrimSuffix(image(n, v.ID), ".img") + ".json"
-	whole := read(t, rec)
-	ok(t, os.WriteFile(rec, []byte("damaged"), 0o600))
-	n.Env = nil
-	n.Start()
-	other, at := up(t, n, "other", csiclient.Volume{FSType: "ext4"})
-	down(t, n, other.ID, at)
-	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: snap})
-	refused(t, err, codes.Aborted, snap, "cannot be undone yet", v.ID)
-	ok(t, os.WriteFile(rec, []byte(whole), 0o600))
-	n.Restart()
-	if left, _ := filepath.Glob(filepath.Join(n.PoolDir(), "snapshots/*.json")); len(left) > 0 {
-		t.Errorf("the snapshot is still there: %v", left)
-	}
-	id, err := take()
-	ok(t, err)
-	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: id})
-	ok(t, err)
-	if got := read(t, target+"/f"); got != "kept" {
-		t.Errorf("read %q", got)
 	}
 	down(t, n, v.ID, target)
 }

@@ -31,7 +31,7 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	if !ok {
 		return volume.Volume{}, fmt.Errorf("id %q does not name a volume of pool %s", v.ID, p.name)
 	}
-	if err := errors.Join(p.unusable(v.ID), p.finish(key)); err != nil {
+	if err := p.unusable(v.ID); err != nil {
 		return volume.Volume{}, fmt.Errorf("volume %s: %w", v.ID, err)
 	}
 	if err := p.checkThick(spec.Thick); err != nil {
@@ -187,11 +187,6 @@ func (p *Pool) fill(ctx context.Context, s fillSpec, progress *volume.Progress) 
 
 // Delete destroys the volume. A repeated call goes on where one was cut short.
 func (p *Pool) Delete(_ context.Context, id string) error {
-	if key, ok := p.key(id, false); ok {
-		if err := p.finish(key); err != nil {
-			return fmt.Errorf("volume %s: %w", id, err)
-		}
-	}
 	key, r, err := p.find(id)
 	if key == "" {
 		return nil // never made, or deleted before

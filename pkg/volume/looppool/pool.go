@@ -15,7 +15,6 @@
 package looppool
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -81,8 +80,7 @@ type Pool struct {
 	owner     map[numbers]string        // of those, by device number
 	changed   map[string]string         // what pods changed of their devices
 
-	left unfinished
-	bad  map[string]error // of records that cannot be used, by key; never changed after Open
+	bad map[string]error // of records that cannot be used, by key; never changed after Open
 }
 
 type numbers struct{ major, minor uint32 }
@@ -121,7 +119,6 @@ func Open(o Options) (*Pool, error) {
 		attached: map[string]loopdev.Device{}, owner: map[numbers]string{},
 		bad: map[string]error{},
 	}
-	p.left.life, p.left.stop = context.WithCancel(context.Background())
 	for _, sub := range []string{"volumes", "snapshots"} {
 		if err := os.MkdirAll(filepath.Join(o.Dir, sub), 0o700); err != nil {
 			return nil, fmt.Errorf("pool %s: %w", o.Name, err)
@@ -170,6 +167,52 @@ func Empty(dir string) error {
 	}
 	return nil
 }
+
+func (p *Pool) load() error {
+	err := loadAll(p, "volumes", volumeType, p.volumes, func(r *volumeRecord) (*string, *string) { return &r.Volume.ID, &r.State })
+	err = errors.Join(err, loadAll(p, "snapshots", snapshotType, p.snapshots,
+		func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State }))
+	if err != nil {
+		return err
+	}
+	p.followAll()
+	return nil
+}
+
+// loadAll reads the records of one directory. One that cannot be used stays where
+// it is, and so does its file: only the calls for that volume or snapshot fail.
+func loadAll[R any](p *Pool, sub string, t record.Type, into map[string]R, parts func(*R) (id, state *string)) error {
+	dir := filepath.Join(p.dir, sub)
+	names, err := record.Names(dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		var r R
+		path := filepath.Join(dir, name+record.Extension)
+		err := t.Read(path, &r)
+		id, state := parts(&r)
+		_, key, _, ok := volume.ParseID(*id)
+		if err == nil && (!ok || key != name || *state != creating && *state != ready && *state != deleting) {
+			err = fmt.Errorf("%s: the record is of %q, state %q, and does not belong there", path, *id, *state)
+		}
+		if record.Untold(err) {
+			return err // it says nothing about the record
+		}
+		if err != nil {
+			p.bad[name] = record.Unusable(err)
+			p.log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", p.bad[name])
+			continue
+		}
+		// The pool may have got another name since.
+		*id = p.name + "." + key
+		into[key] = r
+	}
+	return nil
+}
+
+// Close releases the directory for another process. Attached devices stay.
+func (p *Pool) Close() error { return errors.Join(p.reserved.file.Close(), p.lock.Close()) }
 
 // Name is the pool's name.
 func (p *Pool) Name() string { return p.name }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sort"
 	"time"
 
@@ -32,7 +33,7 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 	if !ok {
 		return volume.Snapshot{}, fmt.Errorf("id %q does not name a snapshot of pool %s", s.ID, p.name)
 	}
-	if err := errors.Join(p.unusable(s.ID), p.finish(key)); err != nil {
+	if err := p.unusable(s.ID); err != nil {
 		return volume.Snapshot{}, fmt.Errorf("snapshot %s: %w", s.ID, err)
 	}
 	rec, img := p.snapshotPath(key)
@@ -93,7 +94,7 @@ func (p *Pool) DeleteSnapshot(_ context.Context, id string) error {
 	if !ok {
 		return nil
 	}
-	if err := errors.Join(p.unusable(id), p.finish(key)); err != nil {
+	if err := p.unusable(id); err != nil {
 		return fmt.Errorf("snapshot %s: %w", id, err)
 	}
 	p.mu.Lock()
@@ -150,4 +151,52 @@ func (p *Pool) ListSnapshots() []volume.Snapshot {
 	}
 	sort.Slice(list, func(i, j int) bool { return list[i].ID < list[j].ID })
 	return list
+}
+
+// Recover undoes what was being made when the last process stopped (nobody was
+// told of it, so nobody misses it) and finishes what was being deleted.
+func (p *Pool) Recover(thaw volume.Thaw) error {
+	p.mu.Lock()
+	volumes, snapshots := maps.Clone(p.volumes), maps.Clone(p.snapshots)
+	p.mu.Unlock()
+	var errs []error
+	if err := p.rememberAll(); err != nil {
+		p.log.Warn("the devices of volumes are looked for one by one", "error", err)
+	}
+	for key, r := range volumes {
+		switch r.State {
+		case deleting:
+			p.later("volume "+r.Volume.ID, p.destroy(key, r))
+		case creating:
+			rec, img := p.volumePath(key)
+			errs = append(errs, p.undo(thaw, r.Volume.SourceVolume, rec, func() error { return p.forgetVolume(key, rec, img) }))
+		}
+	}
+	for key, r := range snapshots {
+		rec, img := p.snapshotPath(key)
+		switch r.State {
+		case deleting:
+			p.later("snapshot "+r.Snapshot.ID, p.forgetSnapshot(key, rec, img))
+		case creating:
+			errs = append(errs, p.undo(thaw, r.Snapshot.Volume, rec, func() error { return p.forgetSnapshot(key, rec, img) }))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// later logs that something is not deleted yet: a repeated delete goes on with it.
+func (p *Pool) later(what string, err error) {
+	if err != nil {
+		p.log.Error("what was being deleted is still there; delete it again", "what", what, "error", err)
+	}
+}
+
+func (p *Pool) undo(thaw volume.Thaw, origin, rec string, forget func() error) error {
+	if origin != "" {
+		if err := thaw(p, origin); err != nil {
+			return fmt.Errorf("thaw %s: %w", origin, err)
+		}
+	}
+	p.log.Info("undoing what was not finished", "record", rec)
+	return forget()
 }
