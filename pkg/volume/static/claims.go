@@ -217,6 +217,10 @@ func (s *Source) Detach(ctx context.Context, id string) error {
 		return fmt.Errorf("volume %s: %w", id, err)
 	}
 	busy, err := d.Held(s.loop.Dir)
+	// As linux.Outlast: another program's child may have a copy of its mounts for a moment.
+	for begin := time.Now(); err == nil && busy && time.Since(begin) < time.Second; busy, err = d.Held(s.loop.Dir) {
+		time.Sleep(10 * time.Millisecond)
+	}
 	if err != nil {
 		return err
 	}
