@@ -200,7 +200,7 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 	s.apply(`{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: nobodys},
 spec: {storageClassName: of-another-driver, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}`)
 	drawn := change("nobodys", func(m, _ map[string]any) {
-		m["annotations"] = map[string]any{"volume.kubernetes.io/selected-node": "node"}
+		m["annotations"].(map[string]any)["volume.kubernetes.io/selected-node"] = "node"
 	})
 	s.denied(s.asks(own, "PUT", "/api/v1/namespaces/"+s.ns+"/persistentvolumeclaims/nobodys", drawn), policy, "it is not drawn to a node")
 	s.denied(s.asks(own, "PATCH", claim+"/status", `{"status":{"capacity":{"storage":"64Mi"}}}`), "403 Forbidden")
