@@ -20,8 +20,8 @@ type Extent struct {
 // Extents hands f what of its first length bytes takes space, in order, by ioctl
 // FS_IOC_FIEMAP. What was reserved and never written takes space; SEEK_HOLE
 // would call it a hole. sync has the kernel give what is only in memory its
-// place first. EOPNOTSUPP where the file system does not tell (tmpfs).
-func Extents(file *os.File, length int64, sync bool, f func(Extent)) error {
+// place first. An error of f ends it. EOPNOTSUPP where the file system does not tell (tmpfs).
+func Extents(file *os.File, length int64, sync bool, f func(Extent) error) error {
 	const (
 		batch       = 128
 		flagSync    = 1      // FIEMAP_FLAG_SYNC
@@ -51,7 +51,9 @@ func Extents(file *os.File, length int64, sync bool, f func(Extent)) error {
 			return err
 		}
 		for _, e := range arg.extents[:arg.mapped] {
-			f(Extent{Range{int64(e.logical), int64(e.length)}, int64(e.physical), e.flags&extentShare != 0})
+			if err := f(Extent{Range{int64(e.logical), int64(e.length)}, int64(e.physical), e.flags&extentShare != 0}); err != nil {
+				return err
+			}
 			at = max(at, int64(e.logical+e.length))
 			if e.flags&extentLast != 0 {
 				return nil
@@ -64,22 +66,23 @@ func Extents(file *os.File, length int64, sync bool, f func(Extent)) error {
 	return nil
 }
 
-// Unallocated gives the parts of the first length bytes of f that take no
-// space. What was written and has no place on the disk yet counts as a hole unless sync
-// is set, which writes it first. EOPNOTSUPP as for Extents.
-func Unallocated(f *os.File, length int64, sync bool) ([]Range, error) {
-	var holes []Range
+// Holes hands f the parts of the first length bytes of a file that take no
+// space, in order; f may fill them. What was written and has no place on the disk yet counts as a hole unless sync
+// is set, which writes it first. Errors as for Extents.
+func Holes(file *os.File, length int64, sync bool, f func(Range) error) error {
 	at := int64(0)
-	err := Extents(f, length, sync, func(e Extent) {
-		if e.Start > at {
-			holes = append(holes, Range{at, min(e.Start, length) - at})
-		}
+	err := Extents(file, length, sync, func(e Extent) error {
+		from := at
 		at = max(at, e.Start+e.Length)
+		if e.Start > from {
+			return f(Range{from, min(e.Start, length) - from})
+		}
+		return nil
 	})
-	if at < length {
-		holes = append(holes, Range{at, length - at})
+	if err != nil || at >= length {
+		return err
 	}
-	return holes, err
+	return f(Range{at, length - at})
 }
 
 // NoFiemap tells whether an error of Extents means that the file system does

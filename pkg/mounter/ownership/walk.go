@@ -26,7 +26,11 @@ type walk struct {
 
 	mu      sync.Mutex
 	wake    *sync.Cond
-	stack   []task // last in, first out: few directories are open at once
+	stack   []task // last in, first out: few directories wait at once
+	parked  int    // the directories of so many tasks, from the bottom of the stack, are closed
+	open    int    // directories
+	most    int    // that may be open, mostOpen where it is 0
+	handles bool   // directories can be opened by their handles
 	running int
 	err     error
 	over    atomic.Bool // err is set
@@ -67,34 +71,13 @@ func gone(err error) bool {
 	return errors.Is(err, linux.ENOENT) || errors.Is(err, linux.ENOTDIR) || errors.Is(err, linux.ELOOP)
 }
 
-// task is a directory to open and read, or an open one to read on.
-type task struct {
-	dir  *shared
-	name linux.Name // nil: read on in dir
-}
-
-// shared is an open directory that tasks refer to.
-type shared struct {
-	linux.Dir
-	users atomic.Int32
-}
-
-func (s *shared) release() error {
-	if s.users.Add(-1) > 0 {
-		return nil
-	}
-	return s.Close()
-}
-
 func (w *walk) run(ctx context.Context) error {
 	w.wake = sync.NewCond(&w.mu)
 	root, err := w.top.Open(linux.Name(".\x00"))
 	if err != nil {
 		return err
 	}
-	first := &shared{Dir: root}
-	first.users.Store(1)
-	w.stack = []task{{dir: first}}
+	w.stack, w.open = []task{{dir: &shared{Dir: root, users: 1}}}, 1
 	stop := context.AfterFunc(ctx, func() { w.fail(context.Cause(ctx)) })
 	defer stop()
 	var all sync.WaitGroup
@@ -120,7 +103,7 @@ func (w *walk) run(ctx context.Context) error {
 	}
 	all.Wait()
 	for _, t := range w.stack { // of a walk that failed
-		w.err = errors.Join(w.err, t.dir.release())
+		w.err = errors.Join(w.err, w.forget(t.dir, 1))
 	}
 	return w.err
 }
@@ -148,6 +131,7 @@ func (w *walk) next() (task, bool) {
 	}
 	t := w.stack[len(w.stack)-1]
 	w.stack = w.stack[:len(w.stack)-1]
+	t.dir.busy++
 	w.running++
 	return t, true
 }
@@ -161,10 +145,14 @@ func (w *walk) ended() {
 	}
 }
 
-func (w *walk) push(tasks []task) {
+// push ends a task that ran, and leaves others of its directory to be run.
+func (w *walk) push(s *shared, tasks []task) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	s.busy--
+	s.users += len(tasks) - 1
 	w.stack = append(w.stack, tasks...)
+	w.park()
 	w.wake.Broadcast()
 }
 
@@ -172,26 +160,30 @@ func (w *walk) push(tasks []task) {
 // goes back to the stack below its sub-directories.
 func (w *walk) do(t task, buf []byte) error {
 	dir := t.dir
+	if err := w.reopen(dir); errors.Is(err, linux.ESTALE) {
+		return w.drop(dir, 1) // the directory was removed
+	} else if err != nil {
+		return errors.Join(fmt.Errorf("a directory that was read before: %w", err), w.drop(dir, 1))
+	}
 	if t.name != nil {
 		sub, err := dir.Open(t.name)
 		if gone(err) {
-			return dir.release()
+			return w.drop(dir, 1)
 		}
 		if err != nil {
 			err = fmt.Errorf("directory %q: %w", t.name, err)
 		}
-		if err := errors.Join(err, dir.release()); err != nil {
+		if err := errors.Join(err, w.drop(dir, 1)); err != nil {
 			return err
 		}
-		dir = &shared{Dir: sub}
-		dir.users.Store(1)
+		dir = w.opened(sub)
 	}
 	n, err := dir.Read(buf)
 	if errors.Is(err, linux.ENOENT) {
 		n, err = 0, nil // the directory was removed
 	}
 	if err != nil || n == 0 {
-		return errors.Join(err, dir.release())
+		return errors.Join(err, w.drop(dir, 1))
 	}
 	tasks := []task{{dir: dir}}
 	var looked int64
@@ -204,26 +196,17 @@ func (w *walk) do(t task, buf []byte) error {
 		}
 		sub, err := w.visit(dir.Dir, name, &looked)
 		if err != nil {
-			return errors.Join(fmt.Errorf("%q: %w", name, err), release(dir, len(tasks)))
+			return errors.Join(fmt.Errorf("%q: %w", name, err), w.drop(dir, 1))
 		}
 		if sub {
-			dir.users.Add(1)
 			tasks = append(tasks, task{dir: dir, name: append(linux.Name(nil), name...)})
 		}
 		if w.over.Load() {
-			return release(dir, len(tasks))
+			return w.drop(dir, 1)
 		}
 	}
-	w.push(tasks)
+	w.push(dir, tasks)
 	return nil
-}
-
-func release(dir *shared, times int) error {
-	var err error
-	for range times {
-		err = errors.Join(err, dir.release())
-	}
-	return err
 }
 
 // visit gives one entry to the group, and tells whether it is a directory to

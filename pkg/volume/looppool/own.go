@@ -65,12 +65,9 @@ func (p *Pool) openReserve(size int64) error {
 		err = r.file.Truncate(r.size)
 	}
 	if err == nil {
-		var holes []linux.Range
-		holes, err = unallocated(r.file, r.size, true)
-		r.held.Store(r.size)
-		if len(holes) > 0 {
-			r.held.Store(holes[0].Start &^ (reservePiece - 1))
-		}
+		first := r.size
+		err = holes(r.file, r.size, true, func(h linux.Range) error { first = min(first, h.Start); return nil })
+		r.held.Store(first &^ (reservePiece - 1))
 	}
 	if err != nil {
 		return fmt.Errorf("the reserve for records: %w", errors.Join(err, r.file.Close()))

@@ -70,7 +70,6 @@ type Pool struct {
 
 	overcommit float64
 	reserved   ownReserve
-	promising  sync.Mutex // held from the look at what is left until the promise is noted; never while anything is written
 
 	mu        sync.Mutex // guards the maps, never held over input or output
 	volumes   map[string]volumeRecord

@@ -32,16 +32,9 @@ func (p *Pool) refill(img string, v volume.Volume) error {
 // holes only: xfs wants free space for all that it is asked for, before it
 // looks what is there.
 func (p *Pool) reserve(f *os.File, size int64) error {
-	holes, err := unallocated(f, size, true)
-	if err != nil {
+	need, err := unallocated(f, size, true)
+	if err != nil || need == 0 {
 		return err
-	}
-	var need int64
-	for _, h := range holes {
-		need += h.Length
-	}
-	if need == 0 {
-		return nil
 	}
 	c, err := p.space()
 	if err != nil {
@@ -51,27 +44,34 @@ func (p *Pool) reserve(f *os.File, size int64) error {
 		return fault.New(fault.NoSpace, "pool %s (%s) is full: %d bytes were to be reserved and %d are free; "+
 			"delete volumes or snapshots, enlarge it, or ask for provisioning=thin", p.name, p.dir, need, c.Available)
 	}
-	for _, h := range holes {
+	return holes(f, size, true, func(h linux.Range) error {
 		if err := linux.Fallocate(f, h.Start, h.Length); err != nil {
 			return fmt.Errorf("reserve %d bytes: %w", need, err)
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
-// unallocated gives the holes of the first size bytes of a file. Where the
+// unallocated is how many of the first size bytes of a file take no space.
+func unallocated(f *os.File, size int64, sync bool) (n int64, err error) {
+	err = holes(f, size, sync, func(h linux.Range) error { n += h.Length; return nil })
+	return n, err
+}
+
+// holes hands each the holes of the first size bytes of a file: a tenant decides how many there are. Where the
 // file system does not tell of them, a file that takes less space than that is
 // all hole.
-func unallocated(f *os.File, size int64, sync bool) ([]linux.Range, error) {
-	holes, err := linux.Unallocated(f, size, sync)
-	if !linux.NoFiemap(err) {
-		return holes, err
+func holes(f *os.File, size int64, sync bool, each func(linux.Range) error) error {
+	var stopped error
+	err := linux.Holes(f, size, sync, func(h linux.Range) error { stopped = each(h); return stopped })
+	if stopped != nil || !linux.NoFiemap(err) {
+		return err
 	}
 	st, err := linux.StatxFile(f)
 	if err != nil || st.Allocated >= size {
-		return nil, err
+		return err
 	}
-	return []linux.Range{{Start: 0, Length: size}}, nil
+	return each(linux.Range{Start: 0, Length: size})
 }
 
 // unreserved tells of a thick volume whose file has holes.
@@ -81,11 +81,7 @@ func (p *Pool) unreserved(img string, v volume.Volume) []mounter.Ailment {
 		return nil // Health tells of the pool
 	}
 	defer f.Close()
-	holes, err := unallocated(f, v.Size, false) // health is asked often, and must write nothing
-	var missing int64
-	for _, h := range holes {
-		missing += h.Length
-	}
+	missing, err := unallocated(f, v.Size, false) // health is asked often, and must write nothing
 	if err != nil || missing == 0 {
 		return nil
 	}

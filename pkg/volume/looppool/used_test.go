@@ -1,0 +1,75 @@
+package looppool
+
+import (
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// A05: what files share counts once, and a tenant who has them lie in very many pieces takes no memory for it.
+func TestA05_SharedPiecesCountOnceInBoundedMemory(t *testing.T) {
+	dir := t.TempDir()
+	out, err := exec.Command("sh", "-ec", fmt.Sprintf(`cd %s; truncate -s 320M disk; mkfs.xfs -q -m reflink=1 disk; mkdir on; mount -o loop disk on; cd on
+		dd if=/dev/urandom of=a bs=64k count=128 status=none
+		cp --reflink=always a b
+		for i in $(seq 0 2 127); do dd if=/dev/urandom of=b bs=64k count=1 seek=$i conv=notrunc status=none; done; sync a b`, dir)).CombinedOutput()
+	defer func() {
+		if out, err := exec.Command("umount", filepath.Join(dir, "on")).CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	}()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	files := []string{filepath.Join(dir, "on", "a"), filepath.Join(dir, "on", "b")}
+	for _, most := range []int{mostPieces, 200, 8, 2} {
+		if n, err := usedBy(files, most); err != nil || n != 12<<20 {
+			t.Errorf("with %d pieces in mind: %d bytes, %v; want 12 MiB", most, n, err)
+		}
+	}
+	for _, distinct := range []int64{100, 10_000} { // beside what a union keeps in mind
+		u := union{most: 1000}
+		for range 20 {
+			for _, i := range rand.Perm(int(distinct)) {
+				u.add(linux.Range{Start: int64(i) * 8192, Length: 4096})
+			}
+		}
+		if n := u.length(); n > distinct*4096 || distinct < 1000 && n != distinct*4096 || cap(u.pieces) > 2000 {
+			t.Errorf("%d pieces: %d bytes, of %d; room for %d is kept", distinct, n, distinct*4096, cap(u.pieces))
+		}
+	}
+}
+
+// A05: promises that come at once do not have the same bytes.
+func TestA05_PromisesAtOnce(t *testing.T) {
+	p, err := Open(Options{Name: "p", Dir: newPooled(t).dir, NodesDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	c, err := p.Capacity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kept atomic.Int64
+	var all sync.WaitGroup
+	for i := range 60 {
+		all.Go(func() {
+			if p.promise("a volume", fmt.Sprint(i), 0, c.Left/10) == nil {
+				kept.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	// Others use the file system too.
+	if n := kept.Load(); n > 10 || n < 8 {
+		t.Errorf("%d promises of a tenth each", n)
+	}
+}
