@@ -22,12 +22,12 @@ func (p *Pool) copyQuiesced(ctx context.Context, dst *os.File, s fillSpec, progr
 	}
 	defer src.Close()
 	if s.quiesce != nil {
-		still, err := s.quiesce(ctx)
-		if err != nil {
-			return fmt.Errorf("the volume could not be made to stand still: %w", err)
+		still, qerr := s.quiesce(ctx)
+		if qerr != nil {
+			return fmt.Errorf("the volume could not be made to stand still: %w", qerr)
 		}
 		defer func() {
-			if rerr := still.Resume(); rerr != nil {
+			if rerr := still.Resume(); rerr != nil { // somebody else may have ended the freeze, so the copy is none
 				err = errors.Join(err, fmt.Errorf("the volume could not be resumed: %w", rerr))
 			}
 		}()

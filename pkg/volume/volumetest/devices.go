@@ -1,0 +1,159 @@
+package volumetest
+
+import (
+	"os"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// theDeviceHasTheData: what was written is there when the volume is attached again, and after a restart, which must
+// find the device that is in use.
+func theDeviceHasTheData(s *suite) {
+	v := s.create("v")
+	d := s.attach(v.ID)
+	s.has(d, size, nil)
+	end := int64(size - 4)
+	texts := map[int64]string{0: "first", 1 << 20: "middle", end: "last"}
+	for at, text := range texts {
+		s.put(d, at, text)
+	}
+	if again := s.attach(v.ID); !again.Same(d) || again.ReadOnly {
+		s.Errorf("a repeated Attach made %+v beside %+v", again, d)
+	}
+	s.owned(d, v.ID)
+	s.reopen()
+	if a, ok, err := s.Attached(v.ID); err != nil || !ok || !a.Device.Same(d) {
+		s.Errorf("after a restart %+v is attached, %v, %v; want %+v", a, ok, err, d)
+	}
+	s.owned(d, v.ID)
+	s.has(d, size, texts)
+	s.ok(s.Refresh(s.Context(), v.ID))
+	s.ok(s.Mend(s.Context(), v.ID))
+	for range 2 {
+		s.detach(v.ID)
+	}
+	if id, ok, err := s.Owns(d); ok || err != nil {
+		s.Errorf("a device that was released belongs to %q, %v, %v", id, ok, err)
+	}
+	s.has(s.attach(v.ID), size, texts)
+}
+
+// volumesAreApart: each has its own device and bytes.
+func volumesAreApart(s *suite) {
+	a, b := s.create("a"), s.create("b")
+	da, db := s.attach(a.ID), s.attach(b.ID)
+	if da.Same(db) {
+		s.Fatalf("two volumes have one device: %+v", da)
+	}
+	s.put(da, 0, "a")
+	s.put(db, 0, "b")
+	s.owned(da, a.ID)
+	s.owned(db, b.ID)
+	s.detach(a.ID)
+	s.has(db, size, map[int64]string{0: "b"})
+	s.ok(s.Delete(s.Context(), a.ID))
+	s.has(db, size, map[int64]string{0: "b"})
+	// What was deleted is nobody's to read.
+	s.has(s.attach(s.create("a").ID), size, nil)
+}
+
+// inUseIsLeftAlone: a volume whose device somebody holds is neither released nor destroyed.
+func inUseIsLeftAlone(s *suite) {
+	v := s.create("v")
+	d := s.attach(v.ID)
+	s.put(d, 0, "data")
+	f, err := os.OpenFile(d.Path, os.O_RDWR|os.O_EXCL, 0)
+	s.ok(err)
+	defer f.Close()
+	s.refused("a device in use is released", s.Detach(s.Context(), v.ID), fault.State)
+	s.refused("a volume in use is destroyed", s.Delete(s.Context(), v.ID), fault.State)
+	s.reopen()
+	s.refused("a volume in use is destroyed after a restart", s.Delete(s.Context(), v.ID), fault.State)
+	if got, err := s.Get(v.ID); err != nil || got.ID != v.ID {
+		s.Errorf("it is %+v, %v", got, err)
+	}
+	s.has(d, size, map[int64]string{0: "data"})
+	if _, err := f.WriteAt([]byte("more"), 4096); err != nil {
+		s.Error(err)
+	}
+	s.ok(f.Sync())
+	s.ok(f.Close())
+	s.detach(v.ID)
+	s.has(s.attach(v.ID), size, map[int64]string{0: "data", 4096: "more"})
+}
+
+// readOnlyDevices: nobody writes through them, and they show what is written beside them.
+func readOnlyDevices(s *suite) {
+	v := s.create("v")
+	d := s.attach(v.ID)
+	s.put(d, 0, "data")
+	r, err := s.AttachReadOnly(s.Context(), v.ID)
+	s.ok(err)
+	if r.Same(d) || !r.ReadOnly || !mounter.ReadOnlyDevice(r) {
+		s.Errorf("%+v is to be read-only, beside %+v", r, d)
+	}
+	s.owned(r, v.ID)
+	if err := write(r, 0, "bad"); err == nil {
+		s.Error("a read-only device took a write")
+	}
+	s.has(r, size, map[int64]string{0: "data"})
+	s.ok(s.DetachReadOnly(s.Context(), v.ID, []mounter.Device{r}))
+	s.has(r, size, map[int64]string{0: "data"})
+	s.owned(r, v.ID)
+	s.ok(s.DetachReadOnly(s.Context(), v.ID, nil))
+	if id, ok, err := s.Owns(r); ok || err != nil {
+		s.Errorf("a device that was released belongs to %q, %v, %v", id, ok, err)
+	}
+	s.put(d, 4096, "more")
+	s.has(d, size, map[int64]string{0: "data", 4096: "more"})
+	if _, err := s.AttachReadOnly(s.Context(), v.ID); err != nil {
+		s.Error(err)
+	}
+	s.detach(v.ID) // all of them
+}
+
+// devicesForPods: a pod has the bytes, and its device is the volume's.
+func devicesForPods(s *suite) {
+	v := s.create("v", func(spec *volume.Spec) { spec.Block = true })
+	d := s.attach(v.ID)
+	s.put(d, 0, "data")
+	pod, err := s.ForPod(s.Context(), v.ID, d)
+	s.ok(err)
+	s.has(pod, size, map[int64]string{0: "data"})
+	s.owned(pod, v.ID)
+	s.put(pod, 4096, "pod")
+	s.has(d, size, map[int64]string{0: "data", 4096: "pod"})
+	s.ok(s.Mend(s.Context(), v.ID))
+	s.detach(v.ID)
+	s.has(s.attach(v.ID), size, map[int64]string{0: "data", 4096: "pod"})
+}
+
+// itGrows: with its device where it has one. Nothing ever makes it shorter.
+func itGrows(s *suite) {
+	v := s.create("v")
+	d := s.attach(v.ID)
+	s.put(d, 0, "data")
+	grown := func(to int64) {
+		s.Helper()
+		got, err := s.Expand(s.Context(), v.ID, to)
+		s.ok(err)
+		if again, err := s.Get(v.ID); err != nil || got.Size != to || again.Size != to || !got.Facts.GrowDue {
+			s.Errorf("it is %+v, and found as %+v, %v", got, again, err)
+		}
+	}
+	grown(2 * size)
+	s.has(d, 2*size, map[int64]string{0: "data"})
+	s.put(d, 2*size-4, "tail")
+	for _, less := range []int64{size, 0, -1} {
+		if got, err := s.Expand(s.Context(), v.ID, less); err == nil && got.Size != 2*size {
+			s.Errorf("of %d bytes, %d are said to be left", 2*size, got.Size)
+		}
+	}
+	s.has(d, 2*size, map[int64]string{0: "data", 2*size - 4: "tail"})
+	s.detach(v.ID)
+	grown(3 * size)
+	s.reopen()
+	s.has(s.attach(v.ID), 3*size, map[int64]string{0: "data", 2*size - 4: "tail"})
+}
