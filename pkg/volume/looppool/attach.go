@@ -14,6 +14,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
+	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
 func device(d loopdev.Device) mounter.Device {
@@ -22,11 +23,11 @@ func device(d loopdev.Device) mounter.Device {
 
 // image gives the volume's file, which must be there.
 func (p *Pool) image(id string) (key, img string, v volume.Volume, err error) {
-	key, r, err := p.find(id)
+	key, r, err := p.volumes.Find(id)
 	if err != nil {
 		return "", "", volume.Volume{}, err
 	}
-	if _, img = p.volumePath(key); !exists(img) {
+	if img = p.volumePath(key); !exists(img) {
 		return "", "", volume.Volume{}, gone(id, img)
 	}
 	return key, img, r.Volume, nil
@@ -34,14 +35,14 @@ func (p *Pool) image(id string) (key, img string, v volume.Volume, err error) {
 
 // Attach binds the volume's file to a loop device.
 func (p *Pool) Attach(_ context.Context, id string) (volume.Attachment, error) {
-	key, r, err := p.find(id)
+	key, r, err := p.volumes.Find(id)
 	if err == nil {
 		r, err = p.follow(key, r)
 	}
 	if err != nil {
 		return volume.Attachment{}, err
 	}
-	_, img := p.volumePath(key)
+	img := p.volumePath(key)
 	v := r.Volume
 	if v.Thick {
 		if err := p.refill(img, v); err != nil {
@@ -67,7 +68,7 @@ func (p *Pool) Attach(_ context.Context, id string) (volume.Attachment, error) {
 
 // Attached gives the device that the volume is bound to.
 func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
-	key, ok := p.key(id, false)
+	key, ok := p.volumes.Key(id)
 	if !ok {
 		return volume.Attachment{}, false, nil
 	}
@@ -99,11 +100,11 @@ func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 // devices are the loop devices that hold the volume's file, also one that
 // somebody has removed: a volume without a file can still be let go.
 func (p *Pool) devices(id string) ([]loopdev.Device, error) {
-	key, _, err := p.find(id)
+	key, _, err := p.volumes.Find(id)
 	if err != nil && !errors.Is(err, record.ErrUnusable) {
 		return nil, err
 	}
-	_, img := p.volumePath(key)
+	img := p.volumePath(key)
 	return p.loop.Find(img)
 }
 
@@ -147,7 +148,7 @@ func (p *Pool) Detach(_ context.Context, id string) error {
 	if err := p.detach(id, func(loopdev.Device) bool { return true }); err != nil {
 		return err
 	}
-	key, ok := p.key(id, false)
+	key, ok := p.volumes.Key(id)
 	if !ok {
 		return nil
 	}
@@ -205,14 +206,11 @@ func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
 	if !ok {
 		return p.ownsHeld(d)
 	}
-	p.mu.Lock()
-	_, ok = p.volumes[key]
-	p.mu.Unlock()
-	if !ok && p.bad[key] == nil {
+	if !p.volumes.Has(key) {
 		return p.ownsHeld(d)
 	}
 	// The name alone could be that of another pool's file.
-	_, img := p.volumePath(key)
+	img := p.volumePath(key)
 	found, err := p.loop.Find(img)
 	if err != nil {
 		return "", false, err
@@ -227,13 +225,8 @@ func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
 
 // rememberAll learns which devices the volumes have, by one look for all of them.
 func (p *Pool) rememberAll() error {
-	p.mu.Lock()
 	keys := map[string]string{} // by the volume's file
-	for key := range p.volumes {
-		_, img := p.volumePath(key)
-		keys[img] = key
-	}
-	p.mu.Unlock()
+	p.volumes.Each(func(key string, _ journal.VolumeRecord) { keys[p.volumePath(key)] = key })
 	found, err := p.loop.Over(slices.Collect(maps.Keys(keys)))
 	for img, devices := range found {
 		if d, ok := loopdev.Writable(devices); ok {

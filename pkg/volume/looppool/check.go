@@ -10,6 +10,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/volume"
+	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
 const (
@@ -37,10 +38,10 @@ func CheckDir(name, dir string) (Contents, error) {
 		return Contents{}, err
 	}
 	c := checked{name: name, dir: dir, volumes: map[string]bool{}}
-	if err := checkAll(&c, "volumes", volumeType, false, c.volume); err != nil {
+	if err := checkAll(&c, "volumes", journal.VolumeType(kind), false, c.volume); err != nil {
 		return Contents{}, err
 	}
-	if err := checkAll(&c, "snapshots", snapshotType, true, c.snapshot); err != nil {
+	if err := checkAll(&c, "snapshots", journal.SnapshotType(kind), true, c.snapshot); err != nil {
 		return Contents{}, err
 	}
 	return c.Contents, nil
@@ -127,10 +128,10 @@ func (c *checked) leftOver(id, path string) {
 		"nothing: it takes no room to speak of, and the next writing of that record replaces it")
 }
 
-func (c *checked) volume(key, rec, img string, r volumeRecord) {
+func (c *checked) volume(key, rec, img string, r journal.VolumeRecord) {
 	c.volumes[key] = true
 	r.Volume.ID = c.name + "." + key // the pool may have got another name since
-	if r.State != ready {
+	if r.State != journal.Ready {
 		c.unfinished(r.Volume.ID, rec, r.State)
 		return
 	}
@@ -138,9 +139,9 @@ func (c *checked) volume(key, rec, img string, r volumeRecord) {
 	c.file(r.Volume.ID, img, r.Volume.Size)
 }
 
-func (c *checked) snapshot(key, rec, img string, r snapshotRecord) {
+func (c *checked) snapshot(key, rec, img string, r journal.SnapshotRecord) {
 	id := c.name + "." + key
-	if r.State != ready {
+	if r.State != journal.Ready {
 		c.unfinished(id, rec, r.State)
 		return
 	}
@@ -152,12 +153,12 @@ func (c *checked) snapshot(key, rec, img string, r snapshotRecord) {
 	}
 }
 
-func (c *checked) unfinished(id, rec, state string) {
+func (c *checked) unfinished(id, rec string, state journal.State) {
 	switch state {
-	case creating:
+	case journal.Creating:
 		c.add(volume.Unfinished, id, rec, "a crash cut its making short, and nobody was told that it was made",
 			"restart csi-node: it removes what is there of it")
-	case deleting:
+	case journal.Deleting:
 		c.add(volume.Unfinished, id, rec, "a crash or an error cut its deletion short",
 			"restart csi-node: it goes on with it, and its log says who has it if it cannot")
 	default:

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/crust-csi/crust-csi/pkg/volume"
+	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
 // pooled is a pool's directory that a test fills by hand.
@@ -39,21 +40,21 @@ func (p pooled) file(path string, bytes int64) {
 }
 
 // volume writes the record of a volume of 4096 bytes, and gives its key.
-func (p pooled) volume(name, state string) string {
+func (p pooled) volume(name string, state journal.State) string {
 	p.t.Helper()
 	v := volume.Volume{ID: volume.VolumeID("p", name), Name: name, Size: 4096}
 	_, key, _, _ := volume.ParseID(v.ID)
-	if err := volumeType.Write(filepath.Join(p.dir, "volumes", key+".json"), volumeRecord{state, v}); err != nil {
+	if err := journal.VolumeType(kind).Write(filepath.Join(p.dir, "volumes", key+".json"), journal.VolumeRecord{State: state, Volume: v}); err != nil {
 		p.t.Fatal(err)
 	}
 	return key
 }
 
-func (p pooled) snapshot(name, of, state string) string {
+func (p pooled) snapshot(name, of string, state journal.State) string {
 	p.t.Helper()
 	s := volume.Snapshot{ID: volume.SnapshotID("p", name), Name: name, Volume: volume.VolumeID("p", of), Size: 4096}
 	_, key, _, _ := volume.ParseID(s.ID)
-	if err := snapshotType.Write(filepath.Join(p.dir, "snapshots", key+".json"), snapshotRecord{state, s}); err != nil {
+	if err := journal.SnapshotType(kind).Write(filepath.Join(p.dir, "snapshots", key+".json"), journal.SnapshotRecord{State: state, Snapshot: s}); err != nil {
 		p.t.Fatal(err)
 	}
 	return key
@@ -81,22 +82,22 @@ func tree(t *testing.T, dir string) (all []string) {
 func TestB08_PoolCheckFindsWhatDoesNotFit(t *testing.T) {
 	p := newPooled(t)
 	want := map[string]volume.Kind{} // by the path's end
-	good := p.volume("good", ready)
+	good := p.volume("good", journal.Ready)
 	p.file("volumes/"+good+".img", 4096)
-	kept := p.snapshot("of-good", "good", ready)
+	kept := p.snapshot("of-good", "good", journal.Ready)
 	p.file("snapshots/"+kept+".img", 4096)
 
-	short := p.volume("short", ready)
+	short := p.volume("short", journal.Ready)
 	p.file("volumes/"+short+".img", 4095)
 	want[short+".img"] = volume.FileTooShort
-	long := p.volume("long", ready)
+	long := p.volume("long", journal.Ready)
 	p.file("volumes/"+long+".img", 8192)
 	want[long+".img"] = volume.FileTooLong
-	want[p.volume("gone", ready)+".img"] = volume.RecordWithoutFile
-	making := p.volume("making", creating)
+	want[p.volume("gone", journal.Ready)+".img"] = volume.RecordWithoutFile
+	making := p.volume("making", journal.Creating)
 	want[making+".json"] = volume.Unfinished
 	p.file("volumes/"+making+".img", 10) // is being filled
-	want[p.volume("going", deleting)+".json"] = volume.Unfinished
+	want[p.volume("going", journal.Deleting)+".json"] = volume.Unfinished
 	_, lost, _, _ := volume.ParseID(volume.VolumeID("p", "lost"))
 	p.file("volumes/"+lost+".img", 4096)
 	want[lost+".img"] = volume.FileWithoutRecord
@@ -108,8 +109,8 @@ func TestB08_PoolCheckFindsWhatDoesNotFit(t *testing.T) {
 	p.file("volumes/"+torn+".json", 10)
 	p.file("volumes/"+torn+".img", 4096)
 	want[torn+".json"] = volume.RecordUnusable
-	p.file("snapshots/"+p.snapshot("of-torn", "torn", ready)+".img", 4096) // its volume is there in some way
-	alone := p.snapshot("alone", "deleted", ready)
+	p.file("snapshots/"+p.snapshot("of-torn", "torn", journal.Ready)+".img", 4096) // its volume is there in some way
+	alone := p.snapshot("alone", "deleted", journal.Ready)
 	p.file("snapshots/"+alone+".img", 4096)
 	want[alone+".img"] = volume.SnapshotAlone
 

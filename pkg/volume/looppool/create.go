@@ -14,6 +14,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
+	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
 // Create makes a volume: empty, or a copy of a snapshot or of another volume.
@@ -27,12 +28,12 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	if v.Parameters == nil {
 		v.Parameters = map[string]string{} // known to be none
 	}
-	key, ok := p.key(v.ID, false)
+	key, ok := p.volumes.Key(v.ID)
 	if !ok {
 		return volume.Volume{}, fmt.Errorf("id %q does not name a volume of pool %s", v.ID, p.name)
 	}
-	if err := p.unusable(v.ID); err != nil {
-		return volume.Volume{}, fmt.Errorf("volume %s: %w", v.ID, err)
+	if err := p.volumes.Unusable(v.ID); err != nil {
+		return volume.Volume{}, err
 	}
 	if err := p.checkThick(spec.Thick); err != nil {
 		return volume.Volume{}, err
@@ -41,15 +42,15 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	rec, img := p.volumePath(key)
-	if err := refuseTaken(p, p.volumes, func(r volumeRecord) string { return r.State }, key, img, "volume "+v.ID); err != nil {
+	img := p.volumePath(key)
+	if err := p.volumes.Free(v.ID, img, exists(img)); err != nil {
 		return volume.Volume{}, err
 	}
 	if err := p.promise("volume "+spec.Name, key, 0, v.Size); err != nil {
 		return volume.Volume{}, err
 	}
 	defer p.unpromise(key)
-	if err := p.saveVolume(key, volumeRecord{creating, v}); err != nil {
+	if err := p.volumes.Put(key, journal.VolumeRecord{State: journal.Creating, Volume: v}); err != nil {
 		return volume.Volume{}, err
 	}
 	err = failpoint.Err("create.recorded")
@@ -62,21 +63,22 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 		err = failpoint.Err("create.filled")
 	}
 	if err == nil {
-		err = p.saveVolume(key, volumeRecord{ready, v})
+		err = p.volumes.Put(key, journal.VolumeRecord{State: journal.Ready, Volume: v})
 	}
 	if err != nil {
-		return volume.Volume{}, errors.Join(p.noSpace(err), p.forgetVolume(key, rec, img))
+		return volume.Volume{}, errors.Join(p.noSpace(err), p.forgetVolume(key))
 	}
 	return v, nil
 }
 
-func (p *Pool) forgetVolume(key, rec, img string) error {
-	if err := errors.Join(removeFile(img), record.Remove(rec)); err != nil {
+// forgetVolume removes a volume's file, and the record after it: a file without a record is nobody's.
+func (p *Pool) forgetVolume(key string) error {
+	if err := removeFile(p.volumePath(key)); err != nil {
 		return err
 	}
-	p.mu.Lock()
-	delete(p.volumes, key)
-	p.mu.Unlock()
+	if err := p.volumes.Forget(key); err != nil {
+		return err
+	}
 	p.refillReserve()
 	return nil
 }
@@ -92,18 +94,18 @@ func (p *Pool) origin(spec volume.Spec, v *volume.Volume) (img string, thick boo
 		if err != nil {
 			return "", false, err
 		}
-		key, _ := p.key(s.ID, true)
-		_, img = p.snapshotPath(key)
+		key, _ := p.snapshots.Key(s.ID)
+		img = p.snapshotPath(key)
 		v.Facts, size = s.Facts, s.Size
 	case spec.SourceVolume != "":
-		key, r, err := p.find(spec.SourceVolume)
+		key, r, err := p.volumes.Find(spec.SourceVolume)
 		if err == nil {
 			r, err = p.follow(key, r)
 		}
 		if err != nil {
 			return "", false, err
 		}
-		_, img = p.volumePath(key)
+		img = p.volumePath(key)
 		v.Facts, size, thick = r.Volume.Facts, r.Volume.Size, r.Volume.Thick
 	default:
 		return "", false, nil
@@ -187,18 +189,18 @@ func (p *Pool) fill(ctx context.Context, s fillSpec, progress *volume.Progress) 
 
 // Delete destroys the volume. A repeated call goes on where one was cut short.
 func (p *Pool) Delete(_ context.Context, id string) error {
-	key, r, err := p.find(id)
+	key, r, err := p.volumes.Find(id)
 	if key == "" {
 		return nil // never made, or deleted before
 	}
-	if err != nil && r.State != deleting && r.State != creating {
+	if err != nil && r.State != journal.Deleting && r.State != journal.Creating {
 		return err
 	}
 	return p.destroy(key, r)
 }
 
-func (p *Pool) destroy(key string, r volumeRecord) error {
-	rec, img := p.volumePath(key)
+func (p *Pool) destroy(key string, r journal.VolumeRecord) error {
+	img := p.volumePath(key)
 	devices, err := p.loop.References(img)
 	if err != nil {
 		return err
@@ -212,15 +214,15 @@ func (p *Pool) destroy(key string, r volumeRecord) error {
 			return fmt.Errorf("volume %s: its device is not released, so it is not deleted: %w", r.Volume.ID, err)
 		}
 	}
-	r.State = deleting
-	err = p.saveVolume(key, r)
+	r.State = journal.Deleting
+	err = p.volumes.Put(key, r)
 	if fault.Is(err, fault.NoSpace) {
 		// What makes room must not need room. Cut short after this, the volume
 		// is one without a file, and a repeated call goes on here.
 		if err := removeFile(img); err != nil {
 			return err
 		}
-		err = p.saveVolume(key, r)
+		err = p.volumes.Put(key, r)
 	}
 	if err != nil {
 		return err
@@ -235,5 +237,5 @@ func (p *Pool) destroy(key string, r volumeRecord) error {
 	if err := failpoint.Err("delete.removed"); err != nil {
 		return err
 	}
-	return p.forgetVolume(key, rec, img)
+	return p.forgetVolume(key)
 }

@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
-	"github.com/crust-csi/crust-csi/internal/record"
 )
 
 // The pool keeps a file, "reserve", that takes space and holds nothing. When a
@@ -111,12 +110,11 @@ func (p *Pool) giveUpReserve() bool {
 	return true
 }
 
-// write writes a record. On a full pool, one that the reserve is for takes a
-// part of it.
-func (p *Pool) write(t record.Type, path string, v any, fromReserve bool) error {
-	err := t.Write(path, v)
-	for fromReserve && errors.Is(err, linux.ENOSPC) && p.giveUpReserve() {
-		err = t.Write(path, v)
+// write writes a record. On a full pool, one that is needed takes a part of the reserve.
+func (p *Pool) write(record func() error, needed bool) error {
+	err := record()
+	for needed && errors.Is(err, linux.ENOSPC) && p.giveUpReserve() {
+		err = record()
 	}
 	return p.noSpace(err)
 }

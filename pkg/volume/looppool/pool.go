@@ -21,40 +21,19 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"sort"
 	"sync"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
-	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
+	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
-// The states of a record.
-const (
-	creating = "creating"
-	ready    = "ready"
-	deleting = "deleting"
-)
-
-type volumeRecord struct {
-	State  string        `json:"state"`
-	Volume volume.Volume `json:"volume"`
-}
-
-type snapshotRecord struct {
-	State    string          `json:"state"`
-	Snapshot volume.Snapshot `json:"snapshot"`
-}
-
-var (
-	// Version 2 has parameters.
-	volumeType   = record.Type{Kind: "crust-csi.loop-volume", Version: 2}
-	snapshotType = record.Type{Kind: "crust-csi.loop-snapshot", Version: 1}
-)
+// kind begins that of the records.
+const kind = "crust-csi.loop"
 
 // Pool is one directory. Its methods may be called at once for different
 // volumes.
@@ -71,15 +50,14 @@ type Pool struct {
 	overcommit float64
 	reserved   ownReserve
 
-	mu        sync.Mutex // guards the maps, never held over input or output
-	volumes   map[string]volumeRecord
-	snapshots map[string]snapshotRecord
-	intended  map[string]int64          // what volumes and snapshots are about to take, by key
-	attached  map[string]loopdev.Device // read-write
-	owner     map[numbers]string        // of those, by device number
-	changed   map[string]string         // what pods changed of their devices
+	volumes   *journal.Book[journal.VolumeRecord]
+	snapshots *journal.Book[journal.SnapshotRecord]
 
-	bad map[string]error // of records that cannot be used, by key; never changed after Open
+	mu       sync.Mutex                // guards the maps, never held over input or output
+	intended map[string]int64          // what volumes and snapshots are about to take, by key
+	attached map[string]loopdev.Device // read-write
+	owner    map[numbers]string        // of those, by device number
+	changed  map[string]string         // what pods changed of their devices
 }
 
 type numbers struct{ major, minor uint32 }
@@ -114,14 +92,10 @@ func Open(o Options) (*Pool, error) {
 		name: o.Name, log: o.Log.With("pool", o.Name), loop: loopdev.Nodes{Dir: o.NodesDir}, copied: o.Copied,
 		raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}}, changed: map[string]string{},
 		overcommit: max(o.Overcommit, 1), intended: map[string]int64{},
-		volumes: map[string]volumeRecord{}, snapshots: map[string]snapshotRecord{},
 		attached: map[string]loopdev.Device{}, owner: map[numbers]string{},
-		bad: map[string]error{},
 	}
-	for _, sub := range []string{"volumes", "snapshots"} {
-		if err := os.MkdirAll(filepath.Join(o.Dir, sub), 0o700); err != nil {
-			return nil, fmt.Errorf("pool %s: %w", o.Name, err)
-		}
+	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("pool %s: %w", o.Name, err)
 	}
 	var err error
 	if p.dir, err = filepath.EvalSymlinks(o.Dir); err != nil {
@@ -167,46 +141,16 @@ func Empty(dir string) error {
 	return nil
 }
 
-func (p *Pool) load() error {
-	err := loadAll(p, "volumes", volumeType, p.volumes, func(r *volumeRecord) (*string, *string) { return &r.Volume.ID, &r.State })
-	err = errors.Join(err, loadAll(p, "snapshots", snapshotType, p.snapshots,
-		func(r *snapshotRecord) (*string, *string) { return &r.Snapshot.ID, &r.State }))
-	if err != nil {
+func (p *Pool) load() (err error) {
+	o := journal.Options{Pool: p.name, Kind: kind, Dir: filepath.Join(p.dir, "volumes"), Log: p.log, Write: p.write}
+	if p.volumes, err = journal.OpenVolumes(o); err != nil {
+		return err
+	}
+	o.Dir = filepath.Join(p.dir, "snapshots")
+	if p.snapshots, err = journal.OpenSnapshots(o); err != nil {
 		return err
 	}
 	p.followAll()
-	return nil
-}
-
-// loadAll reads the records of one directory. One that cannot be used stays where
-// it is, and so does its file: only the calls for that volume or snapshot fail.
-func loadAll[R any](p *Pool, sub string, t record.Type, into map[string]R, parts func(*R) (id, state *string)) error {
-	dir := filepath.Join(p.dir, sub)
-	names, err := record.Names(dir)
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		var r R
-		path := filepath.Join(dir, name+record.Extension)
-		err := t.Read(path, &r)
-		id, state := parts(&r)
-		_, key, _, ok := volume.ParseID(*id)
-		if err == nil && (!ok || key != name || *state != creating && *state != ready && *state != deleting) {
-			err = fmt.Errorf("%s: the record is of %q, state %q, and does not belong there", path, *id, *state)
-		}
-		if record.Untold(err) {
-			return err // it says nothing about the record
-		}
-		if err != nil {
-			p.bad[name] = record.Unusable(err)
-			p.log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", p.bad[name])
-			continue
-		}
-		// The pool may have got another name since.
-		*id = p.name + "." + key
-		into[key] = r
-	}
 	return nil
 }
 
@@ -259,100 +203,41 @@ func (p *Pool) space() (volume.Capacity, error) {
 	return volume.Capacity{Total: int64(st.Blocks * st.BlockSize), Available: int64(st.Available * st.BlockSize)}, nil
 }
 
-func (p *Pool) volumePath(key string) (rec, img string) {
-	base := filepath.Join(p.dir, "volumes", key)
-	return base + record.Extension, base + ".img"
-}
+func (p *Pool) volumePath(key string) (img string) { return p.volumes.Path(key, imageExtension) }
 
-func (p *Pool) snapshotPath(key string) (rec, img string) {
-	base := filepath.Join(p.dir, "snapshots", key)
-	return base + record.Extension, base + ".img"
-}
-
-// key takes an id of this pool apart.
-func (p *Pool) key(id string, snapshot bool) (string, bool) {
-	pool, key, isSnapshot, ok := volume.ParseID(id)
-	return key, ok && pool == p.name && isSnapshot == snapshot
-}
-
-func (p *Pool) find(id string) (key string, r volumeRecord, err error) {
-	key, ok := p.key(id, false)
-	if ok {
-		p.mu.Lock()
-		r, ok = p.volumes[key]
-		p.mu.Unlock()
-	}
-	switch {
-	case !ok && p.unusable(id) != nil:
-		key, _ = p.key(id, false)
-		return key, r, fmt.Errorf("volume %s: %w", id, p.unusable(id))
-	case !ok:
-		return "", r, fault.New(fault.NotFound, "volume %s does not exist in pool %s", id, p.name)
-	case r.State == deleting:
-		return key, r, fault.New(fault.Busy, "volume %s is being deleted; if that does not end, repeat DeleteVolume", id)
-	case r.State == creating:
-		return key, r, fault.New(fault.NotFound, "volume %s is not finished; repeat CreateVolume", id)
-	}
-	return key, r, nil
-}
-
-// unusable is the answer for a volume or snapshot whose record cannot be used,
-// and nil for any other.
-func (p *Pool) unusable(id string) error {
-	pool, key, _, ok := volume.ParseID(id)
-	if !ok || pool != p.name {
-		return nil
-	}
-	return p.bad[key]
-}
+func (p *Pool) snapshotPath(key string) (img string) { return p.snapshots.Path(key, imageExtension) }
 
 // Get gives a volume.
 func (p *Pool) Get(id string) (volume.Volume, error) {
-	_, r, err := p.find(id)
+	_, r, err := p.volumes.Find(id)
 	return r.Volume, err
 }
 
 // List gives all finished volumes, by id.
 func (p *Pool) List() []volume.Volume {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	list := make([]volume.Volume, 0, len(p.volumes))
-	for _, r := range p.volumes {
-		if r.State == ready {
-			list = append(list, r.Volume)
-		}
+	list := []volume.Volume{}
+	for _, r := range p.volumes.Ready() {
+		list = append(list, r.Volume)
 	}
-	sort.Slice(list, func(i, j int) bool { return list[i].ID < list[j].ID })
 	return list
-}
-
-func (p *Pool) saveVolume(key string, r volumeRecord) error {
-	path, _ := p.volumePath(key)
-	if err := p.write(volumeType, path, r, r.State != creating); err != nil {
-		return err
-	}
-	p.mu.Lock()
-	p.volumes[key] = r
-	p.mu.Unlock()
-	return nil
 }
 
 // SetFacts keeps the facts with the volume.
 func (p *Pool) SetFacts(id string, facts volume.Facts) error {
-	key, r, err := p.find(id)
+	key, r, err := p.volumes.Find(id)
 	if err != nil {
 		return err
 	}
 	r.Volume.Facts = facts
-	return p.saveVolume(key, r)
+	return p.volumes.Put(key, r)
 }
 
 // Health tells what is wrong with the pool or the volume's file.
 func (p *Pool) Health(id string) []mounter.Ailment {
 	var found []mounter.Ailment
-	if key, r, err := p.find(id); err == nil {
+	if key, r, err := p.volumes.Find(id); err == nil {
 		found = append(found, p.rawHealth(key)...)
-		_, img := p.volumePath(key)
+		img := p.volumePath(key)
 		st, err := os.Lstat(img)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):

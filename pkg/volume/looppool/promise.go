@@ -5,6 +5,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
+	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
 // What a pool has promised are the sizes of its volumes, and what its snapshots
@@ -21,11 +22,11 @@ const forMaps = 128
 
 // Allocated is what the volume's file takes.
 func (p *Pool) Allocated(id string) (int64, error) {
-	key, _, err := p.find(id)
+	key, _, err := p.volumes.Find(id)
 	if err != nil {
 		return 0, err
 	}
-	_, img := p.volumePath(key)
+	img := p.volumePath(key)
 	return allocated(img)
 }
 
@@ -46,16 +47,16 @@ func (p *Pool) Capacity() (volume.Capacity, error) {
 // where nobody did. The caller has p.mu.
 func (p *Pool) account(c *volume.Capacity, held map[string]int64) {
 	takes := maps.Clone(p.intended)
-	for key, v := range p.volumes {
+	p.volumes.Each(func(key string, v journal.VolumeRecord) {
 		takes[key] = max(takes[key], v.Volume.Size)
-	}
-	for key, s := range p.snapshots {
+	})
+	p.snapshots.Each(func(key string, s journal.SnapshotRecord) {
 		n, seen := held[key]
 		if !seen {
 			n = s.Snapshot.Size
 		}
 		takes[key] = max(takes[key], n)
-	}
+	})
 	c.Promised = 0
 	for _, n := range takes {
 		c.Promised += n
@@ -119,6 +120,6 @@ func (p *Pool) unpromise(key string) {
 
 // mayNeedSpace tells whether a write to the volume may need room in the pool.
 func (p *Pool) mayNeedSpace(id string) bool {
-	_, r, err := p.find(id)
+	_, r, err := p.volumes.Find(id)
 	return err != nil || !r.Volume.Thick
 }

@@ -17,7 +17,7 @@ func (p *Pool) ForPod(_ context.Context, id string, d mounter.Device) (mounter.D
 	if err != nil {
 		return mounter.Device{}, err
 	}
-	key, _ := p.key(id, false)
+	key, _ := p.volumes.Key(id)
 	for _, f := range found {
 		if !device(f).Same(d) {
 			continue
@@ -37,7 +37,7 @@ func (p *Pool) ForPod(_ context.Context, id string, d mounter.Device) (mounter.D
 // mend sets back what a pod changed of a device that it was given, and remembers
 // that for Health.
 func (p *Pool) mend(key string, d loopdev.Device) error {
-	_, img := p.volumePath(key)
+	img := p.volumePath(key)
 	changed, err := p.loop.Mend(d, img)
 	if len(changed) == 0 {
 		return err
@@ -46,8 +46,8 @@ func (p *Pool) mend(key string, d loopdev.Device) error {
 	p.mu.Lock()
 	known := p.changed[key] == what
 	p.changed[key] = what
-	id := p.volumes[key].Volume.ID
 	p.mu.Unlock()
+	id := p.name + "." + key
 	if !known || err != nil {
 		p.log.Warn("a raw block device was changed by a program that was given it; it is set back", "volume_id", id, "device", d.Path, "changed",
 			changed, "error", err)
@@ -60,7 +60,7 @@ func (p *Pool) mend(key string, d loopdev.Device) error {
 
 // Mend sets back what pods changed of the volume's devices.
 func (p *Pool) Mend(_ context.Context, id string) error {
-	key, _, err := p.find(id)
+	key, _, err := p.volumes.Find(id)
 	if err != nil {
 		return err
 	}
@@ -98,14 +98,8 @@ func (p *Pool) ownsHeld(d mounter.Device) (string, bool, error) {
 	if err != nil || !ok {
 		return "", false, err
 	}
-	p.mu.Lock()
-	keys := make(map[string]string, len(p.volumes))
-	for key, r := range p.volumes {
-		keys[key] = r.Volume.ID
-	}
-	p.mu.Unlock()
-	for key, id := range keys {
-		_, img := p.volumePath(key)
+	for key, r := range p.volumes.All() {
+		img, id := p.volumePath(key), r.Volume.ID
 		if is, err := held.Is(img); err != nil || is {
 			return id, is, err
 		}

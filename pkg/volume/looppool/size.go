@@ -9,6 +9,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
+	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
 // The size of a volume is that of its file. Its record follows: a crash may
@@ -17,8 +18,8 @@ import (
 
 // follow makes the record of a volume say how large its file is. A file that
 // is shorter than its record lost data: that is a fault State.
-func (p *Pool) follow(key string, r volumeRecord) (volumeRecord, error) {
-	_, img := p.volumePath(key)
+func (p *Pool) follow(key string, r journal.VolumeRecord) (journal.VolumeRecord, error) {
+	img := p.volumePath(key)
 	st, err := os.Lstat(img)
 	if errors.Is(err, fs.ErrNotExist) {
 		return r, gone(r.Volume.ID, img)
@@ -40,29 +41,26 @@ func (p *Pool) follow(key string, r volumeRecord) (volumeRecord, error) {
 // followAll is follow for everything in the pool. What cannot be followed is
 // refused when it is used.
 func (p *Pool) followAll() {
-	for key, r := range p.volumes {
-		if r.State == ready {
+	for key, r := range p.volumes.All() {
+		if r.State == journal.Ready {
 			_, _ = p.follow(key, r)
 		}
 	}
-	for key, r := range p.snapshots {
-		_, img := p.snapshotPath(key)
-		if st, err := os.Lstat(img); err == nil && r.State == ready && st.Size() > r.Snapshot.Size {
+	for key, r := range p.snapshots.All() {
+		if st, err := os.Lstat(p.snapshotPath(key)); err == nil && r.State == journal.Ready && st.Size() > r.Snapshot.Size {
 			r.Snapshot.Size = st.Size()
-			p.snapshots[key] = r
+			p.snapshots.Note(key, r)
 		}
 	}
 }
 
-// keepVolume is saveVolume for what the file says as well: where the record
+// keepVolume is Put for what the file says as well: where the record
 // cannot be written, it holds for this process, and the next one finds it again.
-func (p *Pool) keepVolume(key string, r volumeRecord) {
-	if err := p.saveVolume(key, r); err != nil {
+func (p *Pool) keepVolume(key string, r journal.VolumeRecord) {
+	if err := p.volumes.Put(key, r); err != nil {
 		p.log.Warn("a volume's record could not be written; its file says the same",
 			"volume_id", r.Volume.ID, "size", r.Volume.Size, "error", err)
-		p.mu.Lock()
-		p.volumes[key] = r
-		p.mu.Unlock()
+		p.volumes.Note(key, r)
 	}
 }
 
@@ -91,24 +89,6 @@ func wholeOrigin(img string, size, copySize int64) error {
 	return nil
 }
 
-// refuseTaken refuses to make what is there, or being deleted, and what would lie where a file is that no record tells
-// of: it is somebody's data. What a call that was cut short has left is made anew.
-func refuseTaken[R any](p *Pool, all map[string]R, state func(R) string, key, img, what string) error {
-	p.mu.Lock()
-	r, ours := all[key]
-	p.mu.Unlock()
-	switch {
-	case ours && state(r) == deleting:
-		return fault.New(fault.Busy, "%s is being deleted; if that does not end, repeat the deletion", what)
-	case ours && state(r) != creating:
-		return fault.New(fault.Exists, "%s is there already", what)
-	case !ours && exists(img):
-		return fault.New(fault.State, "%s exists, and no record tells what it is: it may be a volume or a snapshot whose record was lost, "+
-			"so it is not overwritten; put its record back, or move the file away", img)
-	}
-	return nil
-}
-
 // lengthen makes a file that long; one that is longer is a fault and not cut.
 func lengthen(f *os.File, size int64) error {
 	st, err := f.Stat()
@@ -124,7 +104,7 @@ func lengthen(f *os.File, size int64) error {
 // Expand makes the volume larger, and its devices. What can fail for lack of
 // space comes first: when it does, nothing has changed.
 func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume, error) {
-	key, r, err := p.find(id)
+	key, r, err := p.volumes.Find(id)
 	if err == nil {
 		r, err = p.follow(key, r)
 	}
@@ -153,8 +133,8 @@ func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume
 	return r.Volume, p.Refresh(ctx, id)
 }
 
-func (p *Pool) expandFile(key string, r volumeRecord, size int64) error {
-	_, img := p.volumePath(key)
+func (p *Pool) expandFile(key string, r journal.VolumeRecord, size int64) error {
+	img := p.volumePath(key)
 	f, err := os.OpenFile(img, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -164,7 +144,7 @@ func (p *Pool) expandFile(key string, r volumeRecord, size int64) error {
 		err = p.reserve(f, size)
 	}
 	if err == nil {
-		err = p.saveGrowth(key, r)
+		err = p.volumes.PutIfRoom(key, r) // a volume that grows on a full pool is refused
 	}
 	if err != nil {
 		return errors.Join(err, releaseBehindEnd(f))
@@ -173,19 +153,6 @@ func (p *Pool) expandFile(key string, r volumeRecord, size int64) error {
 		return errors.Join(err, releaseBehindEnd(f))
 	}
 	return f.Sync()
-}
-
-// saveGrowth is saveVolume without the reserve: a volume that grows on a full
-// pool is refused.
-func (p *Pool) saveGrowth(key string, r volumeRecord) error {
-	path, _ := p.volumePath(key)
-	if err := p.write(volumeType, path, r, false); err != nil {
-		return err
-	}
-	p.mu.Lock()
-	p.volumes[key] = r
-	p.mu.Unlock()
-	return nil
 }
 
 // releaseBehindEnd gives back what was reserved behind the end of a file, by

@@ -4,21 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"sort"
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
-	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
+	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
 // CreateSnapshot copies a volume as it is now. The snapshot of a thick volume
 // shares nothing with it: shared space would have to be had anew at the next
 // write, which is what thick promises never to need.
 func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, progress *volume.Progress) (volume.Snapshot, error) {
-	vkey, v, err := p.find(spec.Volume)
+	vkey, v, err := p.volumes.Find(spec.Volume)
 	if err == nil {
 		v, err = p.follow(vkey, v)
 	}
@@ -29,18 +27,15 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 		ID: volume.SnapshotID(p.name, spec.Name), Name: spec.Name, Volume: spec.Volume, Size: v.Volume.Size,
 		Created: time.Now().UTC(), FSType: v.Volume.FSType, Block: v.Volume.Block, Facts: v.Volume.Facts,
 	}
-	key, ok := p.key(s.ID, true)
+	key, ok := p.snapshots.Key(s.ID)
 	if !ok {
 		return volume.Snapshot{}, fmt.Errorf("id %q does not name a snapshot of pool %s", s.ID, p.name)
 	}
-	if err := p.unusable(s.ID); err != nil {
-		return volume.Snapshot{}, fmt.Errorf("snapshot %s: %w", s.ID, err)
-	}
-	rec, img := p.snapshotPath(key)
-	if err := refuseTaken(p, p.snapshots, func(r snapshotRecord) string { return r.State }, key, img, "snapshot "+s.ID); err != nil {
+	img := p.snapshotPath(key)
+	if err := p.snapshots.Free(s.ID, img, exists(img)); err != nil {
 		return volume.Snapshot{}, err
 	}
-	_, origin := p.volumePath(vkey)
+	origin := p.volumePath(vkey)
 	need, err := allocated(origin)
 	if err != nil {
 		return volume.Snapshot{}, err
@@ -49,7 +44,7 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 		return volume.Snapshot{}, err
 	}
 	defer p.unpromise(key)
-	if err := p.saveSnapshot(key, snapshotRecord{creating, s}); err != nil {
+	if err := p.snapshots.Put(key, journal.SnapshotRecord{State: journal.Creating, Snapshot: s}); err != nil {
 		return volume.Snapshot{}, err
 	}
 	err = failpoint.Err("snapshot.recorded")
@@ -58,59 +53,45 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 			progress)
 	}
 	if err == nil {
-		err = p.saveSnapshot(key, snapshotRecord{ready, s})
+		err = p.snapshots.Put(key, journal.SnapshotRecord{State: journal.Ready, Snapshot: s})
 	}
 	if err != nil {
-		return volume.Snapshot{}, errors.Join(p.noSpace(err), p.forgetSnapshot(key, rec, img))
+		return volume.Snapshot{}, errors.Join(p.noSpace(err), p.forgetSnapshot(key))
 	}
 	return s, nil
 }
 
-func (p *Pool) saveSnapshot(key string, r snapshotRecord) error {
-	path, _ := p.snapshotPath(key)
-	if err := p.write(snapshotType, path, r, r.State != creating); err != nil {
+func (p *Pool) forgetSnapshot(key string) error {
+	if err := removeFile(p.snapshotPath(key)); err != nil {
 		return err
 	}
-	p.mu.Lock()
-	p.snapshots[key] = r
-	p.mu.Unlock()
-	return nil
-}
-
-func (p *Pool) forgetSnapshot(key, rec, img string) error {
-	if err := errors.Join(removeFile(img), record.Remove(rec)); err != nil {
+	if err := p.snapshots.Forget(key); err != nil {
 		return err
 	}
-	p.mu.Lock()
-	delete(p.snapshots, key)
-	p.mu.Unlock()
 	p.refillReserve()
 	return nil
 }
 
 // DeleteSnapshot destroys a snapshot. Volumes made from it are their own.
 func (p *Pool) DeleteSnapshot(_ context.Context, id string) error {
-	key, ok := p.key(id, true)
+	key, ok := p.snapshots.Key(id)
 	if !ok {
 		return nil
 	}
-	if err := p.unusable(id); err != nil {
-		return fmt.Errorf("snapshot %s: %w", id, err)
+	if err := p.snapshots.Unusable(id); err != nil {
+		return err
 	}
-	p.mu.Lock()
-	r, ok := p.snapshots[key]
-	p.mu.Unlock()
+	r, ok := p.snapshots.Look(key)
 	if !ok {
 		return nil
 	}
-	r.State = deleting
-	rec, img := p.snapshotPath(key)
-	err := p.saveSnapshot(key, r)
+	r.State = journal.Deleting
+	err := p.snapshots.Put(key, r)
 	if fault.Is(err, fault.NoSpace) {
-		if err := removeFile(img); err != nil {
+		if err := removeFile(p.snapshotPath(key)); err != nil {
 			return err
 		}
-		err = p.saveSnapshot(key, r)
+		err = p.snapshots.Put(key, r)
 	}
 	if err != nil {
 		return err
@@ -118,67 +99,48 @@ func (p *Pool) DeleteSnapshot(_ context.Context, id string) error {
 	if err := failpoint.Err("snapshot.deleting"); err != nil {
 		return err
 	}
-	return p.forgetSnapshot(key, rec, img)
+	return p.forgetSnapshot(key)
 }
 
 // GetSnapshot gives a snapshot.
 func (p *Pool) GetSnapshot(id string) (volume.Snapshot, error) {
-	key, ok := p.key(id, true)
-	var r snapshotRecord
-	if ok {
-		p.mu.Lock()
-		r, ok = p.snapshots[key]
-		p.mu.Unlock()
+	_, r, err := p.snapshots.Find(id)
+	if fault.Is(err, fault.Busy) {
+		err = fault.New(fault.NotFound, "%w", err) // as if it were deleted already
 	}
-	if err := p.unusable(id); err != nil {
-		return volume.Snapshot{}, fmt.Errorf("snapshot %s: %w", id, err)
-	}
-	if !ok || r.State != ready {
-		return volume.Snapshot{}, fault.New(fault.NotFound, "snapshot %s does not exist in pool %s", id, p.name)
-	}
-	return r.Snapshot, nil
+	return r.Snapshot, err
 }
 
 // ListSnapshots gives all finished snapshots, by id.
 func (p *Pool) ListSnapshots() []volume.Snapshot {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	list := make([]volume.Snapshot, 0, len(p.snapshots))
-	for _, r := range p.snapshots {
-		if r.State == ready {
-			list = append(list, r.Snapshot)
-		}
+	list := []volume.Snapshot{}
+	for _, r := range p.snapshots.Ready() {
+		list = append(list, r.Snapshot)
 	}
-	sort.Slice(list, func(i, j int) bool { return list[i].ID < list[j].ID })
 	return list
 }
 
 // Recover undoes what was being made when the last process stopped (nobody was
 // told of it, so nobody misses it) and finishes what was being deleted.
 func (p *Pool) Recover(thaw volume.Thaw) error {
-	p.mu.Lock()
-	volumes, snapshots := maps.Clone(p.volumes), maps.Clone(p.snapshots)
-	p.mu.Unlock()
 	var errs []error
 	if err := p.rememberAll(); err != nil {
 		p.log.Warn("the devices of volumes are looked for one by one", "error", err)
 	}
-	for key, r := range volumes {
+	for key, r := range p.volumes.All() {
 		switch r.State {
-		case deleting:
+		case journal.Deleting:
 			p.later("volume "+r.Volume.ID, p.destroy(key, r))
-		case creating:
-			rec, img := p.volumePath(key)
-			errs = append(errs, p.undo(thaw, r.Volume.SourceVolume, rec, func() error { return p.forgetVolume(key, rec, img) }))
+		case journal.Creating:
+			errs = append(errs, p.undo(thaw, r.Volume.SourceVolume, "volume "+r.Volume.ID, func() error { return p.forgetVolume(key) }))
 		}
 	}
-	for key, r := range snapshots {
-		rec, img := p.snapshotPath(key)
+	for key, r := range p.snapshots.All() {
 		switch r.State {
-		case deleting:
-			p.later("snapshot "+r.Snapshot.ID, p.forgetSnapshot(key, rec, img))
-		case creating:
-			errs = append(errs, p.undo(thaw, r.Snapshot.Volume, rec, func() error { return p.forgetSnapshot(key, rec, img) }))
+		case journal.Deleting:
+			p.later("snapshot "+r.Snapshot.ID, p.forgetSnapshot(key))
+		case journal.Creating:
+			errs = append(errs, p.undo(thaw, r.Snapshot.Volume, "snapshot "+r.Snapshot.ID, func() error { return p.forgetSnapshot(key) }))
 		}
 	}
 	return errors.Join(errs...)
@@ -191,12 +153,12 @@ func (p *Pool) later(what string, err error) {
 	}
 }
 
-func (p *Pool) undo(thaw volume.Thaw, origin, rec string, forget func() error) error {
+func (p *Pool) undo(thaw volume.Thaw, origin, what string, forget func() error) error {
 	if origin != "" {
 		if err := thaw(p, origin); err != nil {
 			return fmt.Errorf("thaw %s: %w", origin, err)
 		}
 	}
-	p.log.Info("undoing what was not finished", "record", rec)
+	p.log.Info("undoing what was not finished", "what", what)
 	return forget()
 }

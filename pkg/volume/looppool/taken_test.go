@@ -1,6 +1,7 @@
 package looppool
 
 import (
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
+	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
 // D06: whoever asks a pool to make what it has, or what a file without a record may be, gets an error, and nothing of it is
@@ -30,7 +32,7 @@ func TestD06_WhatIsThereIsNotMadeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, key, _, _ := volume.ParseID(volume.SnapshotID("p", "lost"))
-	_, lost := p.snapshotPath(key)
+	lost := p.snapshotPath(key)
 	if err := os.WriteFile(lost, []byte("somebody's data"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -51,5 +53,43 @@ func TestD06_WhatIsThereIsNotMadeAgain(t *testing.T) {
 		if i >= len(before) || now != before[i] {
 			t.Errorf("changed: %s", now)
 		}
+	}
+}
+
+// D06: what cannot be removed keeps its record. A file that no record tells of takes room for ever.
+func TestD06_AFileThatIsNotRemovedKeepsItsRecord(t *testing.T) {
+	dir := newPooled(t).dir
+	p, err := Open(Options{Name: "p", Dir: dir, NodesDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	v, err := p.Create(t.Context(), volume.Spec{Name: "v", Size: 1 << 20}, &volume.Progress{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := p.CreateSnapshot(t.Context(), volume.SnapshotSpec{Name: "s", Volume: v.ID}, &volume.Progress{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, key, _, _ := volume.ParseID(s.ID)
+	img := p.snapshotPath(key)
+	if err := errors.Join(os.Remove(img), os.MkdirAll(filepath.Join(img, "stuck"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.DeleteSnapshot(t.Context(), s.ID); err == nil {
+		t.Error("a snapshot that cannot be removed is deleted")
+	}
+	if _, err := os.Stat(p.snapshots.Path(key, journal.Extension)); err != nil {
+		t.Errorf("its record: %v", err)
+	}
+	if err := os.Remove(filepath.Join(img, "stuck")); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.DeleteSnapshot(t.Context(), s.ID); err != nil {
+		t.Errorf("a repeated deletion: %v", err)
+	}
+	if left := tree(t, filepath.Join(dir, "snapshots")); len(left) != 1 {
+		t.Errorf("%v are left", left)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"io/fs"
-	"maps"
 	"os"
 	"slices"
 
@@ -20,21 +19,17 @@ func (p *Pool) measure() (c volume.Capacity, held map[string]int64, err error) {
 	if c, err = p.space(); err != nil {
 		return c, nil, err
 	}
-	p.mu.Lock()
-	volumes, snapshots := maps.Clone(p.volumes), maps.Clone(p.snapshots)
-	p.mu.Unlock()
 	kin := kinship{}
 	files := map[string]string{} // to the ID of what it is of
-	for key, r := range volumes {
+	for key, r := range p.volumes.All() {
 		v := r.Volume
-		_, img := p.volumePath(key)
-		files[img] = v.ID
+		files[p.volumePath(key)] = v.ID
 		kin.join(v.ID, v.SourceVolume)
 		kin.join(v.ID, v.SourceSnapshot)
 	}
 	held = map[string]int64{}
-	for key, r := range snapshots {
-		_, img := p.snapshotPath(key)
+	for key, r := range p.snapshots.All() {
+		img := p.snapshotPath(key)
 		files[img] = r.Snapshot.ID
 		kin.join(r.Snapshot.ID, r.Snapshot.Volume)
 		if held[key], err = allocated(img); err != nil {

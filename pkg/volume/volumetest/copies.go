@@ -16,13 +16,13 @@ func long(bytes int64) func(*volume.Spec) { return func(spec *volume.Spec) { spe
 
 // snapshots hold what the volume had when they were taken, whatever happens to it.
 func snapshots(s *suite) {
-	v := s.create("v", func(spec *volume.Spec) { spec.FSType = "xfs" })
-	s.ok(s.SetFacts(v.ID, volume.Facts{Formatted: "xfs", GivenToGuest: true}))
+	v := s.create("v", func(spec *volume.Spec) { spec.FSType = fsType })
+	s.ok(s.SetFacts(v.ID, volume.Facts{Formatted: fsType, GivenToGuest: true}))
 	d := s.attach(v.ID)
 	s.put(d, 0, "one")
 	one := s.snapshot("one", v.ID)
-	if one.ID != volume.SnapshotID(Name, "one") || one.Name != "one" || one.Volume != v.ID || one.Size != size || one.FSType != "xfs" ||
-		one.Facts.Formatted != "xfs" || !one.Facts.GivenToGuest || one.Created.Before(v.Created) {
+	if one.ID != volume.SnapshotID(Name, "one") || one.Name != "one" || one.Volume != v.ID || one.Size != size || one.FSType != fsType ||
+		one.Facts.Formatted != fsType || !one.Facts.GivenToGuest || one.Created.Before(v.Created) {
 		s.Errorf("%+v was taken", one)
 	}
 	s.put(d, 0, "two")
@@ -44,7 +44,7 @@ func snapshots(s *suite) {
 	look()
 	s.has(d, size, map[int64]string{0: "now"})
 	a := s.create("a", from(one.ID))
-	if a.SourceSnapshot != one.ID || !a.Facts.IdentityDue || a.Facts.GrowDue || a.Facts.Formatted != "xfs" || !a.Facts.GivenToGuest {
+	if a.SourceSnapshot != one.ID || !a.Facts.IdentityDue || a.Facts.GrowDue || a.Facts.Formatted != fsType || !a.Facts.GivenToGuest {
 		s.Errorf("of a snapshot %+v was made", a)
 	}
 	s.has(s.attach(a.ID), size, map[int64]string{0: "one"})
@@ -103,11 +103,11 @@ func quiesceIsUndone(s *suite) {
 // copiesAreApart: of a volume in use, and from each other.
 func copiesAreApart(s *suite) {
 	v := s.create("v")
-	s.ok(s.SetFacts(v.ID, volume.Facts{Formatted: "ext4"}))
+	s.ok(s.SetFacts(v.ID, volume.Facts{Formatted: fsType}))
 	d := s.attach(v.ID)
 	s.put(d, 0, "origin")
 	copied := s.create("copy", long(3*size), func(spec *volume.Spec) { spec.SourceVolume, spec.Quiesce = v.ID, s.quiesce(v.ID, nil) })
-	if copied.SourceVolume != v.ID || copied.Facts.Formatted != "ext4" || !copied.Facts.IdentityDue || !copied.Facts.GrowDue {
+	if copied.SourceVolume != v.ID || copied.Facts.Formatted != fsType || !copied.Facts.IdentityDue || !copied.Facts.GrowDue {
 		s.Errorf("%+v was made", copied)
 	}
 	c := s.attach(copied.ID)

@@ -17,10 +17,10 @@ func whatIsMadeIsFound(s *suite) {
 	want := map[string]volume.Volume{}
 	for _, name := range []string{"b", "a", "pvc-4f4e", "Ä name/with ..\n of everything", ""} {
 		v := s.create(name, func(spec *volume.Spec) {
-			spec.Parameters = map[string]string{"csi.storage.k8s.io/fstype": "xfs", "k": name}
-			spec.FSType, spec.Block = "xfs", name == "b"
+			spec.Parameters = map[string]string{"csi.storage.k8s.io/fstype": fsType, "k": name}
+			spec.FSType, spec.Block = fsType, name == "b"
 		})
-		if v.ID != volume.VolumeID(Name, name) || v.Name != name || v.Size != size || v.FSType != "xfs" || v.Block != (name == "b") ||
+		if v.ID != volume.VolumeID(Name, name) || v.Name != name || v.Size != size || v.FSType != fsType || v.Block != (name == "b") ||
 			v.Parameters["k"] != name || v.Created.Before(begin) || v.Created.After(time.Now().Add(time.Second)) || v.Facts != (volume.Facts{}) {
 			s.Errorf("%+v was made", v)
 		}
@@ -88,7 +88,7 @@ func nobodyElsesIsFound(s *suite) {
 			"AttachReadOnly": func() error { _, err := s.AttachReadOnly(s.Context(), id); return err },
 			"Expand":         func() error { _, err := s.Expand(s.Context(), id, 2*size); return err },
 			"Refresh":        func() error { return s.Refresh(s.Context(), id) },
-			"SetFacts":       func() error { return s.SetFacts(id, volume.Facts{Formatted: "xfs"}) },
+			"SetFacts":       func() error { return s.SetFacts(id, volume.Facts{Formatted: fsType}) },
 			"a copy":         func() error { _, err := s.try("copy", func(spec *volume.Spec) { spec.SourceVolume = id }); return err },
 			"a snapshot": func() error {
 				_, err := s.CreateSnapshot(s.Context(), volume.SnapshotSpec{Name: "s", Volume: id}, &volume.Progress{})
@@ -126,7 +126,7 @@ func nobodyElsesIsFound(s *suite) {
 // factsAreKept: what was done to a volume decides whether it is ever formatted, so a restart must not forget it.
 func factsAreKept(s *suite) {
 	v := s.create("v")
-	facts := volume.Facts{Formatted: "btrfs", GivenRaw: true, GivenToGuest: true, GrowDue: true, IdentityDue: true}
+	facts := volume.Facts{Formatted: fsType, GivenRaw: true, GivenToGuest: true, GrowDue: true, IdentityDue: true}
 	s.ok(s.SetFacts(v.ID, facts))
 	for range 2 {
 		if got, err := s.Get(v.ID); err != nil || got.Facts != facts {

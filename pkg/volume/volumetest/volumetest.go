@@ -26,6 +26,9 @@ const Name = "suite"
 // size is that of the suite's volumes: no pool is too small for some, and reading one is quick.
 const size = 16 << 20
 
+// fsType is what a volume is said to have. No pool has to know it.
+const fsType = "anyfs"
+
 // TestPool runs the suite. Each part has a pool of its own, which has to be empty when it ends.
 func TestPool(t *testing.T, open Open) {
 	for _, part := range []struct {
