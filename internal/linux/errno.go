@@ -25,7 +25,6 @@ const (
 	ESRCH           = unix.ESRCH
 	EIO             = unix.EIO
 	ELOOP           = unix.ELOOP
-	ESTALE          = unix.ESTALE
 	EMFILE          = unix.EMFILE
 	ENFILE          = unix.ENFILE
 	ENODEV          = unix.ENODEV

@@ -37,7 +37,6 @@ type Needs []Need
 var Storage = Needs{
 	{Name: "CHOWN", Without: "volumes cannot be given to a pod's fsGroup"},
 	{Name: "DAC_OVERRIDE", Without: "files that belong to other users, on volumes and in pods' directories, cannot be reached", Vital: true},
-	{Name: "DAC_READ_SEARCH", Without: "a volume with a tree of directories thousands of levels deep takes a descriptor a level while it is given to a pod's fsGroup"},
 	{Name: "FOWNER", Without: "the modes of files that belong to other users cannot be changed for a pod's fsGroup"},
 	{Name: "FSETID", Without: "directories lose their setgid bit when they are given to a pod's fsGroup"},
 	{Name: "MKNOD", Without: "devices that have no node in /dev cannot be opened: a /dev that is not the host's, or not all of it"},

@@ -25,7 +25,7 @@ import (
 const size = 64 << 20
 
 // Without SYS_RESOURCE an ext4 does not grow while it is mounted.
-const capabilities = "CHOWN,DAC_OVERRIDE,DAC_READ_SEARCH,FOWNER,FSETID,MKNOD,SETFCAP,SETGID,SETUID,SYS_ADMIN,SYS_CHROOT,SYS_PTRACE"
+const capabilities = "CHOWN,DAC_OVERRIDE,FOWNER,FSETID,MKNOD,SETFCAP,SETGID,SETUID,SYS_ADMIN,SYS_CHROOT,SYS_PTRACE"
 
 // world is two nodes: "one" with pools to be spoiled, crustd and crust-agent, and "two" with
 // volumes to be spoiled.

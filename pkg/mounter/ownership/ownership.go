@@ -1,7 +1,7 @@
 // Package ownership gives the files of a volume to a group, as fsGroup asks:
 // every file and directory readable and writable by the group, directories
 // setgid so that new files inherit it, symbolic links never followed. It works
-// relative to directory descriptors, so no depth of tree and no name is beyond
+// relative to directory descriptors, so no path is too long and no name is beyond
 // it, changes only what differs, and remembers on the volume itself what was
 // done: a matching request looks at nothing but the root.
 package ownership

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
 // walk visits every directory below top once.
@@ -26,11 +27,9 @@ type walk struct {
 
 	mu      sync.Mutex
 	wake    *sync.Cond
-	stack   []task // last in, first out: few directories wait at once
-	parked  int    // the directories of so many tasks, from the bottom of the stack, are closed
-	open    int    // directories
-	most    int    // that may be open, mostOpen where it is 0
-	handles bool   // directories can be opened by their handles
+	stack   []task // last in, first out: few directories are open at once
+	open    atomic.Int64
+	most    int64 // directories that may be open at once; mostOpen where it is 0
 	running int
 	err     error
 	over    atomic.Bool // err is set
@@ -71,13 +70,46 @@ func gone(err error) bool {
 	return errors.Is(err, linux.ENOENT) || errors.Is(err, linux.ENOTDIR) || errors.Is(err, linux.ELOOP)
 }
 
+// task is a directory to open and read, or an open one to read on.
+type task struct {
+	dir  *shared
+	name linux.Name // nil: read on in dir
+}
+
+// mostOpen bounds the directories that a walk has open. Each level of a deep tree may have one that waits to be read on, and a
+// pod decides how deep that is: the driver's descriptors are for all volumes.
+const mostOpen = 10_000
+
+// shared is an open directory that tasks refer to.
+type shared struct {
+	linux.Dir
+	users atomic.Int32
+	open  *atomic.Int64
+}
+
+// opened takes note of a directory, for one task.
+func (w *walk) opened(d linux.Dir) *shared {
+	s := &shared{Dir: d, open: &w.open}
+	s.users.Store(1)
+	w.open.Add(1)
+	return s
+}
+
+func (s *shared) release() error {
+	if s.users.Add(-1) > 0 {
+		return nil
+	}
+	s.open.Add(-1)
+	return s.Close()
+}
+
 func (w *walk) run(ctx context.Context) error {
 	w.wake = sync.NewCond(&w.mu)
 	root, err := w.top.Open(linux.Name(".\x00"))
 	if err != nil {
 		return err
 	}
-	w.stack, w.open = []task{{dir: &shared{Dir: root, users: 1}}}, 1
+	w.stack = []task{{dir: w.opened(root)}}
 	stop := context.AfterFunc(ctx, func() { w.fail(context.Cause(ctx)) })
 	defer stop()
 	var all sync.WaitGroup
@@ -103,7 +135,7 @@ func (w *walk) run(ctx context.Context) error {
 	}
 	all.Wait()
 	for _, t := range w.stack { // of a walk that failed
-		w.err = errors.Join(w.err, w.forget(t.dir, 1))
+		w.err = errors.Join(w.err, t.dir.release())
 	}
 	return w.err
 }
@@ -131,7 +163,6 @@ func (w *walk) next() (task, bool) {
 	}
 	t := w.stack[len(w.stack)-1]
 	w.stack = w.stack[:len(w.stack)-1]
-	t.dir.busy++
 	w.running++
 	return t, true
 }
@@ -145,14 +176,10 @@ func (w *walk) ended() {
 	}
 }
 
-// push ends a task that ran, and leaves others of its directory to be run.
-func (w *walk) push(s *shared, tasks []task) {
+func (w *walk) push(tasks []task) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s.busy--
-	s.users += len(tasks) - 1
 	w.stack = append(w.stack, tasks...)
-	w.park()
 	w.wake.Broadcast()
 }
 
@@ -160,30 +187,29 @@ func (w *walk) push(s *shared, tasks []task) {
 // goes back to the stack below its sub-directories.
 func (w *walk) do(t task, buf []byte) error {
 	dir := t.dir
-	if err := w.reopen(dir); errors.Is(err, linux.ESTALE) {
-		return w.drop(dir, 1) // the directory was removed
-	} else if err != nil {
-		return errors.Join(fmt.Errorf("a directory that was read before: %w", err), w.drop(dir, 1))
-	}
 	if t.name != nil {
 		sub, err := dir.Open(t.name)
 		if gone(err) {
-			return w.drop(dir, 1)
+			return dir.release()
 		}
 		if err != nil {
 			err = fmt.Errorf("directory %q: %w", t.name, err)
 		}
-		if err := errors.Join(err, w.drop(dir, 1)); err != nil {
+		if err := errors.Join(err, dir.release()); err != nil {
 			return err
 		}
 		dir = w.opened(sub)
+		if most := cmp.Or(w.most, mostOpen); w.open.Load() > most {
+			return errors.Join(fault.New(fault.State, "directory %q: more than %d directories would be open at once, for the tree is that deep; "+
+				"make it less deep, in a pod without fsGroup", t.name, most), dir.release())
+		}
 	}
 	n, err := dir.Read(buf)
 	if errors.Is(err, linux.ENOENT) {
 		n, err = 0, nil // the directory was removed
 	}
 	if err != nil || n == 0 {
-		return errors.Join(err, w.drop(dir, 1))
+		return errors.Join(err, dir.release())
 	}
 	tasks := []task{{dir: dir}}
 	var looked int64
@@ -196,17 +222,26 @@ func (w *walk) do(t task, buf []byte) error {
 		}
 		sub, err := w.visit(dir.Dir, name, &looked)
 		if err != nil {
-			return errors.Join(fmt.Errorf("%q: %w", name, err), w.drop(dir, 1))
+			return errors.Join(fmt.Errorf("%q: %w", name, err), release(dir, len(tasks)))
 		}
 		if sub {
+			dir.users.Add(1)
 			tasks = append(tasks, task{dir: dir, name: append(linux.Name(nil), name...)})
 		}
 		if w.over.Load() {
-			return w.drop(dir, 1)
+			return release(dir, len(tasks))
 		}
 	}
-	w.push(dir, tasks)
+	w.push(tasks)
 	return nil
+}
+
+func release(dir *shared, times int) error {
+	var err error
+	for range times {
+		err = errors.Join(err, dir.release())
+	}
+	return err
 }
 
 // visit gives one entry to the group, and tells whether it is a directory to
