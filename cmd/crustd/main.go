@@ -44,6 +44,16 @@ type options struct {
 	version   bool
 }
 
+// backends are the kinds of sandboxes, and what opens each.
+var backends = map[string]func(o *options, log *slog.Logger) (sandbox.Backend, error){
+	"namespace": func(o *options, _ *slog.Logger) (sandbox.Backend, error) {
+		return namespace.New(o.stateDir, o.kubeletDir)
+	},
+	"qemu": func(o *options, log *slog.Logger) (sandbox.Backend, error) {
+		return qemu.New(filepath.Join(o.stateDir, "qemu"), log)
+	},
+}
+
 func main() {
 	if err := run(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "crustd:", err)
@@ -92,7 +102,7 @@ func parse(args []string) (*options, error) {
 	case len(o.allow) == 0:
 		return nil, errors.New("give at least one --allow-device GLOB: no device is handed to sandboxes unless it is named (/dev/loop* for " +
 			"csi-node's pools)")
-	case o.backend != "namespace" && o.backend != "qemu":
+	case backends[o.backend] == nil:
 		return nil, fmt.Errorf("--backend %q: namespace or qemu", o.backend)
 	case o.logFormat != "text" && o.logFormat != "json":
 		return nil, fmt.Errorf("--log-format %q: text or json", o.logFormat)
@@ -148,16 +158,9 @@ func run(args []string) error {
 		return err
 	}
 	defer l.Close()
-	var backend sandbox.Backend
-	switch o.backend {
-	case "namespace":
-		if backend, err = namespace.New(o.stateDir, o.kubeletDir); err != nil {
-			return err
-		}
-	case "qemu":
-		if backend, err = qemu.New(filepath.Join(o.stateDir, "qemu"), log); err != nil {
-			return err
-		}
+	backend, err := backends[o.backend](o, log)
+	if err != nil {
+		return err
 	}
 	m, err := sandbox.New(ctx, sandbox.Config{
 		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend, Devices: sandbox.Devices{Allow: o.allow, KubeletDir: o.kubeletDir},

@@ -80,8 +80,12 @@ func FuzzDevices(f *testing.F) {
 // used; its file stays as it was.
 func FuzzStore(f *testing.F) {
 	gid := uint32(7)
+	spec, err := NewSpec("a", 0, map[string]any{"qmp": "/q", "channel": "/c", "magic": []byte("0123456789abcdef")})
+	if err != nil {
+		f.Fatal(err)
+	}
 	whole, err := sandboxType.Encode(sandboxRecord{
-		Kind: "qemu", Spec: Spec{ID: "a", QMP: "/q", Channel: "/c", Magic: []byte("0123456789abcdef")}, BootID: "boot", Process: process{PID: 2, Started: "3", Namespace: "pid:[4]"},
+		Kind: "qemu", Spec: spec, BootID: "boot", Process: process{PID: 2, Started: "3", Namespace: "pid:[4]"},
 		Volumes: map[string]volumeRecord{"/dev/loop1": {
 			State: published, Device: mounter.Device{Path: "/dev/loop1", Major: 7, Minor: 1}, Target: "/t", Type: "ext4", Options: []string{"ro", "commit=5"}, Group: &gid, Policy: "Always",
 			Place: Place{"/dev/sda", "/p"},

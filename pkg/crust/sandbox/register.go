@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"reflect"
 	"strings"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
@@ -35,7 +34,7 @@ func (m *Manager) Register(ctx context.Context, spec Spec) error {
 	}
 	m.mu.Unlock()
 	if ok {
-		if !reflect.DeepEqual(have, spec) {
+		if have != spec {
 			return fault.New(fault.Exists, "sandbox %s is registered in another way (%+v); deregister it first", spec.ID, have)
 		}
 		return nil

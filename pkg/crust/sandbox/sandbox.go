@@ -43,18 +43,6 @@ func (v Volume) Serial() string {
 // Place is where a volume is inside its sandbox.
 type Place struct{ Device, Path string }
 
-// Spec says how a sandbox is reached.
-type Spec struct {
-	ID  string `json:"id"`
-	PID int    `json:"pid,omitempty"`
-	// Of a namespace sandbox.
-	UserNamespace string `json:"userNamespace,omitempty"`
-	// Of a QEMU.
-	QMP     string `json:"qmp,omitempty"`
-	Channel string `json:"channel,omitempty"`
-	Magic   []byte `json:"magic,omitempty"`
-}
-
 // Opening is a sandbox that is to be taken up.
 type Opening struct {
 	Spec
@@ -67,8 +55,10 @@ type Opening struct {
 
 // Backend makes sandboxes of one kind reachable.
 type Backend interface {
-	// Kind is the backend's name.
+	// Kind is the backend's name: that of its field in a RegisterSandboxRequest.
 	Kind() string
+	// Registration gives what a request says about how a sandbox is reached: see NewSpec.
+	Registration(r *crustv1alpha1.RegisterSandboxRequest) any
 	// Capabilities are what its sandboxes really do.
 	Capabilities() []crust.Capability
 	// FileSystems are what its sandboxes' kernel can mount, asked of it; none where
@@ -151,6 +141,12 @@ type Sandbox interface {
 	// Detach lets go of the sandbox without changing it, for the end of this
 	// process.
 	Detach()
+}
+
+// Execer is a Sandbox in which a program can be run, for tests and for who looks into it.
+type Execer interface {
+	// Exec gives what the program said, and its exit code.
+	Exec(ctx context.Context, argv []string, stdin []byte) (out []byte, code int, err error)
 }
 
 // BasicCapabilities are those of a backend that mounts with pkg/mounter.

@@ -134,19 +134,15 @@ func (s *Server) RuntimeExpandVolume(
 func (s *Server) RegisterSandbox(
 	ctx context.Context, r *crustv1alpha1.RegisterSandboxRequest,
 ) (*crustv1alpha1.RegisterSandboxResponse, error) {
-	spec := Spec{ID: r.GetSandboxId(), PID: int(r.GetPid())}
-	kind := ""
-	switch k := r.GetKind().(type) {
-	case *crustv1alpha1.RegisterSandboxRequest_Namespace:
-		kind, spec.UserNamespace = "namespace", k.Namespace.GetUserNamespace()
-	case *crustv1alpha1.RegisterSandboxRequest_Qemu:
-		kind, spec.QMP, spec.Channel, spec.Magic = "qemu", k.Qemu.GetQmpSocket(), k.Qemu.GetChannelSocket(), k.Qemu.GetChannelMagic()
+	if r.GetPid() < 0 {
+		return nil, fault.New(fault.Invalid, "pid %d", r.GetPid())
 	}
-	if spec.PID < 0 {
-		return nil, fault.New(fault.Invalid, "pid %d", spec.PID)
-	}
-	if kind != s.Backend.Kind() {
+	if kind := kindOf(r); kind != "" && kind != s.Backend.Kind() {
 		return nil, fault.New(fault.Invalid, "a sandbox of kind %q: this server has the backend %q", kind, s.Backend.Kind())
+	}
+	spec, err := NewSpec(r.GetSandboxId(), int(r.GetPid()), s.Backend.Registration(r))
+	if err != nil {
+		return nil, err
 	}
 	return &crustv1alpha1.RegisterSandboxResponse{}, s.Register(ctx, spec)
 }
@@ -207,9 +203,7 @@ func (s *Server) ExecInSandbox(ctx context.Context, r *crustv1alpha1.ExecInSandb
 	if err != nil {
 		return nil, err
 	}
-	e, ok := b.sandbox().(interface {
-		Exec(ctx context.Context, argv []string, stdin []byte) ([]byte, int, error)
-	})
+	e, ok := b.sandbox().(Execer)
 	if !ok {
 		return nil, fault.New(fault.State, "sandbox %s is a mount namespace of this host; look inside with `nsenter --mount=%s PROGRAM`",
 			r.GetSandboxId(), b.sandbox().MountNamespace())

@@ -97,6 +97,10 @@ func (b *Backend) Process(context.Context, sandbox.Spec) (int, error) { return 0
 
 // Open makes the namespace, or finds the one of an earlier process.
 func (b *Backend) Open(_ context.Context, o sandbox.Opening) (sandbox.Sandbox, error) {
+	var how registration
+	if err := o.Reach(&how); err != nil {
+		return nil, err
+	}
 	s := &box{b: b, spec: o.Spec, pin: filepath.Join(b.dir, "ns", engine.Name(o.ID))}
 	fresh, err := pinned(s.pin, o.Published, linux.PinMountNamespace)
 	if err != nil {
@@ -110,9 +114,9 @@ func (b *Backend) Open(_ context.Context, o sandbox.Opening) (sandbox.Sandbox, e
 	if s.ns, err = mounter.OpenNamespace(s.pin); err != nil {
 		return nil, err
 	}
-	if o.UserNamespace != "" {
+	if how.UserNamespace != "" {
 		// Pinned as well: by the time of a restart the path may be another process's.
-		if _, err = pinned(s.userPin(), o.Published, func(pin string) error { return linux.BindFile(o.UserNamespace, pin) }); err == nil {
+		if _, err = pinned(s.userPin(), o.Published, func(pin string) error { return linux.BindFile(how.UserNamespace, pin) }); err == nil {
 			s.userns, err = linux.Open(s.userPin(), os.O_RDONLY)
 		}
 		if err != nil {

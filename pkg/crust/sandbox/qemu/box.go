@@ -22,7 +22,7 @@ import (
 
 type box struct {
 	b     *Backend
-	spec  sandbox.Spec
+	how   registration
 	conn  *grpc.ClientConn
 	guest guestv1.GuestClient
 	gone  <-chan struct{}
@@ -41,7 +41,7 @@ func (s *box) qmp(ctx context.Context) (*qmp.Client, error) {
 	defer s.mu.Unlock()
 	select {
 	case <-s.q.Gone():
-		q, err := connect(ctx, s.spec)
+		q, err := s.how.connect(ctx)
 		if err != nil {
 			return nil, err
 		}

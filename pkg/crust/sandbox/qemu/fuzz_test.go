@@ -103,18 +103,18 @@ func newLiar(f testing.TB) *liar {
 	}))
 	f.Cleanup(g.Stop)
 	go func() { _ = g.Serve(port{channel}) }()
-	spec := sandbox.Spec{ID: "liar", QMP: filepath.Join(dir, "qmp"), Channel: filepath.Join(dir, "port")}
-	q, err := qmp.Dial(f.Context(), spec.QMP)
+	how := registration{QMP: filepath.Join(dir, "qmp"), Channel: filepath.Join(dir, "port")}
+	q, err := qmp.Dial(f.Context(), how.QMP)
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { q.Close() })
-	conn, err := dial(spec)
+	conn, err := how.dial()
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { conn.Close() })
-	l.box = &box{spec: spec, q: q, conn: conn, guest: guestv1.NewGuestClient(conn), gone: make(chan struct{})}
+	l.box = &box{how: how, q: q, conn: conn, guest: guestv1.NewGuestClient(conn), gone: make(chan struct{})}
 	return l
 }
 
@@ -141,7 +141,7 @@ func (l *liar) try(t *testing.T, method uint8, message []byte, more, code uint32
 		return answer, nil
 	}
 	b := &Backend{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), asked: map[*box]chan struct{}{}}
-	s := &box{b: b, spec: l.box.spec, q: l.box.q, conn: l.box.conn, guest: l.box.guest, gone: l.box.gone}
+	s := &box{b: b, how: l.box.how, q: l.box.q, conn: l.box.conn, guest: l.box.guest, gone: l.box.gone}
 	if c := codes.Code(code); c == codes.Unavailable || c == codes.Canceled {
 		gone := make(chan struct{})
 		close(gone)

@@ -9,22 +9,13 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/keepalive"
-
-	"github.com/crust-csi/crust-csi/internal/channel"
-	"github.com/crust-csi/crust-csi/internal/qmp"
 	"github.com/crust-csi/crust-csi/internal/record"
-	"github.com/crust-csi/crust-csi/internal/redial"
-	"github.com/crust-csi/crust-csi/internal/vport"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
@@ -169,60 +160,41 @@ func (b *Backend) ask(ctx context.Context, s *box) (guestFacts, error) {
 	return f, factsType.Write(b.facts(), f)
 }
 
-func check(spec sandbox.Spec) error {
-	if !filepath.IsAbs(spec.QMP) {
-		return fault.New(fault.Invalid, "qmp_socket %q: give an absolute path", spec.QMP)
-	}
-	if err := channel.Check(spec.Channel); err != nil {
-		return fault.New(fault.Invalid, "%w", err)
-	}
-	if n := len(spec.Magic); n != 0 && n != vport.MagicLength {
-		return fault.New(fault.Invalid, "channel_magic has %d bytes, not %d", n, vport.MagicLength)
-	}
-	return nil
-}
-
 // Process asks the kernel who serves the QMP socket. A connection that breaks is
 // no proof of QEMU's end; its process is.
 func (b *Backend) Process(ctx context.Context, spec sandbox.Spec) (int, error) {
-	if err := check(spec); err != nil {
+	how, err := reach(spec)
+	if err != nil {
 		return 0, err
 	}
-	q, err := connect(ctx, spec)
+	q, err := how.connect(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer q.Close()
 	pid, err := q.PID()
 	if err == nil && pid == 0 {
-		err = fault.New(fault.State, "the process behind %s is of another pid namespace; give its pid", spec.QMP)
+		err = fault.New(fault.State, "the process behind %s is of another pid namespace; give its pid", how.QMP)
 	}
 	return pid, err
 }
 
-func connect(ctx context.Context, spec sandbox.Spec) (*qmp.Client, error) {
-	q, err := qmp.Dial(ctx, spec.QMP)
-	if err != nil {
-		return nil, fault.New(fault.State, "QEMU does not answer at %s: %w", spec.QMP, err)
-	}
-	return q, nil
-}
-
 // Open connects to a QEMU, and to the guest when that has booted.
 func (b *Backend) Open(ctx context.Context, o sandbox.Opening) (sandbox.Sandbox, error) {
-	if err := check(o.Spec); err != nil {
-		return nil, err
-	}
-	q, err := connect(ctx, o.Spec)
+	how, err := reach(o.Spec)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := dial(o.Spec)
+	q, err := how.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := how.dial()
 	if err != nil {
 		return nil, errors.Join(err, q.Close())
 	}
 	life, end := context.WithCancel(context.Background())
-	s := &box{b: b, spec: o.Spec, q: q, conn: conn, guest: guestv1.NewGuestClient(conn), gone: o.Ended, end: end}
+	s := &box{b: b, how: how, q: q, conn: conn, guest: guestv1.NewGuestClient(conn), gone: o.Ended, end: end}
 	asked := make(chan struct{})
 	b.mu.Lock()
 	b.asked[s] = asked
@@ -239,20 +211,6 @@ func (b *Backend) Open(ctx context.Context, o sandbox.Opening) (sandbox.Sandbox,
 		}
 	})
 	return s, nil
-}
-
-func dial(spec sandbox.Spec) (*grpc.ClientConn, error) {
-	const most = 512 << 10
-	return grpc.NewClient("passthrough:///guest",
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("guest"), grpc.WithUnaryInterceptor(spans),
-		// A guest is not trusted with more than this.
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(most), grpc.WaitForReady(true)), grpc.WithMaxHeaderListSize(16<<10),
-		// A channel that is stuck is made anew, rather than waited for.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
-		redial.Soon(),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return channel.Dial(ctx, spec.Channel, spec.Magic)
-		}))
 }
 
 // Close is Detach: the QEMU is its owner's to end.

@@ -1,0 +1,229 @@
+package crusttest
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+// Kit is what TestBackend has to know of a backend.
+type Kit struct {
+	// Open opens the backend whose state is in a directory. It is opened again after it was closed, as a server that starts
+	// again does.
+	Open func(t testing.TB, dir, kubeletDir string) sandbox.Backend
+	// Sandbox starts a sandbox, and gives what registers it but for its id.
+	Sandbox func(t testing.TB) *crustv1alpha1.RegisterSandboxRequest
+	// Write makes a file with a text in a sandbox, and Read gives it back, at a path as programs there see it. The
+	// sandbox is what ListSandboxes tells of it.
+	Write func(s *sandbox.Server, in *crustv1alpha1.Sandbox, path, text string) error
+	Read  func(s *sandbox.Server, in *crustv1alpha1.Sandbox, path string) (string, error)
+	// Patience is how long a sandbox may take for an answer.
+	Patience time.Duration
+}
+
+// TestBackend has a CRUST server carry out on a backend what a pod's life asks for, and looks from both sides: into the
+// sandbox, and at the host. It needs root.
+func TestBackend(t *testing.T, kit Kit) {
+	b := newBackendSuite(t, kit)
+	b.start()
+	t.Cleanup(b.stop)
+	b.register("one")
+	b.register("two")
+	for _, part := range []struct {
+		name string
+		test func(*backendSuite, *testing.T)
+	}{
+		{"C11_CapabilitiesAndFileSystems", (*backendSuite).says},
+		{"C20_RegistrationsThatAreWrong", (*backendSuite).wrongRegistrations},
+		{"C13_APodsVolume", (*backendSuite).lives},
+		{"C19_OneDeviceOneSandbox", (*backendSuite).onlyOnce},
+		{"R05_ReadOnly", (*backendSuite).readOnly},
+		{"C15_PathsStayInTheVolume", (*backendSuite).paths},
+		{"C17_ItGrows", (*backendSuite).grows},
+		{"C23_WhatCannotBeMounted", (*backendSuite).cannot},
+		{"C18_AServerThatStartsAgain", (*backendSuite).again},
+		{"C18_ASandboxThatIsDeregistered", (*backendSuite).leaves},
+	} {
+		t.Run(part.name, func(t *testing.T) { part.test(b, t) })
+	}
+}
+
+type backendSuite struct {
+	Kit
+	t       testing.TB
+	dir     string
+	kubelet string
+	fs      string
+	backend sandbox.Backend
+	server  *sandbox.Server
+	made    map[string]*crustv1alpha1.RegisterSandboxRequest
+}
+
+func newBackendSuite(t *testing.T, kit Kit) *backendSuite {
+	b := &backendSuite{Kit: kit, t: t, dir: t.TempDir(), made: map[string]*crustv1alpha1.RegisterSandboxRequest{}}
+	b.kubelet = filepath.Join(t.TempDir(), "kubelet")
+	fatal(t, os.MkdirAll(b.kubelet, 0o750))
+	return b
+}
+
+func fatal(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (b *backendSuite) ctx() context.Context { return context.Background() }
+
+// start is what a server does that starts.
+func (b *backendSuite) start() {
+	b.t.Helper()
+	b.backend = b.Open(b.t, b.dir, b.kubelet)
+	m, err := sandbox.New(b.ctx(), sandbox.Config{
+		StateDir: b.dir, KubeletDir: b.kubelet, Backend: b.backend, Log: slog.New(slog.DiscardHandler), Timeout: b.Patience, OwnershipTimeout: b.Patience,
+	})
+	fatal(b.t, err)
+	b.server = &sandbox.Server{Manager: m}
+}
+
+// stop ends the server, and closes the backend. Its sandboxes go on.
+func (b *backendSuite) stop() { b.server.Stop() }
+
+func (b *backendSuite) register(id string) {
+	b.t.Helper()
+	r := b.Sandbox(b.t)
+	r.SandboxId = id
+	_, err := b.server.RegisterSandbox(b.ctx(), r)
+	fatal(b.t, err)
+	b.made[id] = r
+	b.t.Cleanup(func() {
+		if err := b.server.Deregister(b.ctx(), id); err != nil {
+			b.t.Errorf("deregister %s: %v", id, err)
+		}
+	})
+}
+
+// in is what the server tells of a sandbox; nil if it knows none.
+func (b *backendSuite) in(t testing.TB, id string) *crustv1alpha1.Sandbox {
+	t.Helper()
+	list, err := b.server.ListSandboxes(b.ctx(), nil)
+	fatal(t, err)
+	for _, s := range list.GetSandboxes() {
+		if s.GetSandboxId() == id {
+			return s
+		}
+	}
+	return nil
+}
+
+// diskSize is enough for every file system. The files are sparse.
+const diskSize = 320 << 20
+
+// disk is a device with nothing on it, and what makes it twice as large. It is released when the test has ended.
+func (b *backendSuite) disk(t testing.TB) (d mounter.Device, enlarge func()) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "disk")
+	fatal(t, os.WriteFile(file, nil, 0o600))
+	fatal(t, os.Truncate(file, diskSize))
+	out, err := exec.Command("losetup", "--find", "--show", file).Output()
+	fatal(t, err)
+	path := strings.TrimSpace(string(out))
+	t.Cleanup(func() {
+		if out, err := exec.Command("losetup", "--detach", path).CombinedOutput(); err != nil {
+			t.Errorf("losetup --detach %s: %v: %s", path, err, out)
+		}
+	})
+	d, err = mounter.FindDevice(path)
+	fatal(t, err)
+	return d, func() {
+		t.Helper()
+		fatal(t, os.Truncate(file, 2*diskSize))
+		out, err := exec.Command("losetup", "--set-capacity", path).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+}
+
+func (b *backendSuite) formatted(t testing.TB) (d mounter.Device, enlarge func()) {
+	t.Helper()
+	d, enlarge = b.disk(t)
+	b.format(t, d)
+	return d, enlarge
+}
+
+func (b *backendSuite) format(t testing.TB, d mounter.Device) {
+	t.Helper()
+	if out, err := exec.Command("mkfs."+b.fs, "-q", d.Path).CombinedOutput(); err != nil {
+		t.Fatalf("mkfs.%s: %v: %s", b.fs, err, out)
+	}
+}
+
+// volume is one whose target's directory the kubelet has made.
+func (b *backendSuite) volume(d mounter.Device, pod string) sandbox.Volume {
+	b.t.Helper()
+	dir := filepath.Join(b.kubelet, "pods", pod)
+	fatal(b.t, os.MkdirAll(dir, 0o750))
+	return sandbox.Volume{Device: d, Target: filepath.Join(dir, "mount"), Type: b.fs}
+}
+
+// published publishes a volume until the test has ended.
+func (b *backendSuite) published(t testing.TB, id string, v sandbox.Volume) {
+	t.Helper()
+	fatal(t, b.server.Publish(b.ctx(), id, v))
+	t.Cleanup(func() {
+		if err := b.server.Unpublish(b.ctx(), id, v.Device.Path); err != nil {
+			t.Errorf("unpublish: %v", err)
+		}
+	})
+}
+
+// path is where a container of the sandbox finds a path of the host.
+func (b *backendSuite) path(t testing.TB, id, source string) string {
+	t.Helper()
+	path, foreign, err := b.server.Resolve(b.ctx(), id, source)
+	if err != nil || foreign || path == "" {
+		t.Fatalf("%s in %s is at %q, %v, %v", source, id, path, foreign, err)
+	}
+	return path
+}
+
+func (b *backendSuite) put(t testing.TB, id, source, text string) {
+	t.Helper()
+	fatal(t, b.Write(b.server, b.in(t, id), b.path(t, id, filepath.Dir(source))+"/"+filepath.Base(source), text))
+}
+
+func (b *backendSuite) has(t testing.TB, id, source, text string) {
+	t.Helper()
+	got, err := b.Read(b.server, b.in(t, id), b.path(t, id, source))
+	if err != nil || got != text {
+		t.Errorf("%s in %s has %q, %v; want %q", source, id, got, err, text)
+	}
+}
+
+// refused wants an error of a kind.
+func wants(t testing.TB, what string, err error, kinds ...fault.Kind) {
+	t.Helper()
+	if !slices.ContainsFunc(kinds, func(k fault.Kind) bool { return fault.Is(err, k) }) {
+		t.Errorf("%s: %v; want one of %v", what, err, kinds)
+	}
+}
+
+// free wants nobody to have the device.
+func free(t testing.TB, d mounter.Device) {
+	t.Helper()
+	if busy, err := mounter.Busy(d.Path); busy || err != nil {
+		t.Errorf("%s is in use, %v%s", d.Path, err, mounter.HeldBy(d))
+	}
+}

@@ -1,0 +1,195 @@
+package crusttest
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/crust-csi/crust-csi/pkg/crust"
+	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
+)
+
+// memory is a world in which file systems are maps: the least that a backend can be.
+type memory struct {
+	mu    sync.Mutex
+	disks map[[32]byte]*disk             // by what lies at the begin of a device
+	boxes map[string]map[string]*mounted // by sandbox and device
+}
+
+type disk struct {
+	files map[string]string
+	size  int64
+}
+
+type mounted struct {
+	*disk
+	readOnly bool
+}
+
+func (m *memory) Kind() string                                             { return "memory" }
+func (m *memory) Registration(*crustv1alpha1.RegisterSandboxRequest) any   { return struct{}{} }
+func (m *memory) Capabilities() []crust.Capability                         { return sandbox.BasicCapabilities(false) }
+func (m *memory) FileSystems(context.Context) ([]string, error)            { return fstype.Formats(), nil }
+func (m *memory) Mounts(name string) bool                                  { return slices.Contains(fstype.Formats(), name) }
+func (m *memory) Process(context.Context, sandbox.Spec) (pid int, e error) { return 0, nil }
+func (m *memory) Close() error                                             { return nil }
+
+func (m *memory) Forget(spec sandbox.Spec) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.boxes, spec.ID)
+	return nil
+}
+
+func (m *memory) Open(_ context.Context, o sandbox.Opening) (sandbox.Sandbox, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.boxes[o.ID] == nil {
+		m.boxes[o.ID] = map[string]*mounted{}
+	}
+	return memoryBox{m, o.ID}, nil
+}
+
+type memoryBox struct {
+	*memory
+	id string
+}
+
+func (b memoryBox) MountNamespace() string { return "" }
+func (b memoryBox) Detach()                {}
+func (b memoryBox) Close() error           { return b.Forget(sandbox.Spec{ID: b.id}) }
+
+func (b memoryBox) Publish(_ context.Context, v sandbox.Volume) (sandbox.Place, error) {
+	f, err := os.Open(v.Device.Path)
+	if err != nil {
+		return sandbox.Place{}, err
+	}
+	defer f.Close()
+	head := make([]byte, 1<<20) // where every file system has an identity
+	if _, err := f.Read(head); err != nil {
+		return sandbox.Place{}, err
+	}
+	if !slices.ContainsFunc(head, func(c byte) bool { return c != 0 }) {
+		return sandbox.Place{}, fault.New(fault.State, "%s is blank", v.Device.Path)
+	}
+	size, err := mounter.DeviceSize(v.Device)
+	if err != nil {
+		return sandbox.Place{}, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	id := sha256.Sum256(head)
+	if b.disks[id] == nil {
+		b.disks[id] = &disk{map[string]string{}, size}
+	}
+	b.boxes[b.id][v.Device.Path] = &mounted{b.disks[id], v.ReadOnly}
+	return sandbox.Place{Device: v.Device.Path, Path: "/" + v.Serial()}, nil
+}
+
+func (b memoryBox) Unpublish(_ context.Context, v sandbox.Volume) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.boxes[b.id], v.Device.Path)
+	return nil
+}
+
+func (b memoryBox) find(v sandbox.Volume) (*mounted, error) {
+	if d := b.boxes[b.id][v.Device.Path]; d != nil {
+		return d, nil
+	}
+	return nil, fault.New(fault.NotFound, "%s is not in sandbox %s", v.Device.Path, b.id)
+}
+
+func (b memoryBox) Stats(_ context.Context, v sandbox.Volume) (mounter.Usage, string, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d, err := b.find(v)
+	if err != nil {
+		return mounter.Usage{}, "", err
+	}
+	used := int64(4096)
+	for f := range maps.Values(d.files) {
+		used += int64(len(f))
+	}
+	return mounter.Usage{TotalBytes: d.size, UsedBytes: used, AvailableBytes: d.size - used}, "", nil
+}
+
+func (b memoryBox) Expand(_ context.Context, v sandbox.Volume, size int64) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d, err := b.find(v)
+	if err == nil {
+		d.size = size
+	}
+	return err
+}
+
+func (b memoryBox) Resolve(_ context.Context, v sandbox.Volume, sub string) (string, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d, err := b.find(v)
+	if err != nil {
+		return "", err
+	}
+	if _, ok := d.files[sub]; sub != "" && !ok {
+		return "", fmt.Errorf("%s: %w", sub, fs.ErrNotExist)
+	}
+	return strings.TrimSuffix("/"+v.Serial()+"/"+sub, "/"), nil
+}
+
+// at finds a file by its path in a sandbox.
+func (m *memory) at(in *crustv1alpha1.Sandbox, path string) (*mounted, string, error) {
+	for device, d := range m.boxes[in.GetSandboxId()] {
+		root := "/" + sandbox.Volume{Device: mounter.Device{Path: device}}.Serial() + "/"
+		if name, ok := strings.CutPrefix(path, root); ok {
+			return d, name, nil
+		}
+	}
+	return nil, "", fmt.Errorf("%s: %w", path, fs.ErrNotExist)
+}
+
+func TestBackendInMemory(t *testing.T) {
+	m := &memory{disks: map[[32]byte]*disk{}, boxes: map[string]map[string]*mounted{}}
+	TestBackend(t, Kit{
+		Open:    func(testing.TB, string, string) sandbox.Backend { return m },
+		Sandbox: func(testing.TB) *crustv1alpha1.RegisterSandboxRequest { return &crustv1alpha1.RegisterSandboxRequest{} },
+		Write: func(_ *sandbox.Server, in *crustv1alpha1.Sandbox, path, text string) error {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			d, name, err := m.at(in, path)
+			if err == nil && d.readOnly {
+				err = fs.ErrPermission
+			}
+			if err == nil {
+				d.files[name] = text
+			}
+			return err
+		},
+		Read: func(_ *sandbox.Server, in *crustv1alpha1.Sandbox, path string) (string, error) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			d, name, err := m.at(in, path)
+			if err != nil {
+				return "", err
+			}
+			text, ok := d.files[name]
+			if !ok {
+				err = fs.ErrNotExist
+			}
+			return text, err
+		},
+		Patience: time.Minute,
+	})
+}

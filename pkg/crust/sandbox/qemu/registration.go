@@ -1,0 +1,72 @@
+package qemu
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/crust-csi/crust-csi/internal/channel"
+	"github.com/crust-csi/crust-csi/internal/qmp"
+	"github.com/crust-csi/crust-csi/internal/redial"
+	"github.com/crust-csi/crust-csi/internal/vport"
+	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// registration is how a QEMU and its guest are reached.
+type registration struct {
+	QMP     string `json:"qmp,omitempty"`
+	Channel string `json:"channel,omitempty"`
+	Magic   []byte `json:"magic,omitempty"`
+}
+
+// Registration has the sockets, and what the guest was told to expect.
+func (b *Backend) Registration(r *crustv1alpha1.RegisterSandboxRequest) any {
+	q := r.GetQemu()
+	return registration{q.GetQmpSocket(), q.GetChannelSocket(), q.GetChannelMagic()}
+}
+
+func reach(spec sandbox.Spec) (r registration, err error) {
+	if err := spec.Reach(&r); err != nil {
+		return r, err
+	}
+	if !filepath.IsAbs(r.QMP) {
+		return r, fault.New(fault.Invalid, "qmp_socket %q: give an absolute path", r.QMP)
+	}
+	if err := channel.Check(r.Channel); err != nil {
+		return r, fault.New(fault.Invalid, "%w", err)
+	}
+	if n := len(r.Magic); n != 0 && n != vport.MagicLength {
+		return r, fault.New(fault.Invalid, "channel_magic has %d bytes, not %d", n, vport.MagicLength)
+	}
+	return r, nil
+}
+
+func (r registration) connect(ctx context.Context) (*qmp.Client, error) {
+	q, err := qmp.Dial(ctx, r.QMP)
+	if err != nil {
+		return nil, fault.New(fault.State, "QEMU does not answer at %s: %w", r.QMP, err)
+	}
+	return q, nil
+}
+
+// dial gives a connection to the guest, which is made when it is used.
+func (r registration) dial() (*grpc.ClientConn, error) {
+	const most = 512 << 10
+	return grpc.NewClient("passthrough:///guest",
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("guest"), grpc.WithUnaryInterceptor(spans),
+		// A guest is not trusted with more than this.
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(most), grpc.WaitForReady(true)), grpc.WithMaxHeaderListSize(16<<10),
+		// A channel that is stuck is made anew, rather than waited for.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
+		redial.Soon(),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return channel.Dial(ctx, r.Channel, r.Magic)
+		}))
+}
