@@ -26,6 +26,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/version"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/pkg/volume/poolhome"
 )
 
 // onePart bounds what is waited for: a node in trouble should still give a bundle.
@@ -49,7 +50,7 @@ func (b *bundle) collect(ctx context.Context, stateDir string) {
 	events, err := auditLines(stateDir)
 	b.add("audit.jsonl", events, err)
 	b.records(stateDir)
-	b.poolRecords()
+	b.poolRecords(stateDir)
 	slices.Sort(b.failed)
 	if len(b.failed) > 0 {
 		b.add("missing.txt", []byte(scrub.Text(plain.Lines(strings.Join(b.failed, "\n")+"\n", 1<<20))), nil)
@@ -217,14 +218,13 @@ func (b *bundle) records(stateDir string) {
 	}
 }
 
-// poolRecords adds those of the pools that csi-node was started with.
-func (b *bundle) poolRecords() {
-	for _, spec := range b.daemon.flags("pool") {
-		name, rest, _ := strings.Cut(spec, "=")
-		_, dir, ok := strings.Cut(rest, ":")
-		if dir, _, _ = strings.Cut(dir, ","); !ok || dir == "" {
-			continue
-		}
+// poolRecords adds those of the pools that the node has or had, by a flag, by the configuration file or by default.
+func (b *bundle) poolRecords(stateDir string) {
+	dirs, err := poolhome.Known(filepath.Join(stateDir, "pools"))
+	if err != nil {
+		b.add("records/state/pools", nil, err)
+	}
+	for name, dir := range dirs {
 		for _, sub := range []string{"volumes", "snapshots"} {
 			b.recordsIn("records/pool-"+name+"/"+sub, filepath.Join(dir, sub))
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 const configHead = "apiVersion: csi.crust.dev/v1alpha1\nkind: NodeConfig\n"
@@ -72,6 +73,14 @@ func TestANodeFollowsItsConfigurationFile(t *testing.T) {
 	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
 	byHand := static("disk", dev, "ext4")
 	refused(t, n.Client.Stage(ctxOf(t), byHand), codes.InvalidArgument, "allowDevices", "--config")
+	bundle := filepath.Join(t.TempDir(), "bundle.tar.gz")
+	if out, well := crustctl(t, n, "support-bundle", "-o", bundle); !well {
+		t.Errorf("no bundle: %s", out)
+	}
+	_, key, _, _ := volume.ParseID(v.ID)
+	if parts, names := unpack(t, bundle); !strings.Contains(parts["records/pool-fast/volumes/"+key+".json"], `"pvc-a"`) {
+		t.Errorf("the bundle lacks the records of a pool of the file: %v", names)
+	}
 	after("read again", configHead+entries(pool("fast"))) // the same: SIGHUP alone has it read
 	state("1", "0")
 

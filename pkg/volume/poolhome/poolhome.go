@@ -129,7 +129,24 @@ func (p *Pool) firstLook(before bool) error {
 	return err
 }
 
-func (p *Pool) path() string      { return filepath.Join(p.o.Dir, file) }
+func (p *Pool) path() string { return filepath.Join(p.o.Dir, file) }
+
+// Known gives the directories of the pools that a node has or had, by their names: see Options.State. What cannot be read
+// is among the errors.
+func Known(state string) (dirs map[string]string, err error) {
+	names, err := record.Names(state)
+	dirs = map[string]string{}
+	for _, name := range names {
+		var k known
+		if rerr := knownType.Read(filepath.Join(state, name+record.Extension), &k); rerr != nil {
+			err = errors.Join(err, rerr)
+			continue
+		}
+		dirs[name] = k.Dir
+	}
+	return dirs, err
+}
+
 func (p *Pool) statePath() string { return filepath.Join(p.o.State, p.o.Name+record.Extension) }
 
 // nobody is the identity of no directory: which one is the pool's is not known any more.
