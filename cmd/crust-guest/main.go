@@ -23,9 +23,9 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/channel"
 	"github.com/crust-csi/crust-csi/internal/linux"
-	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/internal/vport"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
+	"github.com/crust-csi/crust-csi/pkg/fault/faultgrpc"
 )
 
 func main() {
@@ -76,7 +76,7 @@ func run(first bool) error {
 				if p := recover(); p != nil {
 					err = fmt.Errorf("%s: panic: %v", info.FullMethod, p)
 				}
-				err = rpcserver.Status(err)
+				err = faultgrpc.Status(err)
 			}()
 			return handler(ctx, req)
 		}))

@@ -24,6 +24,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/fault/faultgrpc"
 )
 
 // LevelRequests is the log level at which whole requests are written.
@@ -115,7 +116,7 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 	resp, err = handler(audit.WithCaller(ctx, caller(ctx, method, id)), req)
 	details = fault.Details(err)
 	elsewhere = fault.Is(err, fault.Elsewhere)
-	return resp, Status(err)
+	return resp, faultgrpc.Status(err)
 }
 
 // quiet are the calls that orchestrators repeat all the time.

@@ -12,7 +12,7 @@ import (
 // Kind is the sort of refusal.
 type Kind int
 
-// The kinds, with the gRPC code that pkg/driver gives them.
+// The kinds, with the gRPC codes that faultgrpc gives them.
 const (
 	Internal    Kind = iota // something unexpected failed (INTERNAL)
 	Invalid                 // the request makes no sense (INVALID_ARGUMENT)

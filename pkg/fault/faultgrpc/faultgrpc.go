@@ -1,9 +1,11 @@
-package rpcserver
+// Package faultgrpc gives faults their gRPC codes, for a server whose methods return errors of pkg/fault.
+package faultgrpc
 
 import (
 	"context"
 	"errors"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -41,4 +43,15 @@ func Status(err error) error {
 		return status.Error(codes.Canceled, text)
 	}
 	return status.Error(kinds[fault.KindOf(err)], text)
+}
+
+// UnaryInterceptor gives what a method returns to Status.
+func UnaryInterceptor(ctx context.Context, req any, _ *grpc.UnaryServerInfo, method grpc.UnaryHandler) (any, error) {
+	resp, err := method(ctx, req)
+	return resp, Status(err)
+}
+
+// StreamInterceptor does the same for streams.
+func StreamInterceptor(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, method grpc.StreamHandler) error {
+	return Status(method(srv, s))
 }
