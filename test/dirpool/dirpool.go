@@ -40,12 +40,12 @@ var _ volume.Pool = (*Pool)(nil)
 func Open(name, dir, nodes string, log *slog.Logger) (*Pool, error) {
 	loops := loopdev.Nodes{Dir: nodes}
 	p := &Pool{name: name, dir: dir, loops: loops, raw: rawdevice.Guard{Loops: loops}, promises: map[string]int64{}}
-	o := journal.Options{Pool: name, Kind: "crust-csi.directory", Dir: filepath.Join(dir, "volumes"), Log: log}
+	o := journal.Options{Pool: name, Format: journal.Format{Kind: "directory-volume", Version: 1}, Dir: filepath.Join(dir, "volumes"), Log: log}
 	var err error
 	if p.volumes, err = journal.OpenVolumes(o); err != nil {
 		return nil, err
 	}
-	o.Dir = filepath.Join(dir, "snapshots")
+	o.Format.Kind, o.Dir = "directory-snapshot", filepath.Join(dir, "snapshots")
 	p.snapshots, err = journal.OpenSnapshots(o)
 	return p, err
 }

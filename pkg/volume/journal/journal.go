@@ -42,18 +42,30 @@ type SnapshotRecord struct {
 	Snapshot volume.Snapshot `json:"snapshot"`
 }
 
-// VolumeType is the type of the records of a kind of pool, such as "crust-csi.loop". Version 2 has parameters.
-func VolumeType(pool string) record.Type { return record.Type{Kind: pool + "-volume", Version: 2} }
+// Format is what the records of a kind of pool are called, and their version. Version 2 of a volume's has parameters.
+type Format struct {
+	Kind    string
+	Version int
+}
 
-// SnapshotType is that of its snapshots.
-func SnapshotType(pool string) record.Type { return record.Type{Kind: pool + "-snapshot", Version: 1} }
+// ReadVolume reads one record of a pool, which nobody has to have open.
+func ReadVolume(f Format, path string) (r VolumeRecord, err error) {
+	err = record.Type(f).Read(path, &r)
+	return r, err
+}
+
+// ReadSnapshot does that for a snapshot's.
+func ReadSnapshot(f Format, path string) (r SnapshotRecord, err error) {
+	err = record.Type(f).Read(path, &r)
+	return r, err
+}
 
 // Options of OpenVolumes and OpenSnapshots.
 type Options struct {
-	Pool string // its name
-	Kind string // of pool
-	Dir  string // where the records are; it is made
-	Log  *slog.Logger
+	Pool   string // its name
+	Format Format
+	Dir    string // where the records are; it is made
+	Log    *slog.Logger
 	// Write calls write, which writes a record, and may make room for it first. A record that is needed must be
 	// written on a full pool too: without it, what is there could not be deleted. nil: write is called.
 	Write func(write func() error, needed bool) error
@@ -75,14 +87,14 @@ type Book[R any] struct {
 
 // OpenVolumes reads the records of a pool's volumes.
 func OpenVolumes(o Options) (*Book[VolumeRecord], error) {
-	b := &Book[VolumeRecord]{o: o, what: "volume", call: "Volume", kind: VolumeType(o.Kind),
+	b := &Book[VolumeRecord]{o: o, what: "volume", call: "Volume", kind: record.Type(o.Format),
 		parts: func(r *VolumeRecord) (*string, *State) { return &r.Volume.ID, &r.State }}
 	return b, b.load()
 }
 
 // OpenSnapshots reads the records of its snapshots.
 func OpenSnapshots(o Options) (*Book[SnapshotRecord], error) {
-	b := &Book[SnapshotRecord]{o: o, what: "snapshot", call: "Snapshot", snapshots: true, kind: SnapshotType(o.Kind),
+	b := &Book[SnapshotRecord]{o: o, what: "snapshot", call: "Snapshot", snapshots: true, kind: record.Type(o.Format),
 		parts: func(r *SnapshotRecord) (*string, *State) { return &r.Snapshot.ID, &r.State }}
 	return b, b.load()
 }

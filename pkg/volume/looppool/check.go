@@ -38,13 +38,21 @@ func CheckDir(name, dir string) (Contents, error) {
 		return Contents{}, err
 	}
 	c := checked{name: name, dir: dir, volumes: map[string]bool{}}
-	if err := checkAll(&c, "volumes", journal.VolumeType(kind), false, c.volume); err != nil {
+	if err := checkAll(&c, "volumes", readVolume, false, c.volume); err != nil {
 		return Contents{}, err
 	}
-	if err := checkAll(&c, "snapshots", journal.SnapshotType(kind), true, c.snapshot); err != nil {
+	if err := checkAll(&c, "snapshots", readSnapshot, true, c.snapshot); err != nil {
 		return Contents{}, err
 	}
 	return c.Contents, nil
+}
+
+func readVolume(path string) (journal.VolumeRecord, error) {
+	return journal.ReadVolume(journal.Format(volumeType), path)
+}
+
+func readSnapshot(path string) (journal.SnapshotRecord, error) {
+	return journal.ReadSnapshot(journal.Format(snapshotType), path)
 }
 
 type checked struct {
@@ -58,7 +66,9 @@ func (c *checked) add(kind volume.Kind, id, path, means, do string) {
 }
 
 // checkAll looks at one of the two directories: each record, then what is left of its files.
-func checkAll[R any](c *checked, sub string, t record.Type, snapshots bool, look func(key, rec, img string, r R)) error {
+func checkAll[R any](
+	c *checked, sub string, read func(path string) (R, error), snapshots bool, look func(key, rec, img string, r R),
+) error {
 	dir := filepath.Join(c.dir, sub)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -89,8 +99,7 @@ func checkAll[R any](c *checked, sub string, t record.Type, snapshots bool, look
 		case temporary:
 			c.leftOver(id, path)
 		case record.Extension:
-			var r R
-			switch err := t.Read(path, &r); {
+			switch r, err := read(path); {
 			case errors.Is(err, fs.ErrNotExist): // removed just now
 			case err != nil:
 				c.volumes[base] = !snapshots

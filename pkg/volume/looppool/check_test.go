@@ -44,7 +44,7 @@ func (p pooled) volume(name string, state journal.State) string {
 	p.t.Helper()
 	v := volume.Volume{ID: volume.VolumeID("p", name), Name: name, Size: 4096}
 	_, key, _, _ := volume.ParseID(v.ID)
-	if err := journal.VolumeType(kind).Write(filepath.Join(p.dir, "volumes", key+".json"), journal.VolumeRecord{State: state, Volume: v}); err != nil {
+	if err := volumeType.Write(filepath.Join(p.dir, "volumes", key+".json"), journal.VolumeRecord{State: state, Volume: v}); err != nil {
 		p.t.Fatal(err)
 	}
 	return key
@@ -54,7 +54,7 @@ func (p pooled) snapshot(name, of string, state journal.State) string {
 	p.t.Helper()
 	s := volume.Snapshot{ID: volume.SnapshotID("p", name), Name: name, Volume: volume.VolumeID("p", of), Size: 4096}
 	_, key, _, _ := volume.ParseID(s.ID)
-	if err := journal.SnapshotType(kind).Write(filepath.Join(p.dir, "snapshots", key+".json"), journal.SnapshotRecord{State: state, Snapshot: s}); err != nil {
+	if err := snapshotType.Write(filepath.Join(p.dir, "snapshots", key+".json"), journal.SnapshotRecord{State: state, Snapshot: s}); err != nil {
 		p.t.Fatal(err)
 	}
 	return key

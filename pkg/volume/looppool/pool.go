@@ -26,14 +26,17 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
+	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
-// kind begins that of the records.
-const kind = "crust-csi.loop"
+var (
+	volumeType   = record.Type{Kind: "crust-csi.loop-volume", Version: 2}
+	snapshotType = record.Type{Kind: "crust-csi.loop-snapshot", Version: 1}
+)
 
 // Pool is one directory. Its methods may be called at once for different
 // volumes.
@@ -142,11 +145,13 @@ func Empty(dir string) error {
 }
 
 func (p *Pool) load() (err error) {
-	o := journal.Options{Pool: p.name, Kind: kind, Dir: filepath.Join(p.dir, "volumes"), Log: p.log, Write: p.write}
+	o := journal.Options{
+		Pool: p.name, Format: journal.Format(volumeType), Dir: filepath.Join(p.dir, "volumes"), Log: p.log, Write: p.write,
+	}
 	if p.volumes, err = journal.OpenVolumes(o); err != nil {
 		return err
 	}
-	o.Dir = filepath.Join(p.dir, "snapshots")
+	o.Format, o.Dir = journal.Format(snapshotType), filepath.Join(p.dir, "snapshots")
 	if p.snapshots, err = journal.OpenSnapshots(o); err != nil {
 		return err
 	}

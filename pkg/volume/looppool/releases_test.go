@@ -7,7 +7,12 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
+type (
+	volumeRecord   = journal.VolumeRecord
+	snapshotRecord = journal.SnapshotRecord
+)
+
 func TestRecordsOfReleasesAreRead(t *testing.T) {
-	recordtest.Read[journal.VolumeRecord](t, journal.VolumeType(kind))
-	recordtest.Read[journal.SnapshotRecord](t, journal.SnapshotType(kind))
+	recordtest.Read[volumeRecord](t, volumeType)
+	recordtest.Read[snapshotRecord](t, snapshotType)
 }
