@@ -249,11 +249,26 @@ func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume
 		}
 		defer free()
 		r.Volume.Size, r.Volume.Facts.GrowDue = size, true
-		if err := errors.Join(os.Truncate(p.volumeDisk(key), size), p.volumes.Put(key, r)); err != nil {
+		if err := lengthen(p.volumeDisk(key), size); err != nil {
+			return volume.Volume{}, err
+		}
+		if err := p.volumes.Put(key, r); err != nil {
 			return volume.Volume{}, err
 		}
 	}
 	return r.Volume, p.Refresh(ctx, id)
+}
+
+func lengthen(disk string, size int64) error {
+	f, err := os.OpenFile(disk, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	err = f.Truncate(size)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
 }
 
 // CreateSnapshot copies a volume.

@@ -57,6 +57,10 @@ func (p *Pool) capacity() (c volume.Capacity, err error) {
 		}
 		c.Used += n
 	}
+	if err := syscall.Statfs(p.dir, &st); err != nil {
+		return c, err
+	}
+	c.Available = min(c.Available, int64(st.Bavail)*st.Bsize) // what was written meanwhile counts once
 	for n := range maps.Values(takes) {
 		c.Promised += n
 	}

@@ -15,6 +15,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // Kit is what TestBackend has to know of a backend.
@@ -28,6 +29,8 @@ type Kit struct {
 	// sandbox is what ListSandboxes tells of it.
 	Write func(s *sandbox.Server, in *crustv1alpha1.Sandbox, path, text string) error
 	Read  func(s *sandbox.Server, in *crustv1alpha1.Sandbox, path string) (string, error)
+	// OneReader tells that a device can be in one sandbox only, also where it is only read.
+	OneReader bool
 	// Patience is how long a sandbox may take for an answer.
 	Patience time.Duration
 }
@@ -40,6 +43,7 @@ func TestBackend(t *testing.T, kit Kit) {
 	t.Cleanup(b.stop)
 	b.register("one")
 	b.register("two")
+	b.findFileSystem()
 	for _, part := range []struct {
 		name string
 		test func(*backendSuite, *testing.T)
@@ -112,6 +116,22 @@ func (b *backendSuite) register(id string) {
 			b.t.Errorf("deregister %s: %v", id, err)
 		}
 	})
+}
+
+// findFileSystem finds one that can be made here, and mounted there.
+func (b *backendSuite) findFileSystem() {
+	b.t.Helper()
+	for end := time.Now().Add(b.Patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) { // a guest may be booting
+		list, err := b.backend.FileSystems(b.ctx())
+		fatal(b.t, err)
+		for _, name := range fstype.Formats() {
+			if slices.Contains(list, name) {
+				b.fs = name
+				return
+			}
+		}
+	}
+	b.t.Fatalf("of %v its sandboxes mount none", fstype.Formats())
 }
 
 // in is what the server tells of a sandbox; nil if it knows none.
@@ -212,7 +232,7 @@ func (b *backendSuite) has(t testing.TB, id, source, text string) {
 	}
 }
 
-// refused wants an error of a kind.
+// wants wants an error of one of the kinds.
 func wants(t testing.TB, what string, err error, kinds ...fault.Kind) {
 	t.Helper()
 	if !slices.ContainsFunc(kinds, func(k fault.Kind) bool { return fault.Is(err, k) }) {

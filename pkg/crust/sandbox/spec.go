@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
@@ -26,6 +27,9 @@ func NewSpec(id string, pid int, reach any) (Spec, error) {
 	fields := map[string]json.RawMessage{}
 	if err := json.Unmarshal(b, &fields); err != nil {
 		return Spec{}, err
+	}
+	if fields == nil || fields["id"] != nil || fields["pid"] != nil {
+		return Spec{}, fmt.Errorf("how sandbox %s is reached: %s is no object without id and pid", id, b)
 	}
 	return Spec{id, pid, object(fields)}, nil
 }
@@ -51,15 +55,19 @@ func (s Spec) Reach(into any) error {
 
 // MarshalJSON puts the fields of Reach beside id and pid.
 func (s Spec) MarshalJSON() ([]byte, error) {
-	fields := map[string]any{}
+	fields := map[string]json.RawMessage{}
 	if s.reach != "" {
 		if err := json.Unmarshal([]byte(s.reach), &fields); err != nil {
 			return nil, err
 		}
 	}
-	fields["id"] = s.ID
+	id, err := json.Marshal(s.ID)
+	if err != nil {
+		return nil, err
+	}
+	fields["id"] = id
 	if s.PID != 0 {
-		fields["pid"] = s.PID
+		fields["pid"] = json.RawMessage(strconv.Itoa(s.PID))
 	}
 	return json.Marshal(fields)
 }

@@ -3,6 +3,7 @@ package ownership
 import (
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,7 +16,8 @@ import (
 // the driver has no descriptors for anybody.
 func TestF02_ADeepTreeTakesBoundedDescriptors(t *testing.T) {
 	dir := t.TempDir()
-	const levels, each = 300, 24 // a level has more than the walk's goroutines take at once
+	const levels = 300
+	each := 6 * max(4, runtime.GOMAXPROCS(0)) // a level has more than the walk's goroutines take at once
 	script := `chdir $ARGV[0]; for (1..$ARGV[1]) { my $n = $_ % $ARGV[2]; mkdir $_ for (0..$ARGV[2]-1); chdir $n or die }`
 	if out, err := exec.Command("perl", "-e", script, dir, strconv.Itoa(levels), strconv.Itoa(each)).CombinedOutput(); err != nil {
 		t.Fatalf("%v %s", err, out)
@@ -28,7 +30,7 @@ func TestF02_ADeepTreeTakesBoundedDescriptors(t *testing.T) {
 	root, err := os.Open(dir)
 	check(t, err)
 	defer root.Close()
-	for most, changed := range map[int64]int64{20: 0, 2 * levels: levels * each} {
+	for most, changed := range map[int64]int64{20: 0, 2 * levels: int64(levels * each)} {
 		top, err := linux.OpenRootDir(root)
 		check(t, err)
 		w := &walk{gid: 4242, progress: &Progress{}, top: top, most: most}

@@ -52,6 +52,7 @@ type Pool struct {
 
 	overcommit float64
 	reserved   ownReserve
+	measuring  sync.Mutex // held while all files are looked at
 
 	volumes   *journal.Book[journal.VolumeRecord]
 	snapshots *journal.Book[journal.SnapshotRecord]

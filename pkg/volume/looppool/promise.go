@@ -33,25 +33,28 @@ func (p *Pool) Allocated(id string) (int64, error) {
 // Capacity tells what the pool has, and what of it is promised. It looks at every
 // file of the pool.
 func (p *Pool) Capacity() (volume.Capacity, error) {
-	c, held, err := p.measure()
+	c, l, err := p.measure()
 	if err != nil {
 		return c, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.account(&c, held)
+	p.account(&c, l)
 	return c, nil
 }
 
-// account tells what is promised, and what is left. A snapshot takes what it held when somebody looked, and its whole size
-// where nobody did. The caller has p.mu.
-func (p *Pool) account(c *volume.Capacity, held map[string]int64) {
+// account tells what is promised, and what is left: of what was promised then and is now, the larger. A snapshot takes what it
+// held when somebody looked, and its whole size where nobody did. The caller has p.mu.
+func (p *Pool) account(c *volume.Capacity, l look) {
 	takes := maps.Clone(p.intended)
+	for key, n := range l.takes {
+		takes[key] = max(takes[key], n)
+	}
 	p.volumes.Each(func(key string, v journal.VolumeRecord) {
 		takes[key] = max(takes[key], v.Volume.Size)
 	})
 	p.snapshots.Each(func(key string, s journal.SnapshotRecord) {
-		n, seen := held[key]
+		n, seen := l.held[key]
 		if !seen {
 			n = s.Snapshot.Size
 		}
@@ -83,15 +86,15 @@ func (p *Pool) promise(what, key string, has, bytes int64) error {
 	}
 	// Most often no file has to be looked at: if all that is promised, taken to the full, fits into what is free, what the
 	// pool's files have already is on top.
-	if p.noteIfLeft(&c, nil, key, has, bytes) {
+	if p.noteIfLeft(&c, look{}, key, has, bytes) {
 		return nil
 	}
 	// A tenant decides how long this takes. Nothing waits for it.
-	c, held, err := p.measure()
+	c, l, err := p.measure()
 	if err != nil {
 		return err
 	}
-	if p.noteIfLeft(&c, held, key, has, bytes) {
+	if p.noteIfLeft(&c, l, key, has, bytes) {
 		return nil
 	}
 	return fault.New(fault.NoSpace, "pool %s (%s) is full: %s wants %d bytes more, and %d are left to promise: "+
@@ -101,10 +104,10 @@ func (p *Pool) promise(what, key string, has, bytes int64) error {
 }
 
 // noteIfLeft looks and notes in one instant, so that no two promises have the same bytes.
-func (p *Pool) noteIfLeft(c *volume.Capacity, held map[string]int64, key string, has, bytes int64) bool {
+func (p *Pool) noteIfLeft(c *volume.Capacity, l look, key string, has, bytes int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.account(c, held)
+	p.account(c, l)
 	if bytes-has > c.Left {
 		return false
 	}

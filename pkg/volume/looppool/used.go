@@ -4,72 +4,110 @@ import (
 	"cmp"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/volume"
+	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
-// mostPieces is how many pieces of shared files are kept in mind at once (16 MiB). A tenant's writes decide how many there are.
+// mostPieces is how many pieces of shared files are kept in mind at once (16 bytes each). A tenant's writes decide how many there are.
 const mostPieces = 1 << 20
 
-// measure tells what the pool lies on has, what the pool's files take of it, and what each snapshot holds. It looks at every file.
-func (p *Pool) measure() (c volume.Capacity, held map[string]int64, err error) {
-	if c, err = p.space(); err != nil {
-		return c, nil, err
-	}
+// look is what was learnt by a look at all files. Its zero value is none.
+type look struct {
+	takes map[string]int64 // what was promised when it began, by key: what is gone since may still count as room
+	held  map[string]int64 // what snapshots hold that were finished then
+}
+
+// measure tells how large the pool's file system is, what is free, and what the pool's files take. One runs at a time, for the
+// memory that it takes.
+func (p *Pool) measure() (c volume.Capacity, l look, err error) {
+	p.measuring.Lock()
+	defer p.measuring.Unlock()
+	p.mu.Lock()
+	l = look{maps.Clone(p.intended), map[string]int64{}}
+	p.mu.Unlock()
+	volumes, snapshots := p.volumes.All(), p.snapshots.All()
 	kin := kinship{}
-	files := map[string]string{} // to the ID of what it is of
-	for key, r := range p.volumes.All() {
-		v := r.Volume
-		files[p.volumePath(key)] = v.ID
-		kin.join(v.ID, v.SourceVolume)
-		kin.join(v.ID, v.SourceSnapshot)
+	var files []string
+	var keys []string
+	for key, r := range volumes {
+		l.takes[key] = max(l.takes[key], r.Volume.Size)
+		files, keys = append(files, p.volumePath(key)), append(keys, key)
+		kin.join(key, r.Volume.SourceVolume)
+		kin.join(key, r.Volume.SourceSnapshot)
 	}
-	held = map[string]int64{}
-	for key, r := range p.snapshots.All() {
+	if c, err = p.space(); err != nil {
+		return c, l, err
+	}
+	for key, r := range snapshots {
 		img := p.snapshotPath(key)
-		files[img] = r.Snapshot.ID
-		kin.join(r.Snapshot.ID, r.Snapshot.Volume)
-		if held[key], err = allocated(img); err != nil {
-			return c, nil, err
+		files, keys = append(files, img), append(keys, key)
+		kin.join(key, r.Snapshot.Volume)
+		if r.State != journal.Ready {
+			continue // it may have all of its size by the time that anybody asks
 		}
+		if l.held[key], err = allocated(img); err != nil {
+			return c, l, err
+		}
+		l.takes[key] = max(l.takes[key], l.held[key])
 	}
+	lost := kin.lost(volumes, snapshots) // the link may have led to anybody
 	families := map[string][]string{}
-	for img, id := range files {
-		families[kin.eldest(id)] = append(families[kin.eldest(id)], img)
+	for i, key := range keys {
+		eldest := ""
+		if !lost {
+			eldest = kin.eldest(key)
+		}
+		families[eldest] = append(families[eldest], files[i])
 	}
 	for _, family := range families {
 		n, err := usedBy(family, mostPieces)
 		if err != nil {
-			return c, nil, err
+			return c, l, err
 		}
 		c.Used += n
 	}
 	after, err := p.space()
 	if err != nil {
-		return c, nil, err
+		return c, l, err
 	}
 	// What was written meanwhile counts at most once.
 	c.Available = min(c.Available, after.Available)
-	return c, held, nil
+	return c, l, nil
 }
 
-// kinship says which volumes and snapshots were copied from one another: only their files may lie in the same place.
-type kinship map[string]string // an ID to an older one of its family
+// kinship says which volumes and snapshots were copied from one another, by their keys: only their files may lie in the same place.
+type kinship map[string]string // a key to an older one of its family
 
-func (k kinship) eldest(id string) string {
-	for k[id] != "" {
-		id = k[id]
+func (k kinship) eldest(key string) string {
+	for k[key] != "" {
+		key = k[key]
 	}
-	return id
+	return key
 }
 
-func (k kinship) join(id, origin string) {
-	if a, b := k.eldest(id), k.eldest(origin); origin != "" && a != b {
+// join takes the id of an origin, which may have the name that the pool had before.
+func (k kinship) join(key, origin string) {
+	_, of, _, ok := volume.ParseID(origin)
+	if a, b := k.eldest(key), k.eldest(of); ok && a != b {
 		k[a] = b
 	}
+}
+
+// lost tells whether an origin has no record any more, and what it was copied from is not known.
+func (k kinship) lost(volumes map[string]journal.VolumeRecord, snapshots map[string]journal.SnapshotRecord) bool {
+	for _, of := range k {
+		_, isVolume := volumes[of]
+		_, isSnapshot := snapshots[of]
+		if !isVolume && !isSnapshot {
+			return true
+		}
+	}
+	return false
 }
 
 // allocated is how many bytes a file takes; one that is gone takes none.

@@ -11,24 +11,35 @@ import (
 	"testing"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
+
+// shared is a directory on a file system of 320 MiB whose files can share extents.
+func shared(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	on := filepath.Join(dir, "on")
+	script := `cd "$1"; truncate -s 320M disk; mkfs.xfs -q -m reflink=1 disk; mkdir on; mount -o loop disk on`
+	if out, err := exec.Command("sh", "-ec", script, "sh", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Cleanup(func() {
+		if out, err := exec.Command("umount", on).CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	return on
+}
 
 // A05: what files share counts once, and a tenant who has them lie in very many pieces takes no memory for it.
 func TestA05_SharedPiecesCountOnceInBoundedMemory(t *testing.T) {
-	dir := t.TempDir()
-	out, err := exec.Command("sh", "-ec", fmt.Sprintf(`cd %s; truncate -s 320M disk; mkfs.xfs -q -m reflink=1 disk; mkdir on; mount -o loop disk on; cd on
-		dd if=/dev/urandom of=a bs=64k count=128 status=none
-		cp --reflink=always a b
-		for i in $(seq 0 2 127); do dd if=/dev/urandom of=b bs=64k count=1 seek=$i conv=notrunc status=none; done; sync a b`, dir)).CombinedOutput()
-	defer func() {
-		if out, err := exec.Command("umount", filepath.Join(dir, "on")).CombinedOutput(); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
-	}()
-	if err != nil {
+	dir := shared(t)
+	script := `cd "$1"; dd if=/dev/urandom of=a bs=64k count=128 status=none; cp --reflink=always a b
+		for i in $(seq 0 2 127); do dd if=/dev/urandom of=b bs=64k count=1 seek=$i conv=notrunc status=none; done; sync a b`
+	if out, err := exec.Command("sh", "-ec", script, "sh", dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	files := []string{filepath.Join(dir, "on", "a"), filepath.Join(dir, "on", "b")}
+	files := []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}
 	for _, most := range []int{mostPieces, 200, 8, 2} {
 		if n, err := usedBy(files, most); err != nil || n != 12<<20 {
 			t.Errorf("with %d pieces in mind: %d bytes, %v; want 12 MiB", most, n, err)
@@ -44,6 +55,57 @@ func TestA05_SharedPiecesCountOnceInBoundedMemory(t *testing.T) {
 		if n := u.length(); n > distinct*4096 || distinct < 1000 && n != distinct*4096 || cap(u.pieces) > 2000 {
 			t.Errorf("%d pieces: %d bytes, of %d; room for %d is kept", distinct, n, distinct*4096, cap(u.pieces))
 		}
+	}
+}
+
+// A05: what a volume shares with its copy counts once, also when what was between them is deleted, and in a pool
+// that has another name since.
+func TestA05_CopiesOfWhatIsGoneShareAllTheSame(t *testing.T) {
+	dir, nodes := filepath.Join(shared(t), "pool"), t.TempDir()
+	open := func(name string) *Pool {
+		t.Helper()
+		p, err := Open(Options{Name: name, Dir: dir, NodesDir: nodes, Log: slog.New(slog.DiscardHandler), Reserve: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	const size = 16 << 20
+	p := open("p")
+	used := func(when string) {
+		t.Helper()
+		if c, err := p.Capacity(); err != nil || c.Used < size || c.Used > size+size/4 {
+			t.Errorf("%s %d bytes are used, %v; want %d", when, c.Used, err, size)
+		}
+	}
+	v, err := p.Create(t.Context(), volume.Spec{Name: "v", Size: size}, &volume.Progress{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, key, _, _ := volume.ParseID(v.ID)
+	out, err := exec.Command("dd", "if=/dev/urandom", "of="+p.volumePath(key), "bs=1M", "count=16", "conv=notrunc,fsync", "status=none").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	s, err := p.CreateSnapshot(t.Context(), volume.SnapshotSpec{Name: "s", Volume: v.ID}, &volume.Progress{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Create(t.Context(), volume.Spec{Name: "w", Size: size, SourceSnapshot: s.ID}, &volume.Progress{}); err != nil {
+		t.Fatal(err)
+	}
+	used("with all of them,")
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p = open("q")
+	used("under another name,")
+	if err := p.DeleteSnapshot(t.Context(), "q"+s.ID[1:]); err != nil {
+		t.Fatal(err)
+	}
+	used("without the snapshot,")
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
 	}
 }
 

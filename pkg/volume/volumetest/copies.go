@@ -3,6 +3,7 @@ package volumetest
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -131,9 +132,30 @@ func aCopyThatFails(s *suite) {
 		_, err := s.try("copy", spec)
 		s.refused("a copy "+name, err, fault.NotFound)
 	}
+	d := s.attach(v.ID)
+	texts := map[int64]string{}
+	for at := int64(0); at < size; at += 1 << 20 {
+		texts[at] = strings.Repeat("data", 1<<16)
+		s.put(d, at, texts[at])
+	}
+	broken := errors.New("it cannot stand still")
+	for what, quiesce := range map[string]volume.Quiesce{
+		"quiesce": func(context.Context) (volume.Stillness, error) { return volume.Stillness{}, broken },
+		"resume": func(context.Context) (volume.Stillness, error) {
+			return volume.Stillness{Resume: func() error { return broken }}, nil
+		},
+	} {
+		_, err := s.try("copy", func(spec *volume.Spec) { spec.SourceVolume, spec.Quiesce = v.ID, quiesce })
+		if !errors.Is(err, broken) || len(s.List()) != 1 {
+			s.Errorf("%s failed: %v, and there are %+v", what, err, s.List())
+		}
+	}
 	left, cancel := context.WithCancel(s.Context())
-	cancel()
-	spec := volume.Spec{Name: "copy", Size: size, SourceVolume: v.ID, Quiesce: s.quiesce(v.ID, nil)}
+	defer cancel()
+	spec := volume.Spec{Name: "copy", Size: size, SourceVolume: v.ID, Quiesce: func(ctx context.Context) (volume.Stillness, error) {
+		cancel()
+		return s.quiesce(v.ID, nil)(ctx)
+	}}
 	made := 1
 	if _, err := s.Create(left, spec, &volume.Progress{}); err == nil {
 		made = 2 // a pool may be done before it looks
@@ -141,5 +163,5 @@ func aCopyThatFails(s *suite) {
 	if all := s.List(); len(all) != made {
 		s.Errorf("the list is %+v", all)
 	}
-	s.has(s.attach(v.ID), size, nil)
+	s.has(d, size, texts)
 }

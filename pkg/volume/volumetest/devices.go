@@ -84,7 +84,7 @@ func inUseIsLeftAlone(s *suite) {
 	s.has(s.attach(v.ID), size, map[int64]string{0: "data", 4096: "more"})
 }
 
-// readOnlyDevices: nobody writes through them, and they show what is written beside them.
+// readOnlyDevices: nobody writes through them, and they show what was written.
 func readOnlyDevices(s *suite) {
 	v := s.create("v")
 	d := s.attach(v.ID)

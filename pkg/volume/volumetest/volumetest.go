@@ -94,8 +94,11 @@ func (s *suite) end() {
 			s.Errorf("the pool is not well: %s: %s", a.Reason, a.Message)
 		}
 	}
-	for _, snap := range s.ListSnapshots() {
-		s.ok(s.DeleteSnapshot(s.Context(), snap.ID))
+	failed := func(err error) {
+		s.Helper()
+		if err != nil {
+			s.Error(err)
+		}
 	}
 	for _, v := range s.List() {
 		for _, a := range s.Health(v.ID) {
@@ -103,8 +106,13 @@ func (s *suite) end() {
 				s.Errorf("%s is not well: %s: %s", v.Name, a.Reason, a.Message)
 			}
 		}
-		s.ok(s.Detach(s.Context(), v.ID))
-		s.ok(s.Delete(s.Context(), v.ID))
+		failed(s.Detach(s.Context(), v.ID))
+	}
+	for _, snap := range s.ListSnapshots() {
+		failed(s.DeleteSnapshot(s.Context(), snap.ID))
+	}
+	for _, v := range s.List() {
+		failed(s.Delete(s.Context(), v.ID))
 	}
 	if c, err := s.Capacity(); err != nil || c.Promised != 0 || c.Used != 0 {
 		s.Errorf("an empty pool has promised %d bytes and uses %d, %v", c.Promised, c.Used, err)

@@ -65,10 +65,6 @@ func addNode(ctx context.Context, q *qmp.Client, v sandbox.Volume) error {
 		mode = os.O_RDONLY | linux.OExcl
 	}
 	f, err := linux.Open(v.Device.Path, mode)
-	if errors.Is(err, linux.EBUSY) && v.Shared {
-		// By another sandbox of this server, which only reads. Its claim keeps writers out. The server's records do so afterwards.
-		f, err = linux.Open(v.Device.Path, os.O_RDONLY)
-	}
 	if errors.Is(err, linux.EBUSY) {
 		return fault.New(fault.State, "%s is in use on the host: mounted, or claimed for another sandbox", v.Device.Path)
 	}
