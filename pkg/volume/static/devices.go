@@ -285,12 +285,15 @@ func (s *Source) reading(ctx context.Context, id string, c claim, progress *volu
 			log.InfoContext(ctx, what, "from", from, "bytes", bytes, "identity", c.identity.String(), "instead", AttrFormat+": "+IfProbedBlank)
 		},
 		Note: func(r superblock.Read) error {
-			done.Store(r.Done)
+			if err := readType.WriteVolatile(path, readRecord{Identity: c.identity, BootID: s.boot, Read: r}); err != nil {
+				return err
+			}
+			done.Store(r.Done) // what is told of is not read again
 			if time.Since(logged) > logEvery {
 				logged = time.Now()
 				log.InfoContext(ctx, "the device is being read", "so_far", percent())
 			}
-			return readType.WriteVolatile(path, readRecord{Identity: c.identity, BootID: s.boot, Read: r})
+			return nil
 		},
 	}, nil
 }
