@@ -24,6 +24,8 @@ import (
 
 // Pool keeps <key>.json and <key>/disk of each volume and snapshot.
 type Pool struct {
+	journal.Records
+
 	name, dir string
 	volumes   *journal.Book[journal.VolumeRecord]
 	snapshots *journal.Book[journal.SnapshotRecord]
@@ -46,8 +48,11 @@ func Open(name, dir, nodes string, log *slog.Logger) (*Pool, error) {
 		return nil, err
 	}
 	o.Format.Kind, o.Dir = "directory-snapshot", filepath.Join(dir, "snapshots")
-	p.snapshots, err = journal.OpenSnapshots(o)
-	return p, err
+	if p.snapshots, err = journal.OpenSnapshots(o); err != nil {
+		return nil, err
+	}
+	p.Records = journal.NewRecords(p.volumes, p.snapshots)
+	return p, nil
 }
 
 // Name, Close and Usable: nothing is open.
@@ -58,30 +63,6 @@ func (p *Pool) Usable() error { return loopdev.Available() }
 func (p *Pool) volumeDisk(key string) string { return filepath.Join(p.volumes.Path(key, ""), "disk") }
 func (p *Pool) snapshotDisk(key string) string {
 	return filepath.Join(p.snapshots.Path(key, ""), "disk")
-}
-
-// Get gives a volume.
-func (p *Pool) Get(id string) (volume.Volume, error) {
-	_, r, err := p.volumes.Find(id)
-	return r.Volume, err
-}
-
-// List gives all volumes.
-func (p *Pool) List() (all []volume.Volume) {
-	for _, r := range p.volumes.Ready() {
-		all = append(all, r.Volume)
-	}
-	return all
-}
-
-// SetFacts keeps the facts with the volume.
-func (p *Pool) SetFacts(id string, facts volume.Facts) error {
-	key, r, err := p.volumes.Find(id)
-	if err != nil {
-		return err
-	}
-	r.Volume.Facts = facts
-	return p.volumes.Put(key, r)
 }
 
 // Create makes a volume, and nothing of one that fails.
@@ -317,20 +298,6 @@ func (p *Pool) DeleteSnapshot(_ context.Context, id string) error {
 		return err
 	}
 	return forget(p.snapshots, key)
-}
-
-// GetSnapshot gives a snapshot.
-func (p *Pool) GetSnapshot(id string) (volume.Snapshot, error) {
-	_, r, err := p.snapshots.Find(id)
-	return r.Snapshot, err
-}
-
-// ListSnapshots gives all snapshots.
-func (p *Pool) ListSnapshots() (all []volume.Snapshot) {
-	for _, r := range p.snapshots.Ready() {
-		all = append(all, r.Snapshot)
-	}
-	return all
 }
 
 // Recover undoes what was being made, and finishes what was being deleted.

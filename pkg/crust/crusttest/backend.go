@@ -4,18 +4,19 @@ import (
 	"context"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
+	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
 
 // Kit is what TestBackend has to know of a backend.
@@ -156,23 +157,18 @@ func (b *backendSuite) disk(t testing.TB) (d mounter.Device, enlarge func()) {
 	file := filepath.Join(t.TempDir(), "disk")
 	fatal(t, os.WriteFile(file, nil, 0o600))
 	fatal(t, os.Truncate(file, diskSize))
-	out, err := exec.Command("losetup", "--find", "--show", file).Output()
+	loops := loopdev.Nodes{Dir: t.TempDir()}
+	loop, err := loops.Attach(file, false)
 	fatal(t, err)
-	path := strings.TrimSpace(string(out))
 	t.Cleanup(func() {
-		if out, err := exec.Command("losetup", "--detach", path).CombinedOutput(); err != nil {
-			t.Errorf("losetup --detach %s: %v: %s", path, err, out)
+		if err := loops.Detach(loop); err != nil {
+			t.Errorf("detach %s: %v", loop.Path, err)
 		}
 	})
-	d, err = mounter.FindDevice(path)
-	fatal(t, err)
-	return d, func() {
+	return mounter.Device{Path: loop.Path, Major: loop.Major, Minor: loop.Minor}, func() {
 		t.Helper()
 		fatal(t, os.Truncate(file, 2*diskSize))
-		out, err := exec.Command("losetup", "--set-capacity", path).CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		fatal(t, loop.SetCapacity())
 	}
 }
 
@@ -185,9 +181,9 @@ func (b *backendSuite) formatted(t testing.TB) (d mounter.Device, enlarge func()
 
 func (b *backendSuite) format(t testing.TB, d mounter.Device) {
 	t.Helper()
-	if out, err := exec.Command("mkfs."+b.fs, "-q", d.Path).CombinedOutput(); err != nil {
-		t.Fatalf("mkfs.%s: %v: %s", b.fs, err, out)
-	}
+	_, blank, err := superblock.ProveBlank(b.ctx(), d.Path, superblock.Reading{})
+	fatal(t, err)
+	fatal(t, fsprogs.New(nil).Format(b.ctx(), blank, b.fs, false))
 }
 
 // volume is one whose target's directory the kubelet has made.

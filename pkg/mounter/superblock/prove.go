@@ -28,9 +28,9 @@ type Read struct {
 type Reading struct {
 	// Before is what an earlier ProveBlank of this boot noted.
 	Before Read
-	// Begin is told where the reading starts, and of how many bytes.
+	// Begin, if not nil, is told where the reading starts, and of how many bytes.
 	Begin func(from, size int64)
-	// Note keeps how far the reading came. It is called each noteEvery bytes,
+	// Note, if not nil, keeps how far the reading came. It is called each noteEvery bytes,
 	// and when the reading ends early.
 	Note func(Read) error
 }
@@ -60,6 +60,12 @@ func ProveBlank(ctx context.Context, path string, o Reading) (Result, BlankDevic
 		return Result{}, BlankDevice{}, err
 	}
 	defer d.file.Close()
+	if o.Begin == nil {
+		o.Begin = func(int64, int64) {}
+	}
+	if o.Note == nil {
+		o.Note = func(Read) error { return nil }
+	}
 	p := prover{device: d, Reading: o}
 	defer func() { p.backing.Close() }()
 	res, err := p.prove(ctx)

@@ -41,6 +41,8 @@ var (
 // Pool is one directory. Its methods may be called at once for different
 // volumes.
 type Pool struct {
+	journal.Records
+
 	name string
 	dir  string
 	log  *slog.Logger
@@ -156,6 +158,7 @@ func (p *Pool) load() (err error) {
 	if p.snapshots, err = journal.OpenSnapshots(o); err != nil {
 		return err
 	}
+	p.Records = journal.NewRecords(p.volumes, p.snapshots)
 	p.followAll()
 	return nil
 }
@@ -212,31 +215,6 @@ func (p *Pool) space() (volume.Capacity, error) {
 func (p *Pool) volumePath(key string) (img string) { return p.volumes.Path(key, imageExtension) }
 
 func (p *Pool) snapshotPath(key string) (img string) { return p.snapshots.Path(key, imageExtension) }
-
-// Get gives a volume.
-func (p *Pool) Get(id string) (volume.Volume, error) {
-	_, r, err := p.volumes.Find(id)
-	return r.Volume, err
-}
-
-// List gives all finished volumes, by id.
-func (p *Pool) List() []volume.Volume {
-	list := []volume.Volume{}
-	for _, r := range p.volumes.Ready() {
-		list = append(list, r.Volume)
-	}
-	return list
-}
-
-// SetFacts keeps the facts with the volume.
-func (p *Pool) SetFacts(id string, facts volume.Facts) error {
-	key, r, err := p.volumes.Find(id)
-	if err != nil {
-		return err
-	}
-	r.Volume.Facts = facts
-	return p.volumes.Put(key, r)
-}
 
 // Health tells what is wrong with the pool or the volume's file.
 func (p *Pool) Health(id string) []mounter.Ailment {

@@ -102,24 +102,6 @@ func (p *Pool) DeleteSnapshot(_ context.Context, id string) error {
 	return p.forgetSnapshot(key)
 }
 
-// GetSnapshot gives a snapshot.
-func (p *Pool) GetSnapshot(id string) (volume.Snapshot, error) {
-	_, r, err := p.snapshots.Find(id)
-	if fault.Is(err, fault.Busy) {
-		err = fault.New(fault.NotFound, "%w", err) // as if it were deleted already
-	}
-	return r.Snapshot, err
-}
-
-// ListSnapshots gives all finished snapshots, by id.
-func (p *Pool) ListSnapshots() []volume.Snapshot {
-	list := []volume.Snapshot{}
-	for _, r := range p.snapshots.Ready() {
-		list = append(list, r.Snapshot)
-	}
-	return list
-}
-
 // Recover undoes what was being made when the last process stopped (nobody was
 // told of it, so nobody misses it) and finishes what was being deleted.
 func (p *Pool) Recover(thaw volume.Thaw) error {

@@ -12,19 +12,25 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
-// D06: whoever asks a pool to make what it has, or what a file without a record may be, gets an error, and nothing of it is
-// changed. The driver looks first; this is for the day on which it could not.
-func TestD06_WhatIsThereIsNotMadeAgain(t *testing.T) {
-	dir := newPooled(t).dir
-	p, err := Open(Options{Name: "p", Dir: dir, NodesDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+// withVolume gives a pool that has one volume.
+func withVolume(t *testing.T) (*Pool, volume.Volume) {
+	t.Helper()
+	p, err := Open(Options{Name: "p", Dir: t.TempDir(), NodesDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.Close()
+	t.Cleanup(func() { p.Close() })
 	v, err := p.Create(t.Context(), volume.Spec{Name: "v", Size: 1 << 20}, &volume.Progress{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return p, v
+}
+
+// D06: whoever asks a pool to make what it has, or what a file without a record may be, gets an error, and nothing of it is
+// changed. The driver looks first; this is for the day on which it could not.
+func TestD06_WhatIsThereIsNotMadeAgain(t *testing.T) {
+	p, v := withVolume(t)
 	snapshot := func(name string) (volume.Snapshot, error) {
 		return p.CreateSnapshot(t.Context(), volume.SnapshotSpec{Name: name, Volume: v.ID}, &volume.Progress{})
 	}
@@ -36,7 +42,7 @@ func TestD06_WhatIsThereIsNotMadeAgain(t *testing.T) {
 	if err := os.WriteFile(lost, []byte("somebody's data"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	before := tree(t, dir)
+	before := tree(t, p.dir)
 	if _, err := p.Create(t.Context(), volume.Spec{Name: "v", Size: 1 << 20}, &volume.Progress{}); !fault.Is(err, fault.Exists) {
 		t.Errorf("a volume that is there: %v", err)
 	}
@@ -49,7 +55,7 @@ func TestD06_WhatIsThereIsNotMadeAgain(t *testing.T) {
 	if b, err := os.ReadFile(lost); err != nil || string(b) != "somebody's data" {
 		t.Errorf("%s has %.20q now: %v", filepath.Base(lost), b, err)
 	}
-	for i, now := range tree(t, dir) {
+	for i, now := range tree(t, p.dir) {
 		if i >= len(before) || now != before[i] {
 			t.Errorf("changed: %s", now)
 		}
@@ -58,16 +64,7 @@ func TestD06_WhatIsThereIsNotMadeAgain(t *testing.T) {
 
 // D06: what cannot be removed keeps its record. A file that no record tells of takes room for ever.
 func TestD06_AFileThatIsNotRemovedKeepsItsRecord(t *testing.T) {
-	dir := newPooled(t).dir
-	p, err := Open(Options{Name: "p", Dir: dir, NodesDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	v, err := p.Create(t.Context(), volume.Spec{Name: "v", Size: 1 << 20}, &volume.Progress{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p, v := withVolume(t)
 	s, err := p.CreateSnapshot(t.Context(), volume.SnapshotSpec{Name: "s", Volume: v.ID}, &volume.Progress{})
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +86,7 @@ func TestD06_AFileThatIsNotRemovedKeepsItsRecord(t *testing.T) {
 	if err := p.DeleteSnapshot(t.Context(), s.ID); err != nil {
 		t.Errorf("a repeated deletion: %v", err)
 	}
-	if left := tree(t, filepath.Join(dir, "snapshots")); len(left) != 1 {
+	if left := tree(t, filepath.Join(p.dir, "snapshots")); len(left) != 1 {
 		t.Errorf("%v are left", left)
 	}
 }

@@ -1,0 +1,60 @@
+package journal
+
+import (
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// Records answer what a pool is asked that its records alone tell. A pool embeds them.
+type Records struct {
+	volumes   *Book[VolumeRecord]
+	snapshots *Book[SnapshotRecord]
+}
+
+// NewRecords gives those of a pool.
+func NewRecords(volumes *Book[VolumeRecord], snapshots *Book[SnapshotRecord]) Records {
+	return Records{volumes, snapshots}
+}
+
+// Get gives a volume.
+func (r Records) Get(id string) (volume.Volume, error) {
+	_, v, err := r.volumes.Find(id)
+	return v.Volume, err
+}
+
+// List gives all finished volumes, by id.
+func (r Records) List() []volume.Volume {
+	list := []volume.Volume{}
+	for _, v := range r.volumes.Ready() {
+		list = append(list, v.Volume)
+	}
+	return list
+}
+
+// SetFacts keeps the facts with the volume.
+func (r Records) SetFacts(id string, facts volume.Facts) error {
+	key, v, err := r.volumes.Find(id)
+	if err != nil {
+		return err
+	}
+	v.Volume.Facts = facts
+	return r.volumes.Put(key, v)
+}
+
+// GetSnapshot gives a snapshot. One that is being deleted counts as gone.
+func (r Records) GetSnapshot(id string) (volume.Snapshot, error) {
+	_, s, err := r.snapshots.Find(id)
+	if fault.Is(err, fault.Busy) {
+		err = fault.New(fault.NotFound, "%w", err)
+	}
+	return s.Snapshot, err
+}
+
+// ListSnapshots gives all finished snapshots, by id.
+func (r Records) ListSnapshots() []volume.Snapshot {
+	list := []volume.Snapshot{}
+	for _, s := range r.snapshots.Ready() {
+		list = append(list, s.Snapshot)
+	}
+	return list
+}
