@@ -137,10 +137,10 @@ func (s *Server) RegisterSandbox(
 	if r.GetPid() < 0 {
 		return nil, fault.New(fault.Invalid, "pid %d", r.GetPid())
 	}
-	if kindOf(r) == "" && len(r.ProtoReflect().GetUnknown()) > 0 {
+	switch kind := kindOf(r); {
+	case kind == "" && len(r.ProtoReflect().GetUnknown()) > 0:
 		return nil, fault.New(fault.Invalid, "a sandbox of a kind that this server does not know: it has the backend %q", s.Backend.Kind())
-	}
-	if kind := kindOf(r); kind != "" && kind != s.Backend.Kind() {
+	case kind != "" && kind != s.Backend.Kind():
 		return nil, fault.New(fault.Invalid, "a sandbox of kind %q: this server has the backend %q", kind, s.Backend.Kind())
 	}
 	spec, err := NewSpec(r.GetSandboxId(), int(r.GetPid()), s.Backend.Registration(r))

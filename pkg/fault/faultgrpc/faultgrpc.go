@@ -42,7 +42,11 @@ func Status(err error) error {
 	case errors.Is(err, context.Canceled):
 		return status.Error(codes.Canceled, text)
 	}
-	return status.Error(kinds[fault.KindOf(err)], text)
+	code, ok := kinds[fault.KindOf(err)]
+	if !ok {
+		code = codes.Internal
+	}
+	return status.Error(code, text)
 }
 
 // UnaryInterceptor gives what a method returns to Status.
