@@ -69,7 +69,7 @@ func examine(ctx context.Context, g *globals) []finding {
 	}
 	features := append(mounter.Features(), fsprogs.New(nil).ProbeConfinement())
 	for _, fs := range fstype.Formats() {
-		features = append(features, fsprogs.New(nil).ProbeIdmap(ctx, fs, os.TempDir(), loopdev.Nodes{}))
+		features = append(features, fsprogs.New(nil).ProbeIdmap(ctx, fs, os.TempDir(), ""))
 	}
 	for _, f := range features {
 		out := finding{What: f.Name, Answer: f.Answer.String()}

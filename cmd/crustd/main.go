@@ -28,6 +28,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox/namespace"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox/qemu"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
@@ -163,9 +164,13 @@ func run(args []string) error {
 		return err
 	}
 	m, err := sandbox.New(ctx, sandbox.Config{
-		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend, Devices: sandbox.Devices{Allow: o.allow, KubeletDir: o.kubeletDir},
+		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend, Devices: sandbox.Devices{Allow: o.allow, ToAllow: "; allow it with --allow-device",
+			KubeletDir: o.kubeletDir},
 		Log: log, Timeout: o.timeout, OwnershipTimeout: o.ownership,
 	})
+	if fault.Is(err, fault.State) {
+		return fmt.Errorf("%w (--backend, --state-dir)", err)
+	}
 	if err != nil {
 		return err
 	}

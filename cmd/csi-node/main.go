@@ -21,7 +21,6 @@ import (
 	"github.com/crust-csi/crust-csi/internal/confine"
 	"github.com/crust-csi/crust-csi/internal/inventory"
 	"github.com/crust-csi/crust-csi/internal/linux"
-	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/nodeconfig"
 	"github.com/crust-csi/crust-csi/internal/privilege"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
@@ -203,7 +202,7 @@ func probeIdmaps(ctx context.Context, o *options, log *slog.Logger, metrics *tel
 	programs := fsprogs.New(metrics.ProgramStarted)
 	var list []mounter.Feature
 	for _, fs := range fstype.Formats() {
-		list = append(list, programs.ProbeIdmap(ctx, fs, o.stateDir, loopdev.Nodes{Dir: filepath.Join(o.stateDir, "dev")}))
+		list = append(list, programs.ProbeIdmap(ctx, fs, o.stateDir, filepath.Join(o.stateDir, "dev")))
 	}
 	log.Info("user namespaces", "features", mounter.Summary(list))
 }

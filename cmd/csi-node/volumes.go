@@ -52,7 +52,8 @@ func openVolumes(
 		})
 	}
 	st, err := static.Open(static.Options{
-		Dir: filepath.Join(o.stateDir, "static"), Allow: settings.AllowDevices, NodesDir: nodes, Log: log,
+		Dir: filepath.Join(o.stateDir, "static"), Allow: settings.AllowDevices, ToAllow: "; allow it with --allow-device, or with allowDevices in the file of --config",
+		NodesDir: nodes, Log: log,
 		Claimed: func(d mounter.Device) (string, bool, error) { return volume.OwnerOfDevice(pools, d) },
 	})
 	if err == nil {

@@ -69,7 +69,7 @@ func (r *Root) Relative(path string) (string, error) {
 		}
 		return rel, nil
 	}
-	return "", fault.New(fault.Invalid, "path %q is not below %s (--kubelet-dir)", path, r.path)
+	return "", fault.New(fault.Invalid, "path %q is not below %s, where all targets lie", path, r.path)
 }
 
 // Target is one name in a directory that is held open.
@@ -261,7 +261,8 @@ func (t *Target) create(directory bool) error {
 	return f.Close()
 }
 
-// Unmount takes the topmost mount off the target.
+// Unmount takes the topmost mount off the target. It is
+// refused as in use while a Detached or a State of it is open, this process's own too.
 func (t *Target) Unmount() error {
 	err := linux.Outlast(func() error { return linux.UnmountAt(t.parent, t.name) })
 	if errors.Is(err, linux.EBUSY) {

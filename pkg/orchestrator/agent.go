@@ -1,6 +1,7 @@
 package orchestrator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,7 +54,7 @@ type Config struct {
 	Pods    *Pods
 	Records *Records
 	Events  eventrecorder.EventRecorder
-	Log     *slog.Logger
+	Log     *slog.Logger // nil for nobody
 	// Count is told of decisions and of what became of them; nil for nobody.
 	Count func(outcome string)
 	// Tracer makes spans of what is carried out after the call that deferred it; nil for
@@ -85,6 +86,7 @@ func New(c Config) *Agent {
 		Config: c, told: map[string]time.Time{}, tasks: map[string]*task{}, calls: map[string]bool{}, ending: map[string]bool{},
 		runtimes: runtimes{options: c.DialOptions, m: map[string]*crust.Client{}}, hookPatience: hookPatience,
 	}
+	a.Log = cmp.Or(a.Log, slog.New(slog.DiscardHandler))
 	if a.Count == nil {
 		a.Count = func(string) {}
 	}

@@ -29,7 +29,7 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 	if d.Volume == "" {
 		return no("its target path is not one of the kubelet's, so the persistent volume is not known")
 	}
-	v, err := a.Pods.Volume(ctx, pod, d.Volume)
+	v, err := a.Pods.use(ctx, pod, d.Volume)
 	if err != nil {
 		return crust.Decision{}, err
 	}

@@ -85,8 +85,8 @@ type volume struct {
 	subPath   bool
 }
 
-// Volume finds out how a pod uses a PersistentVolume.
-func (p *Pods) Volume(ctx context.Context, pod *corev1.Pod, name string) (volume, error) {
+// use finds out how a pod uses a PersistentVolume.
+func (p *Pods) use(ctx context.Context, pod *corev1.Pod, name string) (volume, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	pv, err := p.client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})

@@ -2,7 +2,6 @@ package orchestrator
 
 import (
 	"context"
-	"log/slog"
 	"net"
 	"path/filepath"
 	"slices"
@@ -208,7 +207,7 @@ func newTracedRig(t testing.TB, traces tracings, objects ...runtime.Object) *rig
 	ok(t, err)
 	t.Cleanup(func() { conn.Close() })
 	r.agent = New(Config{
-		Driver: conn, Pods: WatchPods(ctx, r.cluster, "node"), Records: records, Events: r.events, Log: slog.New(slog.DiscardHandler),
+		Driver: conn, Pods: WatchPods(ctx, r.cluster, "node"), Records: records, Events: r.events,
 		Tracer: traces.agent.Tracer(), DialOptions: traces.agent.Client(),
 	})
 	r.agent.hookPatience = time.Minute // writes of records may take long on a busy machine

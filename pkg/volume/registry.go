@@ -57,7 +57,7 @@ func (r *Registry) Pools() []Pool {
 // have is a fault Elsewhere: another node may have it.
 func (r *Registry) Pool(name string) (Pool, error) {
 	if len(r.names) == 0 {
-		return nil, fault.New(fault.Elsewhere, "this node has no pool, so no volume can be made here; start the driver with --pool")
+		return nil, fault.New(fault.Elsewhere, "this node has no pool, so no volume can be made here")
 	}
 	if name == "" {
 		name = r.names[0]

@@ -58,12 +58,13 @@ func (b *bench) ownership(files int) {
 		must(err)
 		return time.Since(begin), usage() - before
 	}
-	ours(at, 5000, nil) // warm, and in the state that both start from
+	var walked ownership.Inodes // none: names are looked at
+	ours(at, 5000, walked)      // warm, and in the state that both start from
 	kw, kc := kubelet(at, 5000)
-	ww, wc := ours(at, 5000, nil)
+	ww, wc := ours(at, 5000, walked)
 	// As a publish to the first pod does it: nobody else has the volume.
 	must(b.c.Unpublish(ctx, many.ID, at))
-	ow, oc := notInUse(dev, func(dir string) (wall, cpu time.Duration) { return ours(dir, 5000, ownership.Ext4Inodes(dev)) })
+	ow, oc := notInUse(dev, func(dir string) (wall, cpu time.Duration) { return ours(dir, 5000, ownership.InodesOf("ext4", dev)) })
 	must(b.c.Publish(ctx, many, at, false))
 	name := fmt.Sprintf("%d files: ", files)
 	b.row(name+"chown, nothing to change, warm", "the kubelet's walk", kw, ow, 0.05, false)
@@ -71,14 +72,14 @@ func (b *bench) ownership(files int) {
 	b.row("the same while another pod uses it", "the kubelet's walk", kw, ww, 0, false)
 	b.row("CPU of it", "the kubelet's", kc, wc, 0, false)
 	kw2, kc2 := kubelet(at, 5001)
-	ow2, oc2 := ours(at, 5002, nil)
+	ow2, oc2 := ours(at, 5002, walked)
 	b.row(name+"chown, everything to change", "the kubelet's walk", kw2, ow2, 0.40, false)
 	b.row("CPU of it", "the kubelet's", kc2, oc2, 0.75, false)
 	deep := at + "/deep"
 	chain(deep, 400, 250)
-	ours(at, 5002, nil)
+	ours(at, 5002, walked)
 	kd, _ := kubelet(deep, 5002)
-	od, _ := ours(deep, 5002, nil)
+	od, _ := ours(deep, 5002, walked)
 	b.row("a chain of 400 directories, nothing to change", "the kubelet's walk", kd, od, 0.04, false)
 	must(b.c.Unpublish(ctx, many.ID, at))
 

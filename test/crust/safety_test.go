@@ -187,7 +187,7 @@ func TestOneServerForAStateDirectory(t *testing.T) {
 	p := &pod{name: "pod"}
 	s.namespace(p)
 	s.Kill()
-	if out := second("qemu"); !strings.Contains(out, `has sandboxes of kind "namespace" (pod)`) || !strings.Contains(out, "--backend namespace") {
+	if out := second("qemu"); !strings.Contains(out, `has sandboxes of kind "namespace" (pod)`) || !strings.Contains(out, "--backend") {
 		t.Error(out)
 	}
 	// As after a reboot: what an earlier boot left goes.

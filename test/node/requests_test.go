@@ -192,7 +192,7 @@ func TestStaticDevice(t *testing.T) {
 	forbidden.ID, forbidden.Context = "other", map[string]string{"device": "/dev/vda"}
 	refused(t, n.Client.Stage(ctxOf(t), forbidden), codes.InvalidArgument, "--allow-device")
 	none := testnode.New(t, "")
-	refused(t, none.Client.Stage(ctxOf(t), forbidden), codes.InvalidArgument, "none are", "start csi-node with --allow-device")
+	refused(t, none.Client.Stage(ctxOf(t), forbidden), codes.InvalidArgument, "(none)", "allow it with --allow-device")
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	second := v
 	second.ID = "the-same-disk"

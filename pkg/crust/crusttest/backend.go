@@ -2,7 +2,6 @@ package crusttest
 
 import (
 	"context"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -96,7 +95,7 @@ func (b *backendSuite) start() {
 	b.t.Helper()
 	b.backend = b.Open(b.t, b.dir, b.kubelet)
 	m, err := sandbox.New(b.ctx(), sandbox.Config{
-		StateDir: b.dir, KubeletDir: b.kubelet, Backend: b.backend, Log: slog.New(slog.DiscardHandler), Timeout: b.Patience, OwnershipTimeout: b.Patience,
+		StateDir: b.dir, KubeletDir: b.kubelet, Backend: b.backend, Timeout: b.Patience, OwnershipTimeout: b.Patience,
 	})
 	fatal(b.t, err)
 	b.server = &sandbox.Server{Manager: m}

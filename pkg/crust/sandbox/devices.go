@@ -21,6 +21,8 @@ type Devices struct {
 	// driver ("csi.crust.dev=/dev/loop*") is for that driver's volumes alone: another
 	// driver that defers volumes cannot name devices of it.
 	Allow []string
+	// ToAllow is how an administrator allows a device: a refusal ends with it.
+	ToAllow string
 	// KubeletDir is where the kubelet writes down which driver a volume is of.
 	KubeletDir string
 }
@@ -74,8 +76,8 @@ func (d Devices) driverOf(target string) (string, error) {
 // pattern for disks would let in by chance.
 func (d Devices) Find(path, target string) (mounter.Device, error) {
 	refuse := func(why string) (mounter.Device, error) {
-		return mounter.Device{}, fault.New(fault.Invalid, "device %q %s; --allow-device permits %s", path, why,
-			cmp.Or(strings.Join(d.Allow, ", "), "none"))
+		return mounter.Device{}, fault.New(fault.Invalid, "device %q %s; allowed here are %s%s", path, why,
+			cmp.Or(strings.Join(d.Allow, ", "), "none"), d.ToAllow)
 	}
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsAny(path, "\x00\n") {
 		return refuse("is no clean absolute path")

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +27,7 @@ type Config struct {
 	KubeletDir string
 	Backend    Backend
 	Devices    Devices
-	Log        *slog.Logger
+	Log        *slog.Logger // nil for nobody
 	// Timeout bounds what is asked of a sandbox: one that never answers must not
 	// hold up its callers.
 	Timeout time.Duration
@@ -76,6 +77,7 @@ const reachTime = 10 * time.Second
 // New takes up the sandboxes of an earlier process. One that cannot be reached
 // keeps what it has, and is tried again; one that has ended is cleaned up.
 func New(ctx context.Context, c Config) (*Manager, error) {
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	boot, err := mounter.BootID()
 	if err != nil {
 		return nil, err
@@ -92,8 +94,8 @@ func New(ctx context.Context, c Config) (*Manager, error) {
 	}
 	for _, r := range records {
 		if r.Kind != c.Backend.Kind() {
-			return nil, fmt.Errorf("--state-dir %s has sandboxes of kind %q (%s): start with --backend %s, or give another directory", c.StateDir,
-				r.Kind, r.Spec.ID, r.Kind)
+			return nil, fault.New(fault.State, "%s has sandboxes of kind %q (%s), and the backend is %q: have one of that kind, or another state directory", c.StateDir,
+				r.Kind, r.Spec.ID, c.Backend.Kind())
 		}
 	}
 	var all sync.WaitGroup

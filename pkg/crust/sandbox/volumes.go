@@ -27,7 +27,7 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 	}
 	below, err := filepath.Rel(m.KubeletDir, v.Target)
 	if err != nil || !filepath.IsAbs(v.Target) || !filepath.IsLocal(below) || below == "." || filepath.Clean(v.Target) != v.Target {
-		return fault.New(fault.Invalid, "host_target_path %q is no clean path below %s (--kubelet-dir)", v.Target, m.KubeletDir)
+		return fault.New(fault.Invalid, "host_target_path %q is no clean path below %s, where all targets lie", v.Target, m.KubeletDir)
 	}
 	source := v.Device.Path
 	// By number too: a device may have two names.

@@ -13,13 +13,14 @@ import (
 
 // ProbeIdmap tells whether this kernel makes idmapped mounts of a file system
 // (pods with hostUsers: false, and fsGroupStrategy idmap, need them), by making
-// one: of a new file system in a file without a name in dir.
-func (p *Programs) ProbeIdmap(ctx context.Context, name, dir string, nodes loopdev.Nodes) mounter.Feature {
+// one: of a new file system in a file without a name in dir. Nodes of loop devices
+// are made in nodesDir if /dev lacks them.
+func (p *Programs) ProbeIdmap(ctx context.Context, name, dir, nodesDir string) mounter.Feature {
 	f := mounter.Feature{
 		Name: "idmapped mounts of " + name, Since: fstype.Of(name).IdmapSince,
 		Cost: "no pod with hostUsers: false can use such a volume, and no fsGroupStrategy idmap",
 	}
-	f.Answer, f.Why = idmapAnswer(p.tryIdmap(ctx, name, dir, nodes))
+	f.Answer, f.Why = idmapAnswer(p.tryIdmap(ctx, name, dir, nodesDir))
 	return f
 }
 
@@ -34,14 +35,14 @@ func idmapAnswer(err error) (answer mounter.Answer, why string) {
 	return mounter.CannotTell, err.Error()
 }
 
-func (p *Programs) tryIdmap(ctx context.Context, name, dir string, nodes loopdev.Nodes) error {
+func (p *Programs) tryIdmap(ctx context.Context, name, dir, nodesDir string) error {
 	const size = 320 << 20 // mkfs.xfs wants 300 MiB; next to nothing is written
 	file, err := linux.TempFile(dir, size)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	loop, err := nodes.Temporary(file)
+	loop, err := loopdev.Nodes{Dir: nodesDir}.Temporary(file)
 	if err != nil {
 		return err
 	}

@@ -16,19 +16,20 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// Inodes calls each for every inode of a file system that has a name, in any
-// order and from several goroutines at once, without looking at names. It ends
-// early when each answers false. An error means that nothing was learnt.
-type Inodes func(ctx context.Context, each func(linux.Inode) bool) error
+// Inodes finds every inode of a file system without looking at names: in the inode
+// tables on its device. The zero value finds none. It may be used after the file system
+// was mounted, so that its journal is played back, and before anybody but the caller
+// can change it.
+type Inodes struct{ device string }
 
 // nothingToChange asks the inodes whether all of them, but the root, are as
 // they should be. false: not all are, or nobody can tell without a walk.
 func nothingToChange(ctx context.Context, inodes Inodes, gid uint32, root uint64, p *Progress) bool {
-	if inodes == nil {
+	if inodes == (Inodes{}) {
 		return false
 	}
 	var wrong atomic.Bool
-	err := inodes(ctx, func(i linux.Inode) bool {
+	err := inodes.each(ctx, func(i linux.Inode) bool {
 		if i.Ino == root {
 			return true
 		}
@@ -45,34 +46,28 @@ func nothingToChange(ctx context.Context, inodes Inodes, gid uint32, root uint64
 	return true
 }
 
-// InodesOf gives what reads the inode tables of a file system of that type from its
-// device, nil where nothing does: see Ext4Inodes.
+// InodesOf are those of a file system of that type on a device; none where nothing here
+// reads the type's tables.
 func InodesOf(name, device string) Inodes {
 	if !fstype.Of(name).InodeTables {
-		return nil
+		return Inodes{}
 	}
-	return Ext4Inodes(device)
+	return Inodes{device}
 }
 
-// Ext4Inodes reads the inode tables of an ext4 from its device. It may be used
-// after the file system was mounted, so that its journal is played back, and
-// before anybody but the caller can change it.
-//
-// See Documentation/filesystems/ext4 of Linux for the layout. Whatever does not
-// add up is an error.
-func Ext4Inodes(device string) Inodes {
-	return func(ctx context.Context, each func(linux.Inode) bool) error {
-		f, err := os.Open(device)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		size, err := f.Seek(0, io.SeekEnd)
-		if err != nil {
-			return err
-		}
-		return ext4Inodes(ctx, f, size, each)
+// each calls f for every inode that has a name, in any order and from several goroutines
+// at once. It ends early when f answers false. An error means that nothing was learnt.
+func (n Inodes) each(ctx context.Context, f func(linux.Inode) bool) error {
+	device, err := os.Open(n.device)
+	if err != nil {
+		return err
 	}
+	defer device.Close()
+	size, err := device.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	return ext4Inodes(ctx, device, size, f)
 }
 
 // ext4 is what of a superblock and its group descriptors is needed.
@@ -166,6 +161,8 @@ func (e *ext4) group(n int) group {
 	return g
 }
 
+// ext4Inodes reads the inode tables of an ext4. See Documentation/filesystems/ext4 of Linux for
+// the layout. Whatever does not add up is an error.
 func ext4Inodes(ctx context.Context, r io.ReaderAt, device int64, each func(linux.Inode) bool) error {
 	e, err := readExt4(r, device)
 	if err != nil {

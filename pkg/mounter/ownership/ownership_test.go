@@ -54,7 +54,7 @@ func try(ctx context.Context, dir string, gid uint32, policy Policy) (Result, er
 		return Result{}, err
 	}
 	defer root.Close()
-	return Apply(ctx, root, gid, policy, nil, &Progress{})
+	return Apply(ctx, root, gid, policy, Inodes{}, &Progress{})
 }
 
 func stat(t testing.TB, path string) *syscall.Stat_t {

@@ -4,6 +4,7 @@
 package journal
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -64,8 +65,8 @@ func ReadSnapshot(f Format, path string) (r SnapshotRecord, err error) {
 type Options struct {
 	Pool   string // its name
 	Format Format
-	Dir    string // where the records are; it is made
-	Log    *slog.Logger
+	Dir    string       // where the records are; it is made
+	Log    *slog.Logger // nil for nobody
 	// Write calls write, which writes a record, and may make room for it first. A record that is needed must be
 	// written on a full pool too: without it, what is there could not be deleted. nil: write is called.
 	Write func(write func() error, needed bool) error
@@ -100,6 +101,7 @@ func OpenSnapshots(o Options) (*Book[SnapshotRecord], error) {
 }
 
 func (b *Book[R]) load() error {
+	b.o.Log = cmp.Or(b.o.Log, slog.New(slog.DiscardHandler))
 	b.records, b.unusable = map[string]R{}, map[string]error{}
 	if err := os.MkdirAll(b.o.Dir, 0o700); err != nil {
 		return err

@@ -2,7 +2,6 @@ package journal_test
 
 import (
 	"errors"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -14,7 +13,7 @@ import (
 
 func open(t *testing.T, o journal.Options) *journal.Book[journal.VolumeRecord] {
 	t.Helper()
-	o.Pool, o.Format, o.Log = "p", journal.Format{Kind: "test.volume", Version: 1}, slog.New(slog.DiscardHandler)
+	o.Pool, o.Format = "p", journal.Format{Kind: "test.volume", Version: 1}
 	b, err := journal.OpenVolumes(o)
 	ok(t, err)
 	return b

@@ -15,6 +15,7 @@
 package looppool
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -74,8 +75,8 @@ var _ volume.Pool = (*Pool)(nil)
 type Options struct {
 	Name     string
 	Dir      string
-	NodesDir string // where loop device nodes are made if /dev lacks them
-	Log      *slog.Logger
+	NodesDir string            // where loop device nodes are made if /dev lacks them
+	Log      *slog.Logger      // nil for nobody
 	Copied   func(bytes int64) // counts bytes of copies; may be nil
 
 	// Overcommit is how many times the pool's room may be promised: to volumes
@@ -91,6 +92,7 @@ func Open(o Options) (*Pool, error) {
 	if err := volume.CheckPoolName(o.Name); err != nil {
 		return nil, err
 	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	if o.Copied == nil {
 		o.Copied = func(int64) {}
 	}

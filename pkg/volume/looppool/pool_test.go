@@ -1,7 +1,6 @@
 package looppool_test
 
 import (
-	"log/slog"
 	"testing"
 
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -12,7 +11,7 @@ import (
 func TestPool(t *testing.T) {
 	nodes := t.TempDir()
 	volumetest.TestPool(t, func(t testing.TB, dir string) volume.Pool {
-		p, err := looppool.Open(looppool.Options{Name: volumetest.Name, Dir: dir, NodesDir: nodes, Log: slog.New(slog.DiscardHandler)})
+		p, err := looppool.Open(looppool.Options{Name: volumetest.Name, Dir: dir, NodesDir: nodes})
 		if err != nil {
 			t.Fatal(err)
 		}

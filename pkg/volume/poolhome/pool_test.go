@@ -1,7 +1,6 @@
 package poolhome_test
 
 import (
-	"log/slog"
 	"path/filepath"
 	"testing"
 
@@ -14,11 +13,11 @@ import (
 func TestPool(t *testing.T) {
 	nodes := t.TempDir()
 	volumetest.TestPool(t, func(t testing.TB, dir string) volume.Pool {
-		log, at := slog.New(slog.DiscardHandler), filepath.Join(dir, "pool")
+		at := filepath.Join(dir, "pool")
 		p, err := poolhome.Open(poolhome.Options{
-			Name: volumetest.Name, Dir: at, State: filepath.Join(dir, "state"), Log: log, Empty: looppool.Empty,
+			Name: volumetest.Name, Dir: at, State: filepath.Join(dir, "state"), Empty: looppool.Empty,
 			Open: func() (volume.Pool, error) {
-				return looppool.Open(looppool.Options{Name: volumetest.Name, Dir: at, NodesDir: nodes, Log: log})
+				return looppool.Open(looppool.Options{Name: volumetest.Name, Dir: at, NodesDir: nodes})
 			},
 		})
 		if err != nil {

@@ -10,6 +10,7 @@
 package poolhome
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -49,8 +50,8 @@ type known struct {
 // Options of Open.
 type Options struct {
 	Name, Dir string
-	State     string // the directory of what the node knows of its pools
-	Log       *slog.Logger
+	State     string       // the directory of what the node knows of its pools
+	Log       *slog.Logger // nil for nobody
 	// Open opens the directory, which is the pool's.
 	Open func() (volume.Pool, error)
 	// Empty is nil if a directory that was the pool's is proven to hold no volume and no
@@ -91,6 +92,7 @@ const patience = 5 * time.Second
 // Open takes a pool. One that is away, cannot be used or has a disk that does not answer is no error, unless it was
 // never there: the first time, the directory is made and gets an identity.
 func Open(o Options) (*Pool, error) {
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	p := &Pool{o: o}
 	_, err := os.Lstat(p.statePath())
 	before := !errors.Is(err, fs.ErrNotExist)

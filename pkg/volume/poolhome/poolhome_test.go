@@ -1,7 +1,6 @@
 package poolhome
 
 import (
-	"log/slog"
 	"os"
 	"testing"
 
@@ -33,7 +32,7 @@ func TestMonitoring_WhatIsKnownOfAPoolNeedsNoDisk(t *testing.T) {
 
 // A record without an identity says as little as one that cannot be read: it does not make any directory the pool.
 func TestB03_ARecordThatNamesNoIdentity(t *testing.T) {
-	o := Options{Name: "pool", Dir: t.TempDir(), State: t.TempDir(), Log: slog.New(slog.DiscardHandler),
+	o := Options{Name: "pool", Dir: t.TempDir(), State: t.TempDir(),
 		Open: func() (volume.Pool, error) { return one{}, nil }}
 	p := &Pool{o: o}
 	if err := knownType.Write(p.statePath(), known{Dir: o.Dir}); err != nil {

@@ -72,6 +72,7 @@ type Source struct {
 	claimed func(mounter.Device) (string, bool, error)
 	loop    loopdev.Nodes
 	raw     rawdevice.Guard
+	toAllow string
 	log     *slog.Logger
 	boot    string
 
@@ -93,6 +94,7 @@ var (
 type Options struct {
 	Dir      string       // where records are kept
 	Allow    []string     // globs of device paths that volumes may name
+	ToAllow  string       // how an administrator allows a device: a refusal ends with it
 	NodesDir string       // for device nodes that /dev lacks
 	Log      *slog.Logger // of records that cannot be used; nil for nobody
 	// Claimed gives the volume of a pool that a device belongs to; an error where it cannot tell.
@@ -104,15 +106,13 @@ func Open(o Options) (*Source, error) {
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	boot, err := mounter.BootID()
 	if err != nil {
 		return nil, err
 	}
 	s := &Source{
-		dir: o.Dir, claimed: o.Claimed, log: o.Log, boot: boot,
+		dir: o.Dir, toAllow: o.ToAllow, claimed: o.Claimed, log: o.Log, boot: boot,
 		loop: loopdev.Nodes{Dir: o.NodesDir}, raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}},
 		volumes: map[string]entry{}, attached: map[string]claim{}, devices: map[string]deviceRecord{},
 		changed: map[string]string{}, bad: map[string]error{},
@@ -148,7 +148,7 @@ func Open(o Options) (*Source, error) {
 func (s *Source) Allow(globs []string) error {
 	for _, glob := range globs {
 		if _, err := filepath.Match(glob, ""); err != nil || !filepath.IsAbs(glob) {
-			return fault.New(fault.Invalid, "--allow-device %q is no absolute path or pattern", glob)
+			return fault.New(fault.Invalid, "device %q is no absolute path or pattern", glob)
 		}
 	}
 	globs = slices.Clone(globs)
@@ -267,8 +267,8 @@ func (s *Source) resolve(id, attr string) (mounter.Device, error) {
 	path := filepath.Clean(attr)
 	if !s.allowed(path) {
 		return mounter.Device{}, fault.New(fault.Invalid,
-			"volume %s: device %q is not among those that --allow-device permits on this node (%s)", id, attr,
-			cmp.Or(strings.Join(*s.allow.Load(), ", "), "none are: start csi-node with --allow-device, or give allowDevices in its --config"))
+			"volume %s: device %q is not among those that volumes of this node may name (%s)%s", id, attr,
+			cmp.Or(strings.Join(*s.allow.Load(), ", "), "none"), s.toAllow)
 	}
 	real, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -4,6 +4,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,8 +48,9 @@ type guestFacts struct {
 
 var factsType = record.Type{Kind: "crust.guest", Version: 1}
 
-// New takes a directory for the state.
+// New takes a directory for the state. A nil log is nobody's.
 func New(dir string, log *slog.Logger) (*Backend, error) {
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	b := &Backend{dir: dir, log: log, asked: map[*box]chan struct{}{}}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
