@@ -27,6 +27,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/apiserver"
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/privatesocket"
 	"github.com/crust-csi/crust-csi/internal/registration"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/internal/statedir"
@@ -222,7 +223,7 @@ func serve(
 	if err != nil {
 		return ended()
 	}
-	l, err := rpcserver.Listen(o.endpoint)
+	l, err := privatesocket.Listen(o.endpoint, 0o600)
 	if err != nil {
 		return err
 	}

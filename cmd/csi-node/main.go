@@ -22,6 +22,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/inventory"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/nodeconfig"
+	"github.com/crust-csi/crust-csi/internal/privatesocket"
 	"github.com/crust-csi/crust-csi/internal/privilege"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/registration"
@@ -223,7 +224,7 @@ func needingAttention(d *driver.Driver) telemetry.Volumes {
 func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.Driver, options []grpc.ServerOption) error {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
 	defer cancel()
-	l, err := rpcserver.Listen(o.endpoint)
+	l, err := privatesocket.Listen(o.endpoint, 0o600)
 	if err != nil {
 		return err
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -34,23 +33,20 @@ func PeerOf(c syscall.RawConn) (Peer, error) {
 	return Peer{PID: int(cred.Pid), UID: cred.Uid}, nil
 }
 
-// ListenPrivate makes a unix socket that only this user can connect to (mode
-// 0600), at no moment anybody else: it is made in a closed directory and
-// renamed. With another mode it is everybody whom that lets in.
-func ListenPrivate(path string, mode os.FileMode) (l net.Listener, err error) {
-	dir, err := os.MkdirTemp(filepath.Dir(path), ".socket")
+// ListenPrivate makes a unix socket that at no moment more users can connect to than the
+// mode lets in: bind(2) gives a socket's file the mode of its descriptor, less the umask.
+func ListenPrivate(path string, mode os.FileMode) (net.Listener, error) {
+	c := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
+		var err error
+		cerr := socket.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), uint32(mode.Perm())) })
+		return errors.Join(cerr, os.NewSyscallError("fchmod", err))
+	}}
+	l, err := c.Listen(context.Background(), "unix", path)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, os.Remove(dir)) }()
-	hidden := filepath.Join(dir, "s")
-	l, err = net.Listen("unix", hidden)
-	if err != nil {
-		return nil, err
-	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := errors.Join(os.Chmod(hidden, mode), os.Rename(hidden, path)); err != nil {
-		return nil, errors.Join(err, l.Close(), os.Remove(hidden))
+	if err := os.Chmod(path, mode); err != nil { // what the umask took
+		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
 }

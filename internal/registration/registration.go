@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc"
 	pluginv1 "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/crust-csi/crust-csi/internal/rpcserver"
+	"github.com/crust-csi/crust-csi/internal/privatesocket"
 )
 
 // Server answers the kubelet for one driver.
@@ -37,7 +37,7 @@ func Serve(dir, driver, endpoint string, log *slog.Logger) (*Server, error) {
 	if !ok || !filepath.IsAbs(socket) {
 		return nil, fmt.Errorf("endpoint %q: give unix:///absolute/path", endpoint)
 	}
-	l, err := rpcserver.Listen("unix://" + filepath.Join(dir, driver+"-reg.sock"))
+	l, err := privatesocket.Listen("unix://"+filepath.Join(dir, driver+"-reg.sock"), 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("registration with the kubelet: %w", err)
 	}

@@ -4,13 +4,10 @@ package rpcserver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path"
-	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
@@ -29,39 +26,6 @@ import (
 
 // LevelRequests is the log level at which whole requests are written.
 const LevelRequests = slog.LevelDebug - 4
-
-// Listen makes the socket that an endpoint, unix:///path, names. A socket whose
-// server is gone is taken over; one that answers is not.
-func Listen(endpoint string) (net.Listener, error) {
-	file, ok := strings.CutPrefix(endpoint, "unix://")
-	if !ok || !filepath.IsAbs(file) {
-		return nil, fmt.Errorf("endpoint %q: give unix:///absolute/path", endpoint)
-	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
-		return nil, err
-	}
-	if st, err := os.Lstat(file); err == nil {
-		if st.Mode()&os.ModeSocket == 0 {
-			return nil, fmt.Errorf("endpoint %s: a file that is no socket lies there; it was left alone", file)
-		}
-		c, err := net.DialTimeout("unix", file, 2*time.Second)
-		if err == nil {
-			c.Close()
-			return nil, fmt.Errorf("endpoint %s: another server answers there; stop it first", file)
-		}
-		if err := os.Remove(file); err != nil {
-			return nil, err
-		}
-	}
-	l, err := net.Listen("unix", file)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(file, 0o600); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return l, nil
-}
 
 // ShareSocket lets a group connect to the socket of an endpoint besides root.
 func ShareSocket(endpoint string, gid int) error {

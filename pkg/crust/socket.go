@@ -6,10 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -17,6 +14,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/plain"
+	"github.com/crust-csi/crust-csi/internal/privatesocket"
 	"github.com/crust-csi/crust-csi/internal/redial"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
@@ -43,7 +41,7 @@ func Dial(endpoint string, uids ...uint32) (*Client, error) {
 
 // DialWith is Dial with options of gRPC's beside its own: a stats handler, for one.
 func DialWith(endpoint string, options []grpc.DialOption, uids ...uint32) (*Client, error) {
-	path, err := socketPath(endpoint)
+	path, err := privatesocket.Path(endpoint)
 	if err != nil {
 		return nil, err
 	}
@@ -70,14 +68,6 @@ func DialWith(endpoint string, options []grpc.DialOption, uids ...uint32) (*Clie
 		return nil, err
 	}
 	return &Client{crustv1alpha1.NewRuntimeAssistedStorageManagementClient(conn), crustv1alpha1.NewSandboxManagementClient(conn), conn}, nil
-}
-
-func socketPath(endpoint string) (string, error) {
-	path, ok := strings.CutPrefix(endpoint, "unix://")
-	if !ok || !filepath.IsAbs(path) {
-		return "", fmt.Errorf("endpoint %q: give unix:///absolute/path", endpoint)
-	}
-	return path, nil
 }
 
 func checkPeer(c net.Conn, uids []uint32) error {
@@ -119,38 +109,21 @@ func plainErrors(
 // kernel has to let everybody knock, and SO_PEERCRED decides. A socket whose server is gone is
 // taken over; one that answers is not.
 func Listen(endpoint string, refused func(error), uids ...uint32) (net.Listener, error) {
-	path, err := socketPath(endpoint)
-	if err != nil {
-		return nil, err
-	}
 	if len(uids) == 0 {
 		uids = []uint32{0}
 	}
-	directory, mode := os.FileMode(0o750), os.FileMode(0o600)
+	mode := os.FileMode(0o600)
 	for _, uid := range uids {
 		if uid != 0 && int(uid) != os.Geteuid() {
-			directory, mode = 0o755, 0o666
+			mode = 0o666
 		}
 	}
-	if err := os.MkdirAll(filepath.Dir(path), directory); err != nil {
-		return nil, err
-	}
-	if st, err := os.Lstat(path); err == nil {
-		if st.Mode()&os.ModeSocket == 0 {
-			return nil, fmt.Errorf("endpoint %s: a file that is no socket lies there; it was left alone", path)
-		}
-		if c, err := net.DialTimeout("unix", path, 2*time.Second); err == nil {
-			return nil, errors.Join(fmt.Errorf("endpoint %s: another server answers there; stop it first", path), c.Close())
-		}
-		if err := os.Remove(path); err != nil {
-			return nil, err
-		}
-	}
-	// Nobody else may connect between bind(2) and chmod(2).
-	l, err := linux.ListenPrivate(path, mode)
+	l, err := privatesocket.Listen(endpoint, mode)
 	if err != nil {
 		return nil, err
 	}
+	// A server that has stopped, and may have volumes, is told from one that was never here.
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	return &guarded{Listener: l, uids: uids, refused: refused}, nil
 }
 

@@ -17,7 +17,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/linux"
-	"github.com/crust-csi/crust-csi/internal/rpcserver"
+	"github.com/crust-csi/crust-csi/internal/privatesocket"
 	"github.com/crust-csi/crust-csi/pkg/orchestrator"
 )
 
@@ -35,7 +35,7 @@ func serveAgent(driver, endpoint string) {
 	a := orchestrator.New(orchestrator.Config{
 		Driver: conn, Pods: orchestrator.WatchPods(context.Background(), client, "bench"), Records: records, Events: record.NewFakeRecorder(10), Log: slog.New(slog.DiscardHandler),
 	})
-	l, err := rpcserver.Listen(endpoint)
+	l, err := privatesocket.Listen(endpoint, 0o600)
 	must(err)
 	must(a.Proxy().Server().Serve(l))
 }

@@ -1,0 +1,71 @@
+// Package privatesocket makes unix sockets that at no moment more users can connect to
+// than their mode lets in, and leaves those of other servers alone.
+package privatesocket
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// Path is the path of an endpoint, unix:///absolute/path.
+func Path(endpoint string) (string, error) {
+	path, ok := strings.CutPrefix(endpoint, "unix://")
+	if !ok || !filepath.IsAbs(path) {
+		return "", fmt.Errorf("endpoint %q: give unix:///absolute/path", endpoint)
+	}
+	return path, nil
+}
+
+// Listen makes the socket of an endpoint, with that mode, and its directory. It takes over a
+// socket whose server is gone. It leaves alone one that answers, or of which it cannot tell.
+// Close removes the socket.
+func Listen(endpoint string, mode os.FileMode) (net.Listener, error) {
+	path, err := Path(endpoint)
+	if err != nil {
+		return nil, err
+	}
+	directory := os.FileMode(0o750)
+	if mode&0o006 != 0 {
+		directory = 0o755
+	}
+	if err := os.MkdirAll(filepath.Dir(path), directory); err != nil {
+		return nil, err
+	}
+	if err := removeDead(path); err != nil {
+		return nil, err
+	}
+	return linux.ListenPrivate(path, mode)
+}
+
+// removeDead removes a socket whose server is gone.
+func removeDead(path string) error {
+	st, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if st.Mode()&os.ModeSocket == 0 {
+		return fmt.Errorf("endpoint %s: a file that is no socket lies there; it was left alone", path)
+	}
+	const patience = 2 * time.Second
+	c, err := net.DialTimeout("unix", path, patience)
+	switch {
+	case err == nil:
+		return errors.Join(fmt.Errorf("endpoint %s: another server answers there; stop it first", path), c.Close())
+	case errors.Is(err, linux.ECONNREFUSED): // connect(2): nobody listens
+		return os.Remove(path)
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	}
+	return fmt.Errorf("endpoint %s: cannot tell whether another server has it: %w; stop that server, or remove the socket", path, err)
+}
