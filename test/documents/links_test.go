@@ -101,3 +101,20 @@ func anchor(heading string) string {
 		return -1
 	}, strings.TrimSpace(link.ReplaceAllString(heading, "")))
 }
+
+// A page that the index does not have is found by nobody.
+func TestTheIndexHasEveryPage(t *testing.T) {
+	b, err := os.ReadFile("../../docs/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pages {
+		if name := filepath.Base(p); name != "README.md" && !strings.Contains(string(b), "("+name+")") {
+			t.Errorf("docs/README.md has no link to %s", name)
+		}
+	}
+}
