@@ -13,11 +13,8 @@ import (
 )
 
 const (
-	defaultSize = 1 << 30
-	// Sizes are multiples of a MiB, or of 4 KiB where a limit leaves no room.
-	sizeStep, smallSizeStep = 1 << 20, 4096
-	maxSize                 = 1 << 60
-	maxNameLength           = 128
+	defaultSize   = 1 << 30 // bytes
+	maxNameLength = 128
 )
 
 // ControllerGetCapabilities gives what the controller service can do.
@@ -166,7 +163,7 @@ func (d *Driver) wanted(ctx context.Context, req *csi.CreateVolumeRequest) (volu
 	if err != nil {
 		return spec, nil, err
 	}
-	spec.Size, err = chooseSize(req.GetCapacityRange(), smallest, fstype.Of(fsType).Minimum)
+	spec.Size, err = chooseSize(req.GetCapacityRange(), pool.Sizes(), smallest, fstype.Of(fsType).Minimum)
 	return spec, pool, err
 }
 
@@ -262,33 +259,36 @@ func kindOf(block bool, fstype string) string {
 	return "a volume with " + fstype
 }
 
-func chooseSize(r *csi.CapacityRange, source, minimum int64) (int64, error) {
+// chooseSize gives the size of a volume, of those that its pool can make.
+func chooseSize(r *csi.CapacityRange, can volume.Sizes, source, minimum int64) (int64, error) {
 	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
 	switch {
 	case required < 0 || limit < 0:
 		return 0, invalid("capacity_range: negative sizes (%d, %d)", required, limit)
 	case limit > 0 && required > limit:
 		return 0, invalid("capacity_range: required_bytes %d is larger than limit_bytes %d", required, limit)
-	case required > maxSize:
-		return 0, fault.New(fault.OutOfRange, "required_bytes %d is more than the %d that a volume can have", required, int64(maxSize))
+	case required > can.Most:
+		return 0, fault.New(fault.OutOfRange, "required_bytes %d is more than the %d that a volume can have", required, can.Most)
 	}
 	want := max(required, source, minimum)
 	if required == 0 && source == 0 {
 		want = max(want, defaultSize)
 		if limit > 0 {
-			want = max(min(want, limit&^(smallSizeStep-1)), minimum, smallSizeStep)
+			want = max(min(want, limit/can.Fine*can.Fine), minimum, can.Fine)
 		}
 	}
-	size := (want + sizeStep - 1) &^ (sizeStep - 1)
+	size := roundUp(want, can.Step)
 	if limit > 0 && size > limit {
-		size = (want + smallSizeStep - 1) &^ (smallSizeStep - 1)
+		size = roundUp(want, can.Fine)
 	}
 	if limit > 0 && size > limit {
 		return 0, fault.New(fault.OutOfRange, "limit_bytes %d: the volume needs at least %d bytes (its origin has %d, its file system needs "+
-			"%d, sizes are multiples of %d)", limit, size, source, minimum, smallSizeStep)
+			"%d, sizes are multiples of %d)", limit, size, source, minimum, can.Fine)
 	}
 	return size, nil
 }
+
+func roundUp(size, step int64) int64 { return (size + step - 1) / step * step }
 
 func (d *Driver) segments() *csi.Topology {
 	return &csi.Topology{Segments: map[string]string{d.topology: d.NodeID}}

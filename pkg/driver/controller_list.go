@@ -69,10 +69,10 @@ func (d *Driver) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 		// refusal here reaches nobody: the pod would wait for room for ever.
 		params = Parameters{Pool: req.GetParameters()["pool"]}
 	}
-	minimum := int64(smallSizeStep)
+	var minimum int64
 	if u, err := parseUses(req.GetVolumeCapabilities(), false); err == nil {
 		if name, err := u.creatable(); err == nil {
-			minimum = max(minimum, fstype.Of(name).Minimum)
+			minimum = fstype.Of(name).Minimum
 		}
 	}
 	if t := req.GetAccessibleTopology(); t != nil && !d.here(t) {
@@ -100,7 +100,7 @@ func (d *Driver) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	left = coarse(left)
 	return &csi.GetCapacityResponse{
 		AvailableCapacity: left,
-		MinimumVolumeSize: wrapInt64(minimum), MaximumVolumeSize: wrapInt64(left),
+		MinimumVolumeSize: wrapInt64(max(minimum, pool.Sizes().Fine)), MaximumVolumeSize: wrapInt64(left),
 	}, nil
 }
 

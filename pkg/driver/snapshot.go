@@ -59,7 +59,7 @@ func (d *Driver) enlarge(ctx context.Context, pool volume.Pool, v volume.Volume,
 		// It is that large already; its device may not be.
 		return pool.Expand(ctx, v.ID, v.Size)
 	}
-	size, err := chooseSize(r, v.Size, 0)
+	size, err := chooseSize(r, pool.Sizes(), v.Size, 0)
 	if err != nil {
 		return v, err
 	}

@@ -120,10 +120,23 @@ type Answerer interface {
 	Answers() error
 }
 
+// Sizes are those that volumes of a pool can have, in bytes.
+type Sizes struct {
+	Step int64 // a size is a multiple of it,
+	Fine int64 // or of this where a limit leaves no room for that
+	Most int64 // the largest
+}
+
+// FileSizes are those of a volume that is a file with a loop device: multiples of a MiB, or of a
+// page, up to what an offset can say.
+func FileSizes() Sizes { return Sizes{Step: 1 << 20, Fine: 4096, Most: 1 << 60} }
+
 // Pool makes volumes.
 type Pool interface {
 	Source
 	Name() string
+	// Sizes are those that its volumes can have. They are known of a pool that is away, too.
+	Sizes() Sizes
 	// Capacity of the pool, in bytes.
 	Capacity() (Capacity, error)
 	// Allocated is how many bytes of the pool a volume's data takes. Data shared with

@@ -60,6 +60,9 @@ func (p *Pool) Name() string  { return p.name }
 func (p *Pool) Close() error  { return nil }
 func (p *Pool) Usable() error { return loopdev.Available() }
 
+// Sizes are those of files.
+func (p *Pool) Sizes() volume.Sizes { return volume.FileSizes() }
+
 func (p *Pool) volumeDisk(key string) string { return filepath.Join(p.volumes.Path(key, ""), "disk") }
 func (p *Pool) snapshotDisk(key string) string {
 	return filepath.Join(p.snapshots.Path(key, ""), "disk")

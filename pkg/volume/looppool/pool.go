@@ -174,6 +174,9 @@ func (p *Pool) Name() string { return p.name }
 // Dir is the pool's directory.
 func (p *Pool) Dir() string { return p.dir }
 
+// Sizes are those of files.
+func (p *Pool) Sizes() volume.Sizes { return volume.FileSizes() }
+
 // Usable tells whether volumes can be made and attached.
 func (p *Pool) Usable() error {
 	if err := linux.AccessWrite(p.dir); err != nil {

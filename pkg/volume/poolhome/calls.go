@@ -11,6 +11,14 @@ import (
 // Name is the pool's name.
 func (p *Pool) Name() string { return p.o.Name }
 
+// Sizes are those of the pool. Before it was there once nothing is made in it, and any do.
+func (p *Pool) Sizes() volume.Sizes {
+	if in := p.known(); in != nil {
+		return in.Sizes()
+	}
+	return volume.FileSizes()
+}
+
 // Usable is that of the pool, if it is there.
 func (p *Pool) Usable() error {
 	in, err := p.here()

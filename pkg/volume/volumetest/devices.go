@@ -40,6 +40,23 @@ func theDeviceHasTheData(s *suite) {
 	s.has(s.attach(v.ID), size, texts)
 }
 
+// sizesAreAsToldBefore: a volume has the size that was asked for, to the byte, if it is one that the pool says it can make.
+func sizesAreAsToldBefore(s *suite) {
+	can := s.Sizes()
+	if can.Fine <= 0 || can.Step < can.Fine || can.Step%can.Fine != 0 || can.Most < size || size%can.Fine != 0 {
+		s.Fatalf("it makes volumes of %+v, and not of %d bytes", can, size)
+	}
+	asked := size + can.Fine
+	v := s.create("v", func(spec *volume.Spec) { spec.Size = asked })
+	s.has(s.attach(v.ID), asked, nil)
+	grown, err := s.Expand(s.Context(), v.ID, asked+can.Fine)
+	s.ok(err)
+	if v.Size != asked || grown.Size != asked+can.Fine {
+		s.Errorf("sizes %d and %d instead of %d and %d", v.Size, grown.Size, asked, asked+can.Fine)
+	}
+	s.has(s.attach(v.ID), asked+can.Fine, nil)
+}
+
 // volumesAreApart: each has its own device and bytes.
 func volumesAreApart(s *suite) {
 	a, b := s.create("a"), s.create("b")

@@ -41,6 +41,7 @@ func TestPool(t *testing.T, open Open) {
 		{"A05_WhatIsPromisedIsCounted", whatIsPromisedIsCounted},
 		{"B01_ThickIsReserved", thickIsReserved},
 		{"TheDeviceHasTheData", theDeviceHasTheData},
+		{"SizesAreAsToldBefore", sizesAreAsToldBefore},
 		{"VolumesAreApart", volumesAreApart},
 		{"D03_InUseIsLeftAlone", inUseIsLeftAlone},
 		{"R01_ReadOnlyDevices", readOnlyDevices},

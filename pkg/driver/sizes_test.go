@@ -1,0 +1,74 @@
+package driver
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
+)
+
+// extents is a pool whose volumes are multiples of 4 MiB, as those of a volume group.
+type extents struct {
+	volume.Pool
+	asked int64
+}
+
+func (*extents) Name() string { return "p" }
+func (*extents) Sizes() volume.Sizes {
+	return volume.Sizes{Step: 4 << 20, Fine: 4 << 20, Most: 1 << 40}
+}
+func (*extents) Capacity() (volume.Capacity, error) { return volume.Capacity{Left: 1 << 30}, nil }
+func (p *extents) Expand(_ context.Context, _ string, size int64) (volume.Volume, error) {
+	p.asked = size
+	return volume.Volume{}, fault.New(fault.Unavailable, "no")
+}
+
+// A pool is asked which sizes it can make, for a new volume and for one that grows.
+func TestSizesAreThoseOfThePool(t *testing.T) {
+	const mib = 1 << 20
+	p := &extents{}
+	r, err := volume.NewRegistry(nil, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	d := &Driver{Config: Config{Log: log, Volumes: r}, readers: newReaders(log)}
+	want := func(required, limit int64) (int64, error) {
+		spec, _, err := d.wanted(t.Context(), &csi.CreateVolumeRequest{
+			Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit},
+			VolumeCapabilities: []*csi.VolumeCapability{{
+				AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+				AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+			}},
+		})
+		return spec.Size, err
+	}
+	for _, c := range []struct {
+		required, limit, size int64
+		kind                  fault.Kind
+	}{
+		{required: 1, size: 4 * mib},
+		{required: 4 * mib, size: 4 * mib},
+		{required: 4*mib + 1, size: 8 * mib},
+		{limit: 7 * mib, size: 4 * mib},
+		{required: 5 * mib, limit: 7 * mib, kind: fault.OutOfRange},
+		{required: 1<<40 + 1, kind: fault.OutOfRange},
+	} {
+		size, err := want(c.required, c.limit)
+		if c.kind != fault.Internal && !fault.Is(err, c.kind) || c.kind == fault.Internal && (err != nil || size != c.size) {
+			t.Errorf("%+v: %d, %v", c, size, err)
+		}
+	}
+	_, _ = d.enlarge(t.Context(), p, volume.Volume{ID: "p.v", Size: 4 * mib}, &csi.CapacityRange{RequiredBytes: 4*mib + 1})
+	if p.asked != 8*mib {
+		t.Errorf("it was grown to %d bytes", p.asked)
+	}
+	c, err := d.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+	if err != nil || c.GetMinimumVolumeSize().GetValue() != 4*mib {
+		t.Errorf("%v, %v", c, err)
+	}
+}
