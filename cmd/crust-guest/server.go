@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
@@ -46,84 +45,6 @@ func (s *server) target(serial string) (*mounter.Target, error) {
 		return nil, fault.New(fault.Invalid, "serial %q", serial)
 	}
 	return s.root.Target(filepath.Join(s.root.Path(), serial))
-}
-
-// seen keeps the serials of disks that were looked at: a machine may have many,
-// and waits for one of them.
-var seen struct {
-	sync.Mutex
-	serials map[disk]string
-}
-
-// disk is a disk as long as it is there: another of its name has another inode
-// in sysfs.
-type disk struct {
-	name string
-	ino  uint64
-}
-
-// disks gives the serial of every SCSI disk, by its kernel name. One that is not ready, or is being unplugged, is left out.
-func disks() (map[string]string, error) {
-	blocks, err := os.ReadDir("/sys/block")
-	if err != nil {
-		return nil, err
-	}
-	found := make(map[string]string, len(blocks))
-	kept := make(map[disk]string, len(blocks))
-	seen.Lock()
-	defer seen.Unlock()
-	for _, b := range blocks {
-		if !strings.HasPrefix(b.Name(), "sd") {
-			continue
-		}
-		dir := "/sys/block/" + b.Name()
-		st, err := linux.StatxPath(dir)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // it was unplugged just now
-		}
-		if err != nil {
-			return nil, err
-		}
-		d := disk{b.Name(), st.Ino}
-		serial, ok := seen.serials[d]
-		if !ok {
-			const header = 4
-			page, err := os.ReadFile(dir + "/device/vpd_pg80")
-			if linux.Short(err) {
-				return nil, err
-			}
-			if err != nil || len(page) <= header {
-				continue // it is not ready yet
-			}
-			serial = string(bytes.Trim(page[header:], "\x00 "))
-		}
-		found[b.Name()], kept[d] = serial, serial
-	}
-	seen.serials = kept
-	return found, nil
-}
-
-// device waits for the disk with that serial.
-func device(ctx context.Context, serial string) (mounter.Device, string, error) {
-	for {
-		all, err := disks()
-		if err != nil {
-			return mounter.Device{}, "", err
-		}
-		for name, have := range all {
-			if have == serial {
-				d, err := mounter.FindDevice("/dev/" + name)
-				if err == nil {
-					return d, name, nil
-				}
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return mounter.Device{}, "", fault.New(fault.State, "no disk with the serial %q has appeared in the guest: %w", serial, ctx.Err())
-		case <-time.After(2 * time.Millisecond):
-		}
-	}
 }
 
 func (s *server) Info(context.Context, *guestv1.InfoRequest) (*guestv1.InfoResponse, error) {

@@ -6,16 +6,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"sort"
-	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -45,102 +42,6 @@ type Node struct {
 	log *LogBuffer
 
 	started []string // its descriptors after the start
-}
-
-var builds struct {
-	sync.Mutex
-	dir string
-	bin map[string]string
-}
-
-// Build compiles csi-node, once for each set of tags in a test binary.
-func Build(t testing.TB, tags string) string { return BuildCommand(t, "csi-node", tags) }
-
-// BuildCommand builds one of cmd, once for each test binary.
-func BuildCommand(t testing.TB, name, tags string) string {
-	t.Helper()
-	builds.Lock()
-	defer builds.Unlock()
-	if bin, ok := builds.bin[name+tags]; ok {
-		return bin
-	}
-	if dir := os.Getenv("CRUST_TEST_BIN"); dir != "" {
-		return filepath.Join(dir, name+tags) // a guest has no compiler
-	}
-	if builds.dir == "" {
-		dir, err := os.MkdirTemp("", "crust-build-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		builds.dir, builds.bin = dir, map[string]string{}
-	}
-	bin := filepath.Join(builds.dir, name+tags)
-	out, err := exec.Command("go", "build", "-tags", tags, "-o", bin, "github.com/crust-csi/crust-csi/cmd/"+name).CombinedOutput()
-	if err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	builds.bin[name+tags] = bin
-	return bin
-}
-
-// AtOnce has so many of a package's parallel tests run at a time, where -parallel does not say it. Tests with
-// csi-node wait for the kernel most of their time, so more of them than processors take no longer.
-func AtOnce(tests int) {
-	flag.Parse()
-	said := false
-	flag.Visit(func(f *flag.Flag) { said = said || f.Name == "test.parallel" })
-	if said {
-		return
-	}
-	if err := flag.Set("test.parallel", strconv.Itoa(tests)); err != nil {
-		panic(err)
-	}
-}
-
-// Main runs a package's tests in a temporary directory of their own, and fails
-// them when they leave a mount, a loop device or a file.
-func Main(m *testing.M) {
-	dir, err := os.MkdirTemp("", "c") // short: the path of a socket has 108 bytes
-	if err == nil {
-		err = os.Setenv("TMPDIR", dir)
-	}
-	if err != nil {
-		println(err.Error())
-		os.Exit(1)
-	}
-	code := m.Run()
-	if builds.dir != "" {
-		if err := removeTree(builds.dir); err != nil {
-			println("remove the built binaries:", err.Error())
-			code = 1
-		}
-	}
-	if left := leftovers(dir); left != "" {
-		println("the tests left mounts or loop devices:\n" + left)
-		code = 1
-	}
-	if err := os.Remove(dir); err != nil {
-		println("the tests left files:", err.Error())
-		code = 1
-	}
-	os.Exit(code)
-}
-
-func leftovers(dir string) string {
-	var lines []string
-	mounts, _ := os.ReadFile("/proc/self/mountinfo")
-	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, dir+"/") {
-			lines = append(lines, line)
-		}
-	}
-	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	for _, l := range loops {
-		if b, _ := os.ReadFile(l); strings.HasPrefix(string(b), dir+"/") {
-			lines = append(lines, l+" "+string(b))
-		}
-	}
-	return strings.Join(lines, "")
 }
 
 // New makes a node with one loop pool named "pool" and starts it.

@@ -309,59 +309,6 @@ func removePlaces(dir string) error {
 	return errors.Join(append(errs, ignoreNotExist(os.Remove(dir)))...)
 }
 
-// mounted runs f on the mounted volume.
-func (s *box) mounted(v sandbox.Volume, f func(*mounter.State) error) error {
-	return s.inside(v.Target, func(t *mounter.Target) error {
-		st, there, err := ours(t, v)
-		if err != nil {
-			return err
-		}
-		defer st.Close()
-		if !there {
-			return fault.New(fault.State, "the volume is not mounted at %s in the sandbox any more", v.Target)
-		}
-		return f(st)
-	})
-}
-
-func (s *box) Stats(_ context.Context, v sandbox.Volume) (u mounter.Usage, ailment string, err error) {
-	err = s.mounted(v, func(st *mounter.State) error {
-		var err error
-		for _, a := range st.Ailments(v.Device) {
-			ailment += a.Message + " "
-		}
-		u, err = st.Usage()
-		return err
-	})
-	return u, ailment, err
-}
-
-func (s *box) Expand(_ context.Context, v sandbox.Volume, _ int64) error {
-	return s.mounted(v, func(st *mounter.State) error { return engine.Grow(st, v.Type, v.Device) })
-}
-
-func (s *box) Resolve(_ context.Context, v sandbox.Volume, sub string) (path string, err error) {
-	err = s.mounted(v, func(st *mounter.State) error {
-		if sub == "" {
-			path = v.Target
-			return nil
-		}
-		root, err := st.Dir()
-		if err != nil {
-			return err
-		}
-		defer root.Close()
-		f, err := engine.Beneath(root, sub)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		path, err = mounter.BindAt(f, s.binds(v), engine.Name(sub))
-		return err
-	})
-	return path, err
-}
-
 // Detach leaves the namespace as it is, for the next process.
 func (s *box) Detach() {
 	s.ns.Close()
