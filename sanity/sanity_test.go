@@ -1,5 +1,5 @@
-// Package sanity runs the whole suite of csi-test against the real csi-node,
-// on real loop devices and mounts.
+// Package sanity runs the whole csi-test suite against the real csi-node, on real loop devices and
+// mounts.
 package sanity
 
 import (
@@ -21,10 +21,10 @@ import (
 
 func TestMain(m *testing.M) { testnode.Main(m) }
 
-// TestSanity runs once: Ginkgo takes one suite a process. CRUST_SANITY_ACCESS
-// chooses the access type; `make sanity` runs both.
+// TestSanity runs once, because Ginkgo runs one suite per process. CRUST_SANITY_ACCESS chooses the
+// access type; `make sanity` runs both.
 func TestSanity(t *testing.T) {
-	// csi-test fails on a capability whose number it does not know (C01).
+	// C01: csi-test fails on a capability whose number it does not know.
 	n := testnode.New(t, "", "--runtime-assisted-mounts=false")
 	c := sanity.NewTestConfig()
 	c.Address = n.Endpoint()
@@ -38,7 +38,7 @@ func TestSanity(t *testing.T) {
 	sanity.Test(t, c)
 }
 
-// What is skipped must be what docs/conformance.md says, with its reason.
+// The skipped specs must be those that docs/conformance.md lists with a reason.
 var _ = ginkgo.ReportAfterSuite("skipped specs are the documented ones", func(r ginkgo.Report) {
 	doc, err := os.ReadFile("../docs/conformance.md")
 	if err != nil {

@@ -1,6 +1,6 @@
-// Command crust-agent is the kubelet's half of CRUST, for kubelets that do not
-// have it: it stands between the kubelet and a CSI driver, and is a plugin of the
-// container runtime (NRI). See docs/crust-on-kubernetes.md.
+// Command crust-agent is the kubelet's half of CRUST, for kubelets without it. It sits between the
+// kubelet and a CSI driver, and is an NRI plugin of the container runtime. See
+// docs/crust-on-kubernetes.md.
 package main
 
 import (
@@ -111,7 +111,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	config.QPS, config.Burst = 50, 100 // the default of 5 a second delays the pods of a node that has just started
+	config.QPS, config.Burst = 50, 100 // the default of 5/s delays the pods of a node that has just started
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
@@ -146,7 +146,7 @@ func run(args []string) error {
 	return errors.Join(serve(ctx, o, log, metrics, agent, conn, traces.Server()), agent.Close())
 }
 
-// driverName waits until the driver is there.
+// driverName waits until the driver responds, and returns its name.
 func driverName(ctx context.Context, log *slog.Logger, conn grpc.ClientConnInterface) (name string, err error) {
 	err = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -161,8 +161,7 @@ func driverName(ctx context.Context, log *slog.Logger, conn grpc.ClientConnInter
 	return name, err
 }
 
-// register makes the agent known to the kubelet, once a driver that registered
-// itself before has gone.
+// register registers the agent with the kubelet, after a driver that had registered itself is gone.
 func register(ctx context.Context, o *options, name string, log *slog.Logger) (r *registration.Server, err error) {
 	err = wait.PollUntilContextCancel(ctx, 2*time.Second, true, func(context.Context) (bool, error) {
 		var err error
@@ -174,7 +173,7 @@ func register(ctx context.Context, o *options, name string, log *slog.Logger) (r
 	return r, err
 }
 
-// observe counts the calls that are forwarded.
+// observe counts forwarded calls.
 func observe(metrics *telemetry.Metrics) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		ended := metrics.Started(filepath.Base(info.FullMethod))
@@ -185,7 +184,8 @@ func observe(metrics *telemetry.Metrics) grpc.StreamServerInterceptor {
 }
 
 func serve(
-	ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, agent *orchestrator.Agent, conn grpc.ClientConnInterface, options []grpc.ServerOption,
+	ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, agent *orchestrator.Agent,
+	conn grpc.ClientConnInterface, options []grpc.ServerOption,
 ) error {
 
 	var nri atomic.Pointer[error]
@@ -204,7 +204,7 @@ func serve(
 		return err
 	}
 	defer closeHTTP()
-	// Whatever fails meanwhile ends what is waited for.
+	// Any failure in the meantime cancels the waits.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
@@ -216,7 +216,7 @@ func serve(
 		if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
 			return err
 		}
-		return nil // told to stop
+		return nil // stopped on request
 	}
 	go agent.ServeNRI(ctx, o.nri, func(err error) { nri.Store(&err) })
 	name, err := driverName(ctx, log, conn)

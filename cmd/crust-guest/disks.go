@@ -14,21 +14,22 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// seen keeps the serials of disks that were looked at: a machine may have many,
-// and waits for one of them.
+// seen holds the serials of disks that were already read: a machine may have many disks, and waits
+// for one of them.
 var seen struct {
 	sync.Mutex
 	serials map[disk]string
 }
 
-// disk is a disk as long as it is there: another of its name has another inode
+// disk identifies a disk while it is plugged in: a later disk with the same name has another inode
 // in sysfs.
 type disk struct {
 	name string
 	ino  uint64
 }
 
-// disks gives the serial of every SCSI disk, by its kernel name. One that is not ready, or is being unplugged, is left out.
+// disks returns the serial of every SCSI disk, by kernel name. Disks that are not ready or are
+// being unplugged are left out.
 func disks() (map[string]string, error) {
 	blocks, err := os.ReadDir("/sys/block")
 	if err != nil {
@@ -45,7 +46,7 @@ func disks() (map[string]string, error) {
 		dir := "/sys/block/" + b.Name()
 		st, err := linux.StatxPath(dir)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // it was unplugged just now
+			continue // just unplugged
 		}
 		if err != nil {
 			return nil, err
@@ -59,7 +60,7 @@ func disks() (map[string]string, error) {
 				return nil, err
 			}
 			if err != nil || len(page) <= header {
-				continue // it is not ready yet
+				continue // not ready yet
 			}
 			serial = string(bytes.Trim(page[header:], "\x00 "))
 		}
@@ -69,7 +70,7 @@ func disks() (map[string]string, error) {
 	return found, nil
 }
 
-// device waits for the disk with that serial.
+// device waits for the disk with the given serial.
 func device(ctx context.Context, serial string) (mounter.Device, string, error) {
 	for {
 		all, err := disks()
@@ -86,7 +87,8 @@ func device(ctx context.Context, serial string) (mounter.Device, string, error) 
 		}
 		select {
 		case <-ctx.Done():
-			return mounter.Device{}, "", fault.New(fault.State, "no disk with the serial %q has appeared in the guest: %w", serial, ctx.Err())
+			return mounter.Device{}, "", fault.New(fault.State, "no disk with the serial %q has appeared in the guest: %w", serial,
+				ctx.Err())
 		case <-time.After(2 * time.Millisecond):
 		}
 	}

@@ -1,6 +1,6 @@
-// Command crust-guest is the agent inside a microVM: it mounts the volumes that
-// crustd attached, with the same code that mounts volumes on hosts. It works as
-// PID 1 of a guest that has nothing else, and as a service of one that has.
+// Command crust-guest is the agent inside a microVM. It mounts the volumes that crustd attached,
+// with the same code that mounts volumes on hosts. It runs as PID 1 in a guest that has no other
+// init, and as a service in one that has.
 package main
 
 import (
@@ -33,7 +33,7 @@ func main() {
 	err := run(first)
 	fmt.Println("crust-guest:", err)
 	if first {
-		time.Sleep(500 * time.Millisecond) // for the console to drain
+		time.Sleep(500 * time.Millisecond) // let the console drain
 		_ = linux.PowerOff()
 	}
 	os.Exit(1)
@@ -41,7 +41,8 @@ func main() {
 
 func run(first bool) error {
 	dir := flag.String("dir", "/run/crust", "directory below which volumes are mounted")
-	magicText := flag.String("magic", "", "32 hexadecimal digits by which a connection begins (default: crust.magic= of the kernel's command line)")
+	magicText := flag.String("magic", "",
+		"32 hexadecimal digits by which a connection begins (default: crust.magic= of the kernel's command line)")
 	address := flag.String("listen", "", "vsock:PORT instead of the virtio-serial port "+channel.PortName)
 	peer := flag.Uint("vsock-peer", uint(vsock.Host), "context id of the host, from which alone vsock connections are taken")
 	ask := flag.String("ask", "", "ask the agent at vsock:CID:PORT what it can, and exit")
@@ -84,7 +85,7 @@ func run(first bool) error {
 	return g.Serve(l)
 }
 
-// info prints what another agent can.
+// info prints the capabilities of another agent.
 func info(address string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -103,8 +104,8 @@ func info(address string) error {
 	return nil
 }
 
-// supervise is what PID 1 does: it keeps an agent running. The agent may die, of
-// a lack of memory for one, without the machine. It may lack it when it is started again, too.
+// supervise is the work of PID 1: it keeps an agent running. The agent may die, of an out-of-memory
+// kill for example, without the machine. A restart may fail for lack of memory, too.
 func supervise() error {
 	for {
 		agent := exec.Command("/proc/self/exe", os.Args[1:]...)
@@ -144,10 +145,11 @@ func parseMagic(text string) ([]byte, error) {
 	return magic, nil
 }
 
-// boot makes of an initramfs what the rest needs.
+// boot sets up what the rest needs on top of an initramfs.
 func boot() error {
 	for _, m := range [][3]string{
-		{"proc", "/proc", "proc"}, {"sysfs", "/sys", "sysfs"}, {"devtmpfs", "/dev", "devtmpfs"}, {"run", "/run", "tmpfs"}, {"tmp", "/tmp", "tmpfs"},
+		{"proc", "/proc", "proc"}, {"sysfs", "/sys", "sysfs"}, {"devtmpfs", "/dev", "devtmpfs"}, {"run", "/run", "tmpfs"},
+		{"tmp", "/tmp", "tmpfs"},
 	} {
 		if err := os.MkdirAll(m[1], 0o755); err != nil {
 			return err
@@ -162,7 +164,7 @@ func boot() error {
 	if err := os.Setenv("PATH", "/bin:/sbin:/usr/bin:/usr/sbin"); err != nil {
 		return err
 	}
-	// In the order in which they need each other.
+	// In the order of their dependencies.
 	files, err := filepath.Glob("/modules/*")
 	if err != nil {
 		return err
@@ -176,7 +178,7 @@ func boot() error {
 	return loadPolicy()
 }
 
-// loadPolicy gives the kernel a SELinux policy, if there is one in the image.
+// loadPolicy loads the image's SELinux policy into the kernel, if it has one.
 func loadPolicy() error {
 	policy, err := os.ReadFile("/etc/selinux/policy")
 	if errors.Is(err, os.ErrNotExist) {

@@ -21,8 +21,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
 
-// server mounts volumes at DIR/volumes/SERIAL. It remembers nothing: the kernel
-// knows what is mounted, so the agent may be killed and started again.
+// server mounts volumes at DIR/volumes/SERIAL. It keeps no state: the kernel knows what is mounted,
+// so the agent may be killed and restarted.
 type server struct {
 	guestv1.UnimplementedGuestServer
 	dir  string
@@ -98,7 +98,8 @@ func (s *server) Mount(ctx context.Context, r *guestv1.MountRequest) (*guestv1.M
 		return resp, err
 	}
 	m, err := engine.Open(ctx, engine.Request{
-		Device: d, Type: r.GetFileSystem(), Options: o, ReadOnly: r.GetReadOnly(), Group: r.Group, Policy: ownership.Policy(r.GetGroupPolicy()),
+		Device: d, Type: r.GetFileSystem(), Options: o, ReadOnly: r.GetReadOnly(), Group: r.Group,
+		Policy:  ownership.Policy(r.GetGroupPolicy()),
 		Scratch: filepath.Join(s.dir, "scratch", r.GetSerial()), Step: measured.begin,
 	})
 	if err != nil {
@@ -114,7 +115,7 @@ func (s *server) Mount(ctx context.Context, r *guestv1.MountRequest) (*guestv1.M
 	return resp, failpoint.Err("guest.attached")
 }
 
-// showing tells whether the target shows the device.
+// showing reports whether the target shows the device.
 func showing(t *mounter.Target, d mounter.Device) (bool, error) {
 	st, err := t.Glance()
 	if err != nil {
@@ -155,7 +156,7 @@ func (s *server) Unmount(ctx context.Context, r *guestv1.UnmountRequest) (*guest
 		} else if !fault.Is(err, fault.State) || ctx.Err() != nil {
 			return nil, err
 		}
-		// In use: whoever is about to leave gets a moment.
+		// In use: allow a moment for users that are about to leave.
 		select {
 		case <-ctx.Done():
 			return nil, fault.New(fault.State, "%s is in use in the guest", t.Path)
@@ -168,7 +169,7 @@ func (s *server) Unmount(ctx context.Context, r *guestv1.UnmountRequest) (*guest
 	if err := t.Remove(); err != nil {
 		return nil, err
 	}
-	// The host takes the disk out next.
+	// The host unplugs the disk next.
 	all, err := disks()
 	if err != nil {
 		return nil, err
@@ -244,11 +245,12 @@ func (s *server) Grow(ctx context.Context, r *guestv1.GrowRequest) (*guestv1.Gro
 			if size >= r.GetDeviceBytes() {
 				break
 			}
-			// The kernel is told of it; asking it to look does no harm.
+			// The kernel gets an event; an explicit rescan does no harm.
 			_ = os.WriteFile("/sys/block/"+filepath.Base(d.Path)+"/device/rescan", []byte("1"), 0)
 			select {
 			case <-ctx.Done():
-				return fault.New(fault.State, "the guest's %s has %d bytes and does not become %d: %w", d.Path, size, r.GetDeviceBytes(), ctx.Err())
+				return fault.New(fault.State, "the guest's %s has %d bytes and does not become %d: %w", d.Path, size,
+					r.GetDeviceBytes(), ctx.Err())
 			case <-time.After(5 * time.Millisecond):
 			}
 		}
@@ -282,7 +284,7 @@ func (s *server) Resolve(_ context.Context, r *guestv1.ResolveRequest) (*guestv1
 	})
 }
 
-// unbind takes away the sub-paths of a volume that were bound.
+// unbind unmounts the sub-paths of a volume that were bound.
 func (s *server) unbind(serial string) error {
 	dir := filepath.Join(s.dir, "binds", serial)
 	names, err := os.ReadDir(dir)

@@ -15,13 +15,13 @@ var stepKinds = map[string]guestv1.Step_Kind{
 	engine.StepGrow: guestv1.Step_KIND_GROW, engine.StepOwnership: guestv1.Step_KIND_OWNERSHIP,
 }
 
-// steps are those of one call, measured for the host.
+// steps records the steps of one call, measured for the host.
 type steps struct {
 	since time.Time
 	list  []*guestv1.Step
 }
 
-// begin measures until what it returns is called.
+// begin starts a measurement; the returned function ends it.
 func (s *steps) begin(name string) func(error) {
 	begin := time.Since(s.since)
 	return func(error) {

@@ -8,8 +8,8 @@ import (
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 )
 
-// Each step that the engine tells of has a kind of its own, and lies between the call's
-// beginning and now.
+// Each step that the engine reports has its own kind, and lies between the start of the call and
+// now.
 func TestTraces_StepsAreMeasured(t *testing.T) {
 	s := steps{since: time.Now()}
 	names := []string{stepDevice, engine.StepMount, engine.StepGrow, engine.StepOwnership}

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// bundle is a config.json as the runtimes read it, who know nothing of crust-oci.
+// bundle is a config.json as the runtimes read it, without knowledge of crust-oci.
 type bundle struct {
 	Mounts []struct {
 		Destination, Type, Source string
@@ -34,8 +34,8 @@ func read(t *testing.T, path string) (doc any, typed bundle, err error) {
 	return doc, typed, err
 }
 
-// Every bind mount that the runtime behind will make is looked at, and of a config.json
-// that is changed only the sources are.
+// Every bind mount that the real runtime will make is examined, and only the sources in config.json
+// change.
 func FuzzConfig(f *testing.F) {
 	for _, s := range []string{
 		`{"ociVersion": "1.2.0", "mounts": [{"destination": "/data", "type": "bind", "source": "/v", "options": ["rbind", "rprivate"]}, {"destination": "/proc", "type": "proc", "source": "proc"}], "annotations": {"io.kubernetes.cri.sandbox-id": "a", "big": "<&>"}, "linux": {"n": 18446744073709551615}}`,

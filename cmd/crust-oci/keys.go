@@ -8,9 +8,8 @@ import (
 	"strings"
 )
 
-// unambiguous refuses a config.json whose mounts are others for one runtime than for
-// another. runc takes a key in any spelling of upper and lower case, and of several
-// the last; crun takes one spelling, and of several the first.
+// unambiguous refuses a config.json whose mounts differ between runtimes. runc accepts a key in any
+// case, and uses the last of several; crun accepts one spelling, and uses the first.
 func unambiguous(b []byte) error {
 	top, err := keys(b, "mounts", "annotations")
 	if err != nil || top["mounts"] == nil {
@@ -28,8 +27,7 @@ func unambiguous(b []byte) error {
 	return nil
 }
 
-// keys gives the values that the names have in an object; of anything that is no
-// object, none.
+// keys returns the values of the given names in an object; nil for anything that is not an object.
 func keys(b []byte, names ...string) (map[string]json.RawMessage, error) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
@@ -48,7 +46,8 @@ func keys(b []byte, names ...string) (map[string]json.RawMessage, error) {
 				continue
 			}
 			if key != name || found[name] != nil {
-				return nil, fmt.Errorf("the key %q stands there twice, or in another spelling (%q), which runtimes read in different ways", name, key)
+				return nil, fmt.Errorf("the key %q stands there twice, or in another spelling (%q), which runtimes read in different ways",
+					name, key)
 			}
 			found[name] = value
 		}

@@ -1,7 +1,5 @@
-// Command crust-oci is an OCI runtime for containerd and CRI-O: it passes every
-// command through to runc or crun, and starts the containers of a registered
-// sandbox in the sandbox's mount namespace, so that they see the volumes that
-// are mounted there and nowhere else.
+// Command crust-oci is an OCI runtime for containerd and CRI-O. It passes every command to runc or crun, and starts the containers of a
+// registered sandbox in the sandbox's mount namespace. They see the volumes that are mounted there and nowhere else.
 package main
 
 import (
@@ -30,7 +28,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// config is /etc/crust/oci.json; the environment wins over it.
+// config is /etc/crust/oci.json; environment variables override it.
 type config struct {
 	Runtime  string `json:"runtime"`  // CRUST_OCI_RUNTIME; default: runc, or what follows "crust-" in this program's name
 	Endpoint string `json:"endpoint"` // CRUST_ENDPOINT
@@ -39,7 +37,7 @@ type config struct {
 const configFile = "/etc/crust/oci.json"
 
 func main() {
-	err := errors.New(plain.Lines(run().Error(), 1<<14)) // it returns only when it failed
+	err := errors.New(plain.Lines(run().Error(), 1<<14)) // run returns only on failure
 	fmt.Fprintln(os.Stderr, "crust-oci:", err)
 	if lerr := logTo(os.Args[1:], err); lerr != nil {
 		fmt.Fprintln(os.Stderr, "crust-oci:", lerr)
@@ -47,11 +45,10 @@ func main() {
 	os.Exit(1)
 }
 
-// logTo writes an error where containerd looks for a runtime's last words, and
-// from where they get into a pod's events: to the file of --log.
+// logTo writes an error to the file of --log. containerd reads a runtime's last error there and puts it into the pod's events.
 func logTo(args []string, failure error) error {
 	path, format := "", "text"
-	// Only before the command: what stands behind it is the container's.
+	// Only options before the command: those after it belong to the container.
 	for i := 0; i < len(args) && strings.HasPrefix(args[i], "-"); i++ {
 		name, value, has := strings.Cut("--"+strings.TrimLeft(args[i], "-"), "=")
 		if !has && slices.Contains(withValue, name) && i+1 < len(args) {
@@ -71,7 +68,8 @@ func logTo(args []string, failure error) error {
 	line := []byte(failure.Error())
 	if format == "json" {
 		var err error
-		if line, err = json.Marshal(map[string]string{"level": "error", "msg": "crust-oci: " + failure.Error(), "time": time.Now().UTC().Format(time.RFC3339)}); err != nil {
+		if line, err = json.Marshal(map[string]string{"level": "error", "msg": "crust-oci: " + failure.Error(),
+			"time": time.Now().UTC().Format(time.RFC3339)}); err != nil {
 			return err
 		}
 	}
@@ -105,7 +103,8 @@ func load() (config, error) {
 	}
 	path, err := exec.LookPath(c.Runtime)
 	if err != nil {
-		return c, fmt.Errorf("every command is passed on to %q, which is not there (%w): install it, or set \"runtime\" in %s", c.Runtime, err, configFile)
+		return c, fmt.Errorf("every command is passed on to %q, which is not there (%w): install it, or set \"runtime\" in %s",
+			c.Runtime, err, configFile)
 	}
 	c.Runtime = path
 	return c, nil
@@ -126,7 +125,7 @@ func run() error {
 			return err
 		}
 	case "restore":
-		// It makes a container too, from a memory of mounts that nobody resolved.
+		// Restore creates a container too, from saved mounts that nobody resolved.
 		s, err := readSpec(filepath.Join(bundle, "config.json"))
 		if err != nil {
 			return err
@@ -138,18 +137,17 @@ func run() error {
 	return linux.Exec(c.Runtime, append([]string{c.Runtime}, os.Args[1:]...), os.Environ())
 }
 
-// withValue are the global options of runc and crun that take the next word.
+// withValue lists the global options of runc and crun that take the next word.
 var withValue = []string{"--root", "--log", "--log-format", "--log-level", "--criu", "--rootless", "--cgroup-manager"}
 
-// commands are those of runc and crun.
+// commands lists the commands of runc and crun.
 var commands = []string{
-	"checkpoint", "create", "delete", "events", "exec", "features", "help", "kill", "list", "mounts", "pause", "ps", "restore", "resume", "run", "spec", "start", "state", "update", "init", "version",
+	"checkpoint", "create", "delete", "events", "exec", "features", "help", "kill", "list", "mounts", "pause", "ps", "restore",
+	"resume", "run", "spec", "start", "state", "update", "init", "version",
 }
 
-// parse finds the command and the bundle among a runtime's arguments. Options may
-// have one dash or two, and their value behind "=" or in the next word. Where the
-// command cannot be told for sure, that is an error: a container that is made
-// must not pass by.
+// parse finds the command and the bundle in a runtime's arguments. Options may have one dash or two, and their value after "=" or in the
+// next word. An ambiguous command is an error: no created container may bypass this program.
 func parse(args []string) (command, bundle string, err error) {
 	bundle = "."
 	for i := 0; i < len(args); i++ {
@@ -174,15 +172,14 @@ func parse(args []string) (command, bundle string, err error) {
 				}
 				value = args[i]
 			}
-			// runc and crun take an empty one for the working directory.
+			// runc and crun treat an empty value as the working directory.
 			bundle = cmp.Or(value, ".")
 		}
 	}
 	return command, bundle, nil
 }
 
-// prepare looks at a container that is to be made, and enters its sandbox's
-// mount namespace.
+// prepare examines a container that is about to be created, and enters its sandbox's mount namespace.
 func (c config) prepare(bundle string) error {
 	spec, err := readSpec(filepath.Join(bundle, "config.json"))
 	if err != nil {
@@ -202,8 +199,7 @@ func (c config) prepare(bundle string) error {
 		defer client.Close()
 		namespace, err := find(ctx, client, id)
 		if err != nil {
-			// Without the server nobody knows the sandbox. Containers that need
-			// none of its volumes start; see closed.
+			// The sandbox is unknown without the server. Containers that need none of its volumes start; see closed.
 			return errors.Join(spec.closed(), ignoreUnreachable(err))
 		}
 		if namespace != "" {
@@ -222,8 +218,7 @@ func ignoreUnreachable(err error) error {
 
 var errUnreachable = errors.New("the CRUST server cannot be reached")
 
-// find gives the mount namespace of a sandbox, empty for one that is not
-// registered.
+// find returns the path of a sandbox's mount namespace, "" if the sandbox is not registered.
 func find(ctx context.Context, client *crust.Client, id string) (string, error) {
 	list, err := client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
 	if err != nil {
@@ -234,14 +229,15 @@ func find(ctx context.Context, client *crust.Client, id string) (string, error) 
 			continue
 		}
 		if s.GetMountNamespace() == "" {
-			return "", fmt.Errorf("sandbox %s is of kind %s, which has no mount namespace on this kernel to start a container in", id, s.GetKind())
+			return "", fmt.Errorf("sandbox %s is of kind %s, which has no mount namespace on this kernel to start a container in", id,
+				s.GetKind())
 		}
 		return s.GetMountNamespace(), nil
 	}
 	return "", nil
 }
 
-// spec is a container's config.json, of which only mount sources are changed.
+// spec is a container's config.json. Only mount sources are changed.
 type spec struct {
 	path string
 	doc  map[string]any
@@ -270,7 +266,7 @@ func (s *spec) annotation(name string) string {
 	return v
 }
 
-// binds calls f with the source of every bind mount; what it gives replaces it.
+// binds calls f with the source of every bind mount, and replaces it with f's result.
 func (s *spec) binds(f func(source string) (string, error)) (changed bool, err error) {
 	mounts, _ := s.doc["mounts"].([]any)
 	for _, m := range mounts {
@@ -282,7 +278,7 @@ func (s *spec) binds(f func(source string) (string, error)) (changed bool, err e
 			continue
 		}
 		if !filepath.IsAbs(source) {
-			// As the runtimes read it.
+			// Resolve it as the runtimes do.
 			var err error
 			if source, err = filepath.Abs(filepath.Join(filepath.Dir(s.path), source)); err != nil {
 				return false, err
@@ -300,8 +296,7 @@ func (s *spec) binds(f func(source string) (string, error)) (changed bool, err e
 	return changed, nil
 }
 
-// closed refuses a container whose mounts include a deferred volume that no
-// sandbox has: it would be given the placeholder.
+// closed refuses a container whose mounts include a deferred volume that no sandbox has: it would get the placeholder.
 func (s *spec) closed() error {
 	_, err := s.binds(func(source string) (string, error) {
 		deferred, err := mounter.IsPlaceholder(source)
@@ -313,8 +308,7 @@ func (s *spec) closed() error {
 	return err
 }
 
-// resolve asks where a mount's source is in a sandbox, as long as the server is busy
-// with that volume.
+// resolve asks the server where a mount's source is in a sandbox. It retries while the server is busy with that volume.
 func resolve(ctx context.Context, client *crust.Client, id, source string) (*crustv1alpha1.ResolveMountResponse, error) {
 	const pause = 50 * time.Millisecond
 	for {
@@ -330,11 +324,10 @@ func resolve(ctx context.Context, client *crust.Client, id, source string) (*cru
 	}
 }
 
-// enter has the mounts lead to the sandbox's volumes, and moves this thread,
-// which will be the runtime, into its mount namespace.
+// enter points the mounts to the sandbox's volumes, and moves this thread, which becomes the runtime, into its mount namespace.
 func (s *spec) enter(ctx context.Context, client *crust.Client, id, namespace string) error {
-	// Opened before anything is resolved: the path is of an open file of the
-	// server's, whose number may be another sandbox's later.
+	// Open it before anything is resolved: the path names an open file of the server's, whose descriptor may later belong to another
+	// sandbox.
 	ns, err := linux.Open(namespace, os.O_RDONLY)
 	if err != nil {
 		return err
@@ -376,8 +369,7 @@ func (s *spec) enter(ctx context.Context, client *crust.Client, id, namespace st
 	if err := os.Chdir(cwd); err != nil {
 		return err
 	}
-	// Once more, as the runtime will see it: a volume may have been taken away
-	// meanwhile.
+	// Check again, now as the runtime will see it: a volume may have been removed meanwhile.
 	return s.closed()
 }
 

@@ -37,7 +37,8 @@ func TestParse(t *testing.T) {
 
 func TestLastWordsAreWhereContainerdLooks(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "log.json")
-	for _, args := range []string{"--root /r --log " + file + " --log-format json create --bundle /b id", "--log=" + file + " --log-format=json run id", "create id", "exec id program --log=" + file} {
+	for _, args := range []string{"--root /r --log " + file + " --log-format json create --bundle /b id",
+		"--log=" + file + " --log-format=json run id", "create id", "exec id program --log=" + file} {
 		if err := logTo(strings.Fields(args), errors.New("the volume is elsewhere")); err != nil {
 			t.Fatal(err)
 		}
@@ -52,14 +53,15 @@ func TestLastWordsAreWhereContainerdLooks(t *testing.T) {
 	}
 	for _, line := range lines {
 		var said struct{ Level, Msg string }
-		if err := json.Unmarshal([]byte(line), &said); err != nil || said.Level != "error" || !strings.Contains(said.Msg, "the volume is elsewhere") {
+		if err := json.Unmarshal([]byte(line), &said); err != nil || said.Level != "error" ||
+			!strings.Contains(said.Msg, "the volume is elsewhere") {
 			t.Errorf("%s: %v", line, err)
 		}
 	}
 }
 
-// Whatever stands before the command and behind it, "create" and its bundle are
-// found, or the arguments are refused: no container that is made passes by.
+// Whatever stands before and after the command, "create" and its bundle are found, or the arguments
+// are refused: no created container bypasses the check.
 func FuzzParse(f *testing.F) {
 	f.Add("--root /x", "--pid-file p", "id")
 	f.Add("--log=l -cgroup-manager cgroupfs", "", "")
@@ -72,7 +74,8 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		other := strings.Contains(before+after, "-b") // another --bundle or -b
-		if slices.ContainsFunc(words, func(w string) bool { return !strings.HasPrefix(w, "-") }) || len(words) > 0 && takesValue(words[len(words)-1]) {
+		if slices.ContainsFunc(words, func(w string) bool { return !strings.HasPrefix(w, "-") }) ||
+			len(words) > 0 && takesValue(words[len(words)-1]) {
 			// The command is one of the words before, or "create" is a value.
 			if command == "" {
 				t.Errorf("%q: no command", args)

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestMain lets the test binary be crust-oci.
+// TestMain lets the test binary act as crust-oci.
 func TestMain(m *testing.M) {
 	if os.Getenv("CRUST_OCI_TEST") != "" {
 		main()
@@ -17,8 +17,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// create runs crust-oci create for a container with these annotations, before a
-// runtime that does nothing.
+// create runs crust-oci create for a container with these annotations, in front of a runtime that
+// does nothing.
 func create(t *testing.T, annotations map[string]string) (string, error) {
 	t.Helper()
 	bundle := t.TempDir()
@@ -39,9 +39,9 @@ func create(t *testing.T, annotations map[string]string) (string, error) {
 	return string(out), err
 }
 
-// CRI-O hands a pod's annotations to the runtime, so a pod can name another pod's
-// sandbox as containerd would. What the container's own runtime says is what
-// counts, and where two say different things nobody is believed.
+// CRI-O passes a pod's annotations to the runtime, so a pod can name another pod's sandbox as
+// containerd would. Only the annotations of the container's own runtime count. If two disagree, the
+// container is refused.
 func TestALow_APodCannotNameAnotherSandbox(t *testing.T) {
 	const (
 		containerd, crio, ours = "io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID", "csi.crust.dev/sandbox-id"
@@ -50,7 +50,7 @@ func TestALow_APodCannotNameAnotherSandbox(t *testing.T) {
 	)
 	for name, c := range map[string]struct {
 		annotations map[string]string
-		sandbox     string // what is believed; refused otherwise
+		sandbox     string // what is accepted; empty: refused
 		isSandbox   bool
 	}{
 		"containerd":                        {map[string]string{containerd: "a", containerdType: "container"}, "a", false},

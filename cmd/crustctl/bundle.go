@@ -16,8 +16,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// bundle is what goes into a support bundle, by name. A part that cannot be had is no
-// error of the whole: the bundle says why.
+// bundle is the content of a support bundle, by name. A part that cannot be read does not fail the
+// whole: the bundle records the reason.
 type bundle struct {
 	g      *globals
 	parts  map[string][]byte
@@ -25,7 +25,7 @@ type bundle struct {
 	daemon daemon
 }
 
-// add takes a part, or notes why there is none.
+// add adds a part, or the reason why it is missing.
 func (b *bundle) add(name string, content []byte, err error) {
 	if err != nil {
 		b.failed = append(b.failed, name+": "+explain(err))
@@ -75,7 +75,7 @@ func bundleCommand(g *globals) *cobra.Command {
 			return b.report(say, file)
 		},
 	}
-	// The others' -o is a format; here it is the file.
+	// Elsewhere -o is a format; here it is the file.
 	c.Flags().StringVarP(&file, "output", "o", "",
 		"the file to write, which must not exist; - is standard output (default: crust-support-HOST-TIME.tar.gz here)")
 	c.Flags().StringVar(&stateDir, "state-dir", "", "csi-node's --state-dir (default: as it was started with)")
@@ -83,7 +83,7 @@ func bundleCommand(g *globals) *cobra.Command {
 	return c
 }
 
-// write writes the parts in the order of their names.
+// write writes the parts in name order.
 func (b *bundle) write(w io.Writer, now time.Time) error {
 	z := gzip.NewWriter(w)
 	t := tar.NewWriter(z)
@@ -108,7 +108,7 @@ func (b *bundle) names() []string {
 	return names
 }
 
-// report says what is inside.
+// report lists the contents.
 func (b *bundle) report(w io.Writer, file string) error {
 	var s bytes.Buffer
 	records := 0

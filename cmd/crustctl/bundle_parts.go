@@ -29,7 +29,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/poolhome"
 )
 
-// onePart bounds what is waited for: a node in trouble should still give a bundle.
+// onePart limits the wait for each part: a node in trouble should still yield a bundle.
 const onePart = 20 * time.Second
 
 func (b *bundle) collect(ctx context.Context, stateDir string) {
@@ -64,7 +64,7 @@ func (b *bundle) doctor(ctx context.Context) []byte {
 	}
 	var out bytes.Buffer
 	asTable := globals{output: "table"}
-	_ = asTable.print(&out, t, nil) // a buffer takes everything
+	_ = asTable.print(&out, t, nil) // a buffer accepts every write
 	return []byte(scrub.Text(out.String()))
 }
 
@@ -111,8 +111,8 @@ func (b *bundle) askDriver(ctx context.Context) {
 	add("snapshots.json", snapshots.GetEntries(), err)
 }
 
-// mountsOf gives the lines of the mount table where volumes are, without the options that
-// could be secrets.
+// mountsOf returns the lines of the mount table for the volumes, without options that could be
+// secrets.
 func mountsOf(volumes []*inventory.Volume) ([]byte, error) {
 	targets, devices := map[string]bool{}, map[string]bool{}
 	for _, v := range volumes {
@@ -154,7 +154,7 @@ func (b *bundle) askCrust(ctx context.Context) {
 	b.add("sandboxes.json", content, err)
 }
 
-// metrics gives csi-node's, if it serves any.
+// metrics adds csi-node's metrics, if it serves any.
 func (b *bundle) metrics(ctx context.Context) ([]byte, error) {
 	address := b.daemon.flag("metrics-address")
 	if address == "" {
@@ -171,7 +171,7 @@ func (b *bundle) metrics(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// No proxy: the environment may name one.
+	// Without a proxy: the environment may name one.
 	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
 	if err != nil {
 		return nil, err
@@ -192,7 +192,7 @@ func (b *bundle) metrics(ctx context.Context) ([]byte, error) {
 	return []byte(scrub.Text(out.String())), nil
 }
 
-// auditLines writes the events anew, so that only the fields that they have are there.
+// auditLines re-encodes the events, so that only known fields are included.
 func auditLines(stateDir string) ([]byte, error) {
 	events, _, err := audit.Read(stateDir)
 	if err == nil && len(events) == 0 {
@@ -211,14 +211,15 @@ func auditLines(stateDir string) ([]byte, error) {
 	return []byte(scrub.Text(out.String())), nil
 }
 
-// records adds those of the state directory.
+// records adds the records of the state directory.
 func (b *bundle) records(stateDir string) {
 	for _, sub := range []string{"pools", "staged", "published", "deferred", "static", "static/devices", "static/reads"} {
 		b.recordsIn("records/state/"+sub, filepath.Join(stateDir, sub))
 	}
 }
 
-// poolRecords adds those of the pools that the node has or had, by a flag, by the configuration file or by default.
+// poolRecords adds the records of the pools that the node has or had, by flag, by configuration
+// file or by default.
 func (b *bundle) poolRecords(stateDir string) {
 	dirs, err := poolhome.Known(filepath.Join(stateDir, "pools"))
 	if err != nil {

@@ -20,15 +20,16 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// completer gives what an argument or a flag may be, with a word for people. args are the
-// arguments before it. A shell waits for it, so who does not answer has nothing to offer.
+// completer returns the possible values of an argument or flag, each with a description. args are
+// the arguments before it. A shell waits for it, so a server that does not answer yields no
+// completions.
 type completer func(ctx context.Context, args []string) []cobra.Completion
 
-// patience is how long a person waits after the tab key.
+// patience is how long a user waits after pressing tab.
 const patience = 3 * time.Second
 
-// arguments completes the first argument by the first of these, and so on; a file's name
-// is never one.
+// arguments completes the first argument with the first completer, and so on; it never offers file
+// names.
 func arguments(by ...completer) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) >= len(by) {
@@ -54,7 +55,7 @@ func oneOf(words ...string) completer {
 
 func nothing(context.Context, []string) []cobra.Completion { return nil }
 
-// offer is one completion: shells take it word by word, so outside text is made plain.
+// offer returns one completion. Shells interpret its words, so text from outside is sanitized.
 func offer(word, about string) cobra.Completion {
 	return cobra.CompletionWithDesc(plain.Text(word, 256), plain.Text(about, 256))
 }
@@ -78,7 +79,7 @@ func (g *globals) pools(ctx context.Context, _ []string) (all []cobra.Completion
 	return all
 }
 
-// volumesBy gives a completion for each volume.
+// volumesBy returns completions for each volume.
 func (g *globals) volumesBy(ctx context.Context, by func(v *inventory.Volume) []cobra.Completion) (all []cobra.Completion) {
 	g.driver(func(c *csiclient.Client) {
 		volumes, _ := c.Volumes(ctx)
@@ -103,7 +104,7 @@ func (g *globals) claims(ctx context.Context, _ []string) []cobra.Completion {
 	})
 }
 
-// names are all by which a volume may be called.
+// names returns every name by which a volume can be given.
 func (g *globals) names(ctx context.Context, args []string) []cobra.Completion {
 	return append(g.claims(ctx, args), g.volumesBy(ctx, func(v *inventory.Volume) []cobra.Completion {
 		both := []cobra.Completion{offer(v.GetId(), madeFor(v))}
@@ -114,7 +115,7 @@ func (g *globals) names(ctx context.Context, args []string) []cobra.Completion {
 	})...)
 }
 
-// targets are where the volume that is named before is published.
+// targets returns the paths where the volume given before is published.
 func (g *globals) targets(ctx context.Context, args []string) []cobra.Completion {
 	return g.volumesBy(ctx, func(v *inventory.Volume) (all []cobra.Completion) {
 		for _, u := range v.GetUses() {
@@ -147,7 +148,7 @@ func (g *globals) sandboxIDs(ctx context.Context, _ []string) (all []cobra.Compl
 	return all
 }
 
-// inside are the host's targets of what the sandbox that is named first has.
+// inside returns the host targets of the volumes in the sandbox given first.
 func (g *globals) inside(ctx context.Context, args []string) (all []cobra.Completion) {
 	g.eachSandbox(ctx, func(s *crustv1alpha1.Sandbox) {
 		for _, v := range s.GetVolumes() {
@@ -171,7 +172,7 @@ func (g *globals) eachSandbox(ctx context.Context, f func(s *crustv1alpha1.Sandb
 	}
 }
 
-// completions says, for each command, what its arguments are.
+// completions maps each command to the completion of its arguments.
 func (g *globals) completions() map[string]cobra.CompletionFunc {
 	return map[string]cobra.CompletionFunc{
 		"pool check":        arguments(g.pools),
@@ -194,7 +195,7 @@ func (g *globals) completions() map[string]cobra.CompletionFunc {
 	}
 }
 
-// fileAfter has a path follow what by completes.
+// fileAfter completes absolute paths, and anything else with by.
 func fileAfter(by cobra.CompletionFunc) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, s string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if strings.HasPrefix(s, "/") {
@@ -204,7 +205,7 @@ func fileAfter(by cobra.CompletionFunc) cobra.CompletionFunc {
 	}
 }
 
-// flagValues says what the flags may be that are no paths.
+// flagValues returns the completers of flags that take no paths.
 func (g *globals) flagValues() map[string]completer {
 	modes := make([]string, 0, len(csi.VolumeCapability_AccessMode_Mode_value))
 	for name := range csi.VolumeCapability_AccessMode_Mode_value {
@@ -225,7 +226,7 @@ func (g *globals) flagValues() map[string]completer {
 	}
 }
 
-// complete gives each command and flag its completion.
+// complete installs the completions of each command and flag.
 func (g *globals) complete(c *cobra.Command) error {
 	by, values := g.completions(), g.flagValues()
 	_, path, _ := strings.Cut(c.CommandPath(), " ")

@@ -7,11 +7,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Every argument and flag of every command says what it may be, so that a shell offers
-// the files of a directory only where a file is meant.
+// Every argument and flag of every command has a completion, so that a shell offers file names only
+// for files.
 func TestB08_CompletionOffersFilesOnlyWhereOneIsMeant(t *testing.T) {
 	files := map[string]bool{
-		"dir": true, "state-dir": true, "kubelet-dir": true, "run-dir": true, "persistent-volumes": true, "endpoint": true, "crust": true, "kernel": true, "initramfs": true,
+		"dir": true, "state-dir": true, "kubelet-dir": true, "run-dir": true, "persistent-volumes": true, "endpoint": true,
+		"crust": true, "kernel": true, "initramfs": true,
 		"path": true, "user-namespace": true, "support-bundle output": true,
 	}
 	var look func(c *cobra.Command)

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// lastWords is the end of a guest's console, for an error. The guest may have written
-// any amount.
+// lastWords returns the end of a guest's console, for an error. The guest may have written any
+// amount.
 func lastWords(console string) string {
 	f, err := os.Open(console)
 	if err != nil {

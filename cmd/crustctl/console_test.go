@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A guest writes to its console as much as it likes.
+// A guest can write any amount to its console.
 func TestLastWordsOfAGuestThatSaidALot(t *testing.T) {
 	console := filepath.Join(t.TempDir(), "console")
 	f, err := os.Create(console)

@@ -19,7 +19,7 @@ type daemon struct {
 	args []string
 }
 
-// lookAtDaemon finds out who serves the socket, and how it was started.
+// lookAtDaemon finds the process that serves the socket, and its command line.
 func lookAtDaemon(endpoint string) (daemon, error) {
 	c, err := net.Dial("unix", strings.TrimPrefix(endpoint, "unix://"))
 	if err != nil {
@@ -44,7 +44,7 @@ func lookAtDaemon(endpoint string) (daemon, error) {
 	return daemon{pid: peer.PID, args: strings.Split(strings.TrimSuffix(string(b), "\x00"), "\x00")}, nil
 }
 
-// flags gives the values of a flag, as package flag reads them.
+// flags returns the values of a flag, with the syntax of package flag.
 func (d daemon) flags(name string) (values []string) {
 	for i, a := range d.args {
 		if i == 0 {
@@ -61,7 +61,7 @@ func (d daemon) flags(name string) (values []string) {
 	return values
 }
 
-// flag gives the last value of a flag, empty for none.
+// flag returns the last value of a flag, "" if it is not set.
 func (d daemon) flag(name string) string {
 	if all := d.flags(name); len(all) > 0 {
 		return all[len(all)-1]

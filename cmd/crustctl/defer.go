@@ -26,8 +26,8 @@ func capabilities(ctx context.Context, c *crust.Client) ([]crust.Capability, err
 	return list, err
 }
 
-// deferred stages a volume and has the node leave it to the runtime; the runtime
-// that cannot mount it is an error here, for a person asked for a sandbox.
+// deferred stages a volume and has the node leave the mount to the runtime. A runtime that cannot
+// mount it is an error here, because the user asked for a sandbox.
 func (g *globals) deferred(
 	cmd *cobra.Command, runtime *crust.Client, v csiclient.Volume, target string, readOnly, group bool,
 ) (crust.MountInfo, error) {
@@ -38,8 +38,9 @@ func (g *globals) deferred(
 			return err
 		}
 		if len(fs.GetFileSystems()) == 0 {
-			return errors.New("crustd has met no guest yet, so it does not know what guests mount: wait until one has booted (crustctl sandbox " +
-				"run); nothing was changed")
+			return errors.New(
+				"crustd has met no guest yet, so it does not know what guests mount: wait until one has booted (crustctl sandbox " +
+					"run); nothing was changed")
 		}
 		have, err := capabilities(ctx, runtime)
 		if err != nil {
@@ -62,7 +63,8 @@ func (g *globals) deferred(
 			return err
 		}
 		req := &csi.NodePublishVolumeRequest{
-			VolumeId: v.ID, StagingTargetPath: c.StagingPath(v.ID), TargetPath: target, VolumeCapability: v.Capability(), Readonly: readOnly,
+			VolumeId: v.ID, StagingTargetPath: c.StagingPath(v.ID), TargetPath: target, VolumeCapability: v.Capability(),
+			Readonly:      readOnly,
 			VolumeContext: v.Context,
 		}
 		if slices.Contains(have, crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL) {
@@ -101,8 +103,8 @@ func (g *globals) undefer(cmd *cobra.Command, id, target string) error {
 	})
 }
 
-// expandDeferred enlarges the device of a deferred volume, and tells for whom the
-// runtime is to grow the file system.
+// expandDeferred enlarges the device of a deferred volume, and returns the source whose file system
+// the runtime has to grow.
 func (g *globals) expandDeferred(cmd *cobra.Command, id, target string, n int64) (source string, err error) {
 	err = g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
 		r := &csi.CapacityRange{RequiredBytes: n}

@@ -22,31 +22,32 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// finding is one line of the doctor's.
+// finding is one line of the doctor's output.
 type finding struct {
 	What   string `json:"what"`
 	Answer string `json:"answer"`
 	Do     string `json:"do,omitempty"`
-	needed bool   // nothing works without it, and it is not there
+	needed bool   // nothing works without it, and it is missing
 }
 
 func doctorCommand(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "doctor", Short: "Tell what works on this node, what does not, and what to do", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-		list := examine(cmd.Context(), g)
-		t := table{head: []string{"WHAT", "WORKS", "WHAT TO DO"}}
-		for _, f := range list {
-			t.rows = append(t.rows, []string{f.What, f.Answer, f.Do})
-		}
-		if err := g.print(cmd.OutOrStdout(), t, list); err != nil {
-			return err
-		}
-		for _, f := range list {
-			if f.needed {
-				return fmt.Errorf("%s: %s", f.What, f.Answer)
+	c := &cobra.Command{Use: "doctor", Short: "Tell what works on this node, what does not, and what to do", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			list := examine(cmd.Context(), g)
+			t := table{head: []string{"WHAT", "WORKS", "WHAT TO DO"}}
+			for _, f := range list {
+				t.rows = append(t.rows, []string{f.What, f.Answer, f.Do})
 			}
-		}
-		return nil
-	}}
+			if err := g.print(cmd.OutOrStdout(), t, list); err != nil {
+				return err
+			}
+			for _, f := range list {
+				if f.needed {
+					return fmt.Errorf("%s: %s", f.What, f.Answer)
+				}
+			}
+			return nil
+		}}
 	c.Flags().StringVar(&g.crust, "crust", defaultCrust, "CRUST socket, where there is one")
 	return c
 }
@@ -119,7 +120,7 @@ func examine(ctx context.Context, g *globals) []finding {
 	return append(list, rooms...)
 }
 
-// room is what is left of a pool.
+// room reports the space left in a pool.
 func room(pool string, left int64) finding {
 	const little = 1 << 30
 	f := finding{What: "room in pool " + pool, Answer: "yes: " + size(left)}
@@ -131,7 +132,7 @@ func room(pool string, left int64) finding {
 	return f
 }
 
-// probeCrust asks the CRUST server what its sandboxes mount.
+// probeCrust asks the CRUST server which file systems its sandboxes mount.
 func (g *globals) probeCrust(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -150,8 +151,8 @@ func (g *globals) probeCrust(ctx context.Context) (string, error) {
 	return "yes: sandboxes mount " + strings.Join(r.GetFileSystems(), ", "), nil
 }
 
-// probe asks the driver whether it can work, and for the space that its first
-// pool has left, nil when it has no pool.
+// probe checks that the driver is ready, and returns the space left in its pools, nil if it has no
+// pool.
 func (g *globals) probe(ctx context.Context) (rooms []finding, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -175,7 +176,7 @@ func (g *globals) probe(ctx context.Context) (rooms []finding, err error) {
 		}
 		rooms = append(rooms, room(pool, r.GetAvailableCapacity()))
 	}
-	// Last: a driver that is not ready has told its pools.
+	// Last, because a driver that is not ready has still reported its pools.
 	_, err = c.Probe(ctx, &csi.ProbeRequest{})
 	return rooms, err
 }

@@ -30,7 +30,7 @@ type obstacle struct {
 	Do    string   `json:"do"`
 }
 
-// drained is what a node has that a drain or a removal touches.
+// drained is what a drain or a removal of the node affects.
 type drained struct {
 	Node     string     `json:"node"`
 	Remove   bool       `json:"remove"`
@@ -38,7 +38,7 @@ type drained struct {
 	// What stays on the node's disks.
 	Volumes   int `json:"volumes"`
 	Snapshots int `json:"snapshots"`
-	// Sandboxes is empty if a CRUST server was asked, and else says why not.
+	// Sandboxes is empty if a CRUST server was asked; otherwise it gives the reason.
 	Sandboxes string `json:"sandboxes,omitempty"`
 
 	failed []error
@@ -127,8 +127,8 @@ func (d *drained) ask(ctx context.Context, c *csiclient.Client) error {
 	return nil
 }
 
-// unknown adds what lies in the pools and is not in any list: a volume whose record
-// cannot be read, or a file that has none.
+// unknown adds what is in the pools but in no list: a volume whose record cannot be read, or a file
+// without one.
 func (d *drained) unknown(ctx context.Context, c *csiclient.Client) error {
 	checked, err := c.CheckPools(ctx, &inventory.CheckPoolsRequest{})
 	if err != nil {
@@ -149,7 +149,7 @@ func (d *drained) unknown(ctx context.Context, c *csiclient.Client) error {
 	return nil
 }
 
-// volume adds what there is to say of a volume.
+// volume adds the findings for a volume.
 func (d *drained) volume(v *inventory.Volume) {
 	o := obstacle{ID: v.GetId(), Claim: v.GetClaim()}
 	local := v.GetPool() != ""
@@ -176,7 +176,8 @@ func (d *drained) volume(v *inventory.Volume) {
 			o.Means += ", and they start nowhere else, because the volume lies in pool " + v.GetPool() + " of this node"
 			o.Do = "copy its data to a claim of another node before (docs/nodes.md), then drain"
 		default:
-			o.Means += "; with this claim they start on no other node, because the volume lies in pool " + v.GetPool() + " of this one: they " +
+			o.Means += "; with this claim they start on no other node, because the volume lies in pool " + v.GetPool() +
+				" of this one: they " +
 				"are Pending until it is back"
 		}
 		d.add(o)
@@ -217,7 +218,8 @@ func (g *globals) sandboxesOf(cmd *cobra.Command, d *drained) error {
 		for _, s := range r.GetSandboxes() {
 			d.add(obstacle{Kind: "sandbox", ID: s.GetSandboxId(),
 				Means: fmt.Sprintf("a sandbox (%s) is open, with %d volumes", s.GetKind(), len(s.GetVolumes())),
-				Do:    "drain the node: the sandbox ends with its pod; one that was started by hand: crustctl sandbox rm " + s.GetSandboxId()})
+				Do: "drain the node: the sandbox ends with its pod; one that was started by hand: crustctl sandbox rm " +
+					s.GetSandboxId()})
 		}
 		return nil
 	})

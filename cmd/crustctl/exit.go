@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// A command that looks for something says by its exit code what came of it, as grep
-// does: 0 nothing, 1 something, 2 it could not look.
+// A command that searches for something reports the result in its exit code, as grep does: 0
+// nothing found, 1 something found, 2 the search failed.
 const (
 	foundSomething = 1
 	couldNotLook   = 2
@@ -17,7 +17,7 @@ const (
 // looks is the annotation of such a command.
 const looks = "looks"
 
-// found is the error of a command that found something, which it has printed.
+// found is the error of a command that found something and has printed it.
 type found int
 
 func (n found) Error() string {

@@ -41,7 +41,8 @@ func historyCommand(g *globals) *cobra.Command {
 			}
 			t := table{head: []string{"TIME", "ACTION", "OUTCOME", "VOLUME", "WHAT", "ASKED BY"}}
 			for _, e := range shown {
-				t.rows = append(t.rows, []string{e.Time.Local().Format(time.DateTime), string(e.Action), outcome(e), cmp.Or(e.Volume, "-"), what(e),
+				t.rows = append(t.rows, []string{e.Time.Local().Format(time.DateTime), string(e.Action), outcome(e),
+					cmp.Or(e.Volume, "-"), what(e),
 					askedBy(e)})
 			}
 			return g.print(cmd.OutOrStdout(), t, shown)
@@ -54,15 +55,14 @@ func historyCommand(g *globals) *cobra.Command {
 	return c
 }
 
-// historyFilter says which events are shown.
+// historyFilter selects the events to show.
 type historyFilter struct {
 	volume, claim string
 	since         time.Duration
 }
 
-// apply gives the events that are asked for. Names and claims are in the line of a
-// volume's making only. Where that is not kept any more, the driver knows them, if the
-// volume is still there.
+// apply returns the selected events. Only the event of a volume's creation has its name and claim.
+// If the log no longer has that event, the driver knows them, provided the volume still exists.
 func (f historyFilter) apply(events []audit.Event, now time.Time, known func() []*inventory.Volume) []audit.Event {
 	all := f.volume == "" && f.claim == ""
 	of := map[string]bool{} // ids of volumes, and of their snapshots
@@ -99,7 +99,7 @@ func (f historyFilter) apply(events []audit.Event, now time.Time, known func() [
 	return shown
 }
 
-// knownVolumes gives what the driver tells of, nothing if it does not answer.
+// knownVolumes returns the driver's volumes, nil if it does not answer.
 func (g *globals) knownVolumes(ctx context.Context) []*inventory.Volume {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -108,7 +108,7 @@ func (g *globals) knownVolumes(ctx context.Context) []*inventory.Volume {
 		return nil
 	}
 	defer c.Close()
-	volumes, _ := c.Volumes(ctx) // the log alone will do
+	volumes, _ := c.Volumes(ctx) // the log alone is enough
 	return volumes
 }
 
@@ -119,7 +119,7 @@ func outcome(e audit.Event) string {
 	return string(e.Outcome)
 }
 
-// what gives the facts of an event that fit a line.
+// what returns the facts of an event that fit on a line.
 func what(e audit.Event) string {
 	s := ""
 	add := func(format, value string) {

@@ -14,8 +14,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/inventory"
 )
 
-// auditLog writes the parts of a log, the oldest first, as restarts and rotations leave
-// them, and gives the state directory.
+// auditLog writes the parts of a log, oldest first, as restarts and rotations leave them, and
+// returns the state directory.
 func auditLog(t *testing.T, parts ...[]audit.Event) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -74,7 +74,8 @@ func TestB08_HistoryOfAClaimOverRotations(t *testing.T) {
 		want string
 	}{
 		{nil, "p.v1 created, p.v2 created, p.v1 staged, p.v1 snapshot-created, p.v3 created, p.v2 staged, p.v1 unstaged,  snapshot-deleted"},
-		{[]string{"--claim", "shop/orders"}, "p.v1 created, p.v1 staged, p.v1 snapshot-created, p.v3 created, p.v1 unstaged,  snapshot-deleted"},
+		{[]string{"--claim", "shop/orders"},
+			"p.v1 created, p.v1 staged, p.v1 snapshot-created, p.v3 created, p.v1 unstaged,  snapshot-deleted"},
 		{[]string{"--volume", "pvc-2"}, "p.v2 created, p.v2 staged"},
 		{[]string{"--volume", "p.v2"}, "p.v2 created, p.v2 staged"},
 		{[]string{"--claim", "shop/carts", "--since", "5h"}, "p.v2 staged"},
@@ -106,7 +107,7 @@ func TestB08_HistoryOfAClaimOverRotations(t *testing.T) {
 	}
 }
 
-// The line of the volume's making was rotated away; the driver still knows its claim.
+// The line of the volume's creation was rotated away; the driver still knows its claim.
 func TestB08_HistoryOfAVolumeWhoseMakingIsNotKept(t *testing.T) {
 	events := []audit.Event{event(2, audit.Staged, "p.v1"), event(1, audit.Staged, "p.v2")}
 	known := func() []*inventory.Volume {

@@ -34,7 +34,8 @@ func listCommand(g *globals) *cobra.Command {
 			})
 			t := table{head: []string{"ID", "FOR", "SIZE", "ON DISK", "TYPE", "USED BY"}}
 			for _, v := range vols {
-				t.rows = append(t.rows, []string{v.GetId(), madeFor(v), sizeOrNone(v.GetSize()), sizeOrNone(v.GetAllocated()), kind(v), usedBy(v)})
+				t.rows = append(t.rows, []string{v.GetId(), madeFor(v), sizeOrNone(v.GetSize()), sizeOrNone(v.GetAllocated()), kind(v),
+					usedBy(v)})
 			}
 			for _, e := range list {
 				s := e.GetSnapshot()
@@ -48,7 +49,7 @@ func listCommand(g *globals) *cobra.Command {
 	return c
 }
 
-// madeFor is the claim that a volume was made for, or its name.
+// madeFor returns the claim that a volume was made for, or its name.
 func madeFor(v *inventory.Volume) string { return cmp.Or(v.GetClaim(), v.GetName(), "-") }
 
 func kind(v *inventory.Volume) string {
@@ -65,7 +66,7 @@ func kind(v *inventory.Volume) string {
 	return what
 }
 
-// usedBy names the pods that have a volume.
+// usedBy names the pods that use a volume.
 func usedBy(v *inventory.Volume) string {
 	var all []string
 	for _, u := range v.GetUses() {
@@ -80,7 +81,7 @@ func usedBy(v *inventory.Volume) string {
 	return "-"
 }
 
-// user is the pod of a use, and how it has the volume.
+// user returns the pod of a use, and how it uses the volume.
 func user(u *inventory.Use) string {
 	how := ""
 	switch {
@@ -114,8 +115,8 @@ func sizeOrNone(n int64) string {
 	return size(n)
 }
 
-// podsByTarget asks this node's driver for pods, because a CRUST server does not know
-// them. Without a driver it returns nothing.
+// podsByTarget asks this node's driver for pods, because a CRUST server does not know them. Without
+// a driver it returns nothing.
 func (g *globals) podsByTarget(ctx context.Context) map[string]string {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -125,7 +126,7 @@ func (g *globals) podsByTarget(ctx context.Context) map[string]string {
 	}
 	defer c.Close()
 	pods := map[string]string{}
-	volumes, _ := c.Volumes(ctx) // without it host targets are shown
+	volumes, _ := c.Volumes(ctx) // without it, host targets are shown
 	for _, v := range volumes {
 		for _, u := range v.GetUses() {
 			pods[u.GetTarget()] = u.GetPod()

@@ -1,5 +1,5 @@
-// Command crustctl shows people what would work on this node, and drives a CSI
-// socket by hand in the kubelet's order of calls.
+// Command crustctl reports what works on this node, and drives a CSI socket by hand with the
+// kubelet's order of calls.
 package main
 
 import (
@@ -44,8 +44,8 @@ func main() {
 	os.Exit(exitCode(c, err))
 }
 
-// explain gives an error's words. The code of a gRPC error is said once, also
-// where others are joined to it.
+// explain returns the text of an error. The code of a gRPC error appears once, also if other errors
+// are joined to it.
 func explain(err error) string {
 	var s interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &s) {
@@ -86,18 +86,18 @@ func root() *cobra.Command {
 	c.AddCommand(doctorCommand(g), poolCommand(g), volumeCommand(g), sandboxCommand(g), nodeCommand(g), historyCommand(g), bundleCommand(g),
 		topCommand(g))
 	if err := g.complete(c); err != nil {
-		panic(err) // a flag was given two completions
+		panic(err) // a flag has two completions
 	}
 	return c
 }
 
-// sockets are the paths where csi-node serves: its default, and that of the manifests.
+// sockets lists the paths where csi-node serves: its default, and that of the manifests.
 func sockets(kubeletDir string) []string {
 	return []string{"/run/csi-node/csi.sock", filepath.Join(kubeletDir, "plugins/csi.crust.dev/csi.sock")}
 }
 
-// findSocket returns the endpoint of the first path that is a socket, or of the first
-// path if none is.
+// findSocket returns the endpoint of the first path that is a socket, or of the first path if none
+// is.
 func findSocket(paths []string) string {
 	for _, path := range paths {
 		if st, err := os.Stat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
@@ -107,8 +107,7 @@ func findSocket(paths []string) string {
 	return "unix://" + paths[0]
 }
 
-// with runs f with a connection, and a line of progress on a terminal while it
-// takes long.
+// with calls f with a connection, and shows progress on a terminal if it takes long.
 func (g *globals) with(cmd *cobra.Command, f func(ctx context.Context, c *csiclient.Client) error) error {
 	ctx, cancel := context.WithTimeout(cmd.Context(), g.timeout)
 	defer cancel()
@@ -136,7 +135,7 @@ func waiting(w io.Writer, what string, done <-chan struct{}) {
 	}
 }
 
-// table is rows with a heading.
+// table holds rows with a heading.
 type table struct {
 	head []string
 	rows [][]string

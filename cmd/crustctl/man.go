@@ -11,8 +11,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/version"
 )
 
-// With the tag man, this program writes its manual pages into a directory and does
-// nothing else. So what writes them is in no binary that is shipped.
+// With the build tag man, this program writes its manual pages into a directory and does nothing
+// else. Released binaries therefore lack the code that writes them.
 func init() {
 	if len(os.Args) != 2 {
 		fmt.Fprintln(os.Stderr, "built with the tag man: give the directory for the manual pages")

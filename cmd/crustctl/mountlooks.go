@@ -9,15 +9,15 @@ import (
 // lookPatience is how long a mount may take to answer.
 const lookPatience = 2 * time.Second
 
-// mountLooks run what may hang, such as a look at a mount whose server is gone.
+// mountLooks runs calls that may hang, such as stat of a mount whose server is gone.
 type mountLooks struct {
 	mu      sync.Mutex
 	running map[string]bool
 }
 
-// lookWithin gives what f finds at a path, or an error if that takes longer than
-// lookPatience. Until f comes back there is no other look at that path: `top` looks often,
-// and each look that hangs keeps a thread.
+// lookWithin returns the result of f for a path, or an error if f takes longer than lookPatience.
+// Until f returns, that path is not looked at again: `top` polls often, and each hung call keeps a
+// thread.
 func lookWithin[T any](l *mountLooks, path string, f func() (T, error)) (found T, err error) {
 	type result struct {
 		found T
@@ -41,7 +41,7 @@ func lookWithin[T any](l *mountLooks, path string, f func() (T, error)) (found T
 	}
 }
 
-// begin tells whether a look may begin, and notes it.
+// begin reports whether a look may begin, and records it.
 func (l *mountLooks) begin(path string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

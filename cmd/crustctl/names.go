@@ -12,7 +12,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/inventory"
 )
 
-// find gives the volume of this id, name or claim (NAMESPACE/NAME). It is refused where several volumes are meant.
+// find returns the volume with this id, name or claim (NAMESPACE/NAME). It is an error if several
+// match.
 func find(all []*inventory.Volume, name string) (*inventory.Volume, error) {
 	var found []*inventory.Volume
 	var ids []string
@@ -33,7 +34,8 @@ func find(all []*inventory.Volume, name string) (*inventory.Volume, error) {
 	return nil, fmt.Errorf("%q means several volumes: %s; give the id of one", name, strings.Join(ids, ", "))
 }
 
-// idOf is find for what only needs the id. A driver that has no such list is asked for what was typed.
+// idOf is find for callers that need only the id. If the driver has no such list, it returns the
+// name as typed.
 func idOf(ctx context.Context, c *csiclient.Client, name string) (string, error) {
 	all, err := c.Volumes(ctx)
 	if status.Code(err) == codes.Unimplemented {
@@ -44,7 +46,7 @@ func idOf(ctx context.Context, c *csiclient.Client, name string) (string, error)
 	}
 	v, err := find(all, name)
 	if status.Code(err) == codes.NotFound {
-		return name, nil // the driver says what it is, or that it is not known
+		return name, nil // the driver interprets it, or reports it as unknown
 	}
 	if err != nil {
 		return "", err
@@ -52,8 +54,8 @@ func idOf(ctx context.Context, c *csiclient.Client, name string) (string, error)
 	return v.GetId(), nil
 }
 
-// somewhere is a place where a volume is published. Of one that is published nowhere the id is
-// given beside the error.
+// somewhere returns a path where a volume is published. If it is published nowhere, the id comes
+// with the error.
 func somewhere(ctx context.Context, c *csiclient.Client, name string) (id, path string, err error) {
 	all, err := c.Volumes(ctx)
 	if err != nil {
@@ -66,5 +68,6 @@ func somewhere(ctx context.Context, c *csiclient.Client, name string) (id, path 
 	for _, u := range v.GetUses() {
 		return v.GetId(), u.GetTarget(), nil
 	}
-	return v.GetId(), "", status.Errorf(codes.FailedPrecondition, "volume %s is published nowhere on this node, so nothing can be asked how full it is", v.GetId())
+	return v.GetId(), "", status.Errorf(codes.FailedPrecondition,
+		"volume %s is published nowhere on this node, so nothing can be asked how full it is", v.GetId())
 }

@@ -19,8 +19,8 @@ const (
 	withoutPersistentVolume = "volume-without-pv"
 )
 
-// persistentVolume is what this command reads of one. Kubernetes' own types are not
-// linked for these few fields.
+// persistentVolume has the fields that this command reads. Kubernetes' own types are not linked for
+// so few fields.
 type persistentVolume struct {
 	Kind     string `json:"kind"` // empty in a PersistentVolumeList
 	Metadata struct {
@@ -70,9 +70,8 @@ func readPersistentVolumes(stdin io.Reader, path string) ([]persistentVolume, er
 	return list, nil
 }
 
-// parsePersistentVolumes takes a list of all PersistentVolumes. It refuses a list that says
-// that it is a part: volumes of the PersistentVolumes that are not in it would seem to be
-// nobody's.
+// parsePersistentVolumes parses a list of all PersistentVolumes. It refuses a list that is marked
+// as partial: the volumes of missing PersistentVolumes would seem to be unused.
 func parsePersistentVolumes(b []byte) ([]persistentVolume, error) {
 	var list struct {
 		Kind     string `json:"kind"`
@@ -101,7 +100,7 @@ func parsePersistentVolumes(b []byte) ([]persistentVolume, error) {
 	return *list.Items, nil
 }
 
-// isOf tells whether a PersistentVolume is tied to a node by its driver's topology key.
+// isOf reports whether a PersistentVolume is tied to a node by its driver's topology key.
 func (pv *persistentVolume) isOf(node string) bool {
 	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
 		return false
@@ -123,7 +122,7 @@ func (pv *persistentVolume) claim() string {
 	return pv.Spec.ClaimRef.Namespace + "/" + pv.Spec.ClaimRef.Name
 }
 
-// compare adds what is missing on either side. all: every pool of the node was asked for.
+// compare adds what is missing on either side. all: every pool of the node was checked.
 func (c *checkedPools) compare(list []persistentVolume, all bool) error {
 	if c.node == "" {
 		return errors.New("--persistent-volumes: give --node-id as well, because csi-node was not asked for it")
@@ -133,10 +132,10 @@ func (c *checkedPools) compare(list []persistentVolume, all bool) error {
 		known[v.GetId()] = true
 	}
 	for _, m := range c.Findings {
-		known[m.ID] = true // there is something of it
+		known[m.ID] = true // some part of it exists
 	}
 	handles := map[string]bool{}
-	ours := false // the list has a volume of the driver, on whatever node
+	ours := false // the list has a volume of the driver, on any node
 	for _, pv := range list {
 		if pv.Spec.CSI == nil || c.driver != "" && pv.Spec.CSI.Driver != c.driver {
 			continue
@@ -151,8 +150,9 @@ func (c *checkedPools) compare(list []persistentVolume, all bool) error {
 		m := misfit{Pool: pool, Kind: withoutVolume, ID: id, Claim: pv.claim()}
 		switch {
 		case slices.Contains(c.Pools, pool):
-			m.Means = fmt.Sprintf("PersistentVolume %s is of this node, and the pool has no such volume: its data is not here, and no pod with "+
-				"it starts", pv.Metadata.Name)
+			m.Means = fmt.Sprintf(
+				"PersistentVolume %s is of this node, and the pool has no such volume: its data is not here, and no pod with "+
+					"it starts", pv.Metadata.Name)
 			m.Do = "if the pool is the right one (its disk, its directory), restore the claim from a backup and delete the PersistentVolume"
 		case all && len(c.failed) == 0:
 			m.Means = fmt.Sprintf("PersistentVolume %s is of this node, which has no pool %q", pv.Metadata.Name, pool)

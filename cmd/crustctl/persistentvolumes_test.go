@@ -12,7 +12,7 @@ import (
 const listed = `{"metadata": {"name": "a"}, "spec": {"csi": {"driver": "csi.crust.dev", "volumeHandle": "pool.v00000000000000000000000000000000"}, "nodeAffinity": {"required":
 	{"nodeSelectorTerms": [{"matchExpressions": [{"key": "topology.csi.crust.dev/node", "operator": "In", "values": ["node-1"]}]}]}}}}`
 
-// What is not the whole list of PersistentVolumes is refused.
+// An incomplete list of PersistentVolumes is refused.
 func TestB08_APartOfTheListIsRefused(t *testing.T) {
 	for text, words := range map[string]string{
 		`{"kind": "List", "metadata": {"resourceVersion": ""}, "items": [` + listed + `]}`:                   "",
@@ -33,12 +33,14 @@ func TestB08_APartOfTheListIsRefused(t *testing.T) {
 	}
 }
 
-// FuzzPersistentVolumes: a list that is taken is one whole list. Of a node with one volume a
+// FuzzPersistentVolumes: an accepted list is one complete list. On a node with one volume, a
 // finding is about that volume or about a PersistentVolume in the list.
 func FuzzPersistentVolumes(f *testing.F) {
 	for _, s := range []string{
-		`{"kind": "List", "items": [` + listed + `]}`, `{"kind": "List", "metadata": {"continue": "x"}, "items": []}`, `{"kind": "List", "items": [{"spec": {"csi": null}}]}`,
-		`{"kind": "List", "items": [{"spec": {"csi": {"driver": "csi.crust.dev", "volumeHandle": "other.v1"}}}]}`, `{"kind": "PersistentVolumeList", "items": null}`, `{}`,
+		`{"kind": "List", "items": [` + listed + `]}`, `{"kind": "List", "metadata": {"continue": "x"}, "items": []}`,
+		`{"kind": "List", "items": [{"spec": {"csi": null}}]}`,
+		`{"kind": "List", "items": [{"spec": {"csi": {"driver": "csi.crust.dev", "volumeHandle": "other.v1"}}}]}`,
+		`{"kind": "PersistentVolumeList", "items": null}`, `{}`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -70,7 +72,8 @@ func FuzzPersistentVolumes(f *testing.F) {
 			t.Errorf("%q knows no volume of the driver, and says %+v", b, c.Findings)
 		}
 		for _, m := range c.Findings {
-			if m.Kind == withoutVolume && (m.ID == here || !bytes.Contains(b, []byte("node-1")) && !bytes.Contains(b, []byte(`\u`))) || m.Kind == withoutPersistentVolume && m.ID != here {
+			if m.Kind == withoutVolume && (m.ID == here || !bytes.Contains(b, []byte("node-1")) && !bytes.Contains(b, []byte(`\u`))) ||
+				m.Kind == withoutPersistentVolume && m.ID != here {
 				t.Errorf("%q: %+v", b, m)
 			}
 		}

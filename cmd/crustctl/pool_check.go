@@ -30,14 +30,14 @@ type misfit struct {
 	Do    string `json:"do"`
 }
 
-// checkedPools is what was looked at, and what came of it.
+// checkedPools holds what was checked, and the results.
 type checkedPools struct {
 	Pools    []string `json:"pools"`
 	Findings []misfit `json:"findings"`
 
-	driver, node string // empty where nobody told
+	driver, node string // empty if unknown
 	volumes      []*inventory.Volume
-	failed       []error // pools that could not be looked at
+	failed       []error // pools that could not be checked
 }
 
 type checkFlags struct {
@@ -58,7 +58,7 @@ func poolCheck(g *globals) *cobra.Command {
 		Args: cobra.MaximumNArgs(1), Annotations: map[string]string{looks: "yes"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			pool := strings.Join(args, "")
-			// Before csi-node is asked: the list should be no newer than the volumes.
+			// Before csi-node is asked: the list must not be newer than the volumes.
 			var list []persistentVolume
 			if f.persistentVolumes != "" {
 				var err error
@@ -117,7 +117,7 @@ func (g *globals) printCheck(cmd *cobra.Command, c *checkedPools, ignore []strin
 	return nil
 }
 
-// askForCheck has csi-node look.
+// askForCheck has csi-node do the check.
 func (g *globals) askForCheck(cmd *cobra.Command, pool string) (*checkedPools, error) {
 	out := &checkedPools{Pools: []string{}, Findings: []misfit{}}
 	err := g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
@@ -167,7 +167,7 @@ func claimIn(all []*inventory.Volume, id string) string {
 	return ""
 }
 
-// readFiles looks without csi-node.
+// readFiles checks without csi-node.
 func (f *checkFlags) readFiles(cmd *cobra.Command, pool string) (*checkedPools, error) {
 	if pool == "" {
 		return nil, errors.New("--dir: say which pool it is: crustctl pool check POOL --dir DIRECTORY")

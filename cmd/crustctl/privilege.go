@@ -6,9 +6,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/privilege"
 )
 
-// driverCapabilities tells which capabilities the driver does not hold, and what
-// fails without each. It looks at the process that serves the socket: this one may
-// have others.
+// driverCapabilities reports which capabilities the driver lacks, and what fails without each. It
+// examines the process that serves the socket: this process may have others.
 func driverCapabilities(endpoint string) ([]finding, error) {
 	d, err := lookAtDaemon(endpoint)
 	if err != nil {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -49,10 +48,10 @@ func (g *globals) withCrust(cmd *cobra.Command, f func(ctx context.Context, c *c
 	return err
 }
 
-// errCrust marks what is said of the CRUST socket, and not of the driver's.
+// errCrust marks errors about the CRUST socket, as opposed to the driver's.
 var errCrust = errors.New("CRUST socket")
 
-// sandboxes lists them; here is the sandbox with that id, nil for none.
+// sandboxes lists the sandboxes; here is the one with the given id, nil if there is none.
 func sandboxes(ctx context.Context, c *crust.Client, id string) (all []*crustv1alpha1.Sandbox, here *crustv1alpha1.Sandbox, err error) {
 	r, err := c.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
 	for _, s := range r.GetSandboxes() {
@@ -63,7 +62,7 @@ func sandboxes(ctx context.Context, c *crust.Client, id string) (all []*crustv1a
 	return r.GetSandboxes(), here, err
 }
 
-// inSandbox finds what a sandbox has at a host target.
+// inSandbox finds the volume that a sandbox has at a host target.
 func inSandbox(ctx context.Context, c *crust.Client, id, target string) (*crustv1alpha1.Volume, error) {
 	all, here, err := sandboxes(ctx, c, id)
 	if err != nil {
@@ -88,69 +87,74 @@ func inSandbox(ctx context.Context, c *crust.Client, id, target string) (*crustv
 
 var errNothing = errors.New("nothing is published there (crustctl sandbox list)")
 
-// runDir is where a microVM that this command started has its sockets.
+// runDir is the directory for the sockets of a microVM that this command started.
 func runDir(base, id string) string { return filepath.Join(base, id) }
 
 func sandboxRun(g *globals) *cobra.Command {
 	var m microvm.Config
 	var base, kind, userns string
 	var pid int64
-	c := &cobra.Command{Use: "run ID", Short: "Boot a microVM (or make a mount namespace) and register it", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
-		id := args[0]
-		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
-			req := &crustv1alpha1.RegisterSandboxRequest{SandboxId: id, Pid: pid}
-			if kind == "namespace" {
-				req.Kind = &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{UserNamespace: userns}}
-				if _, err := c.RegisterSandbox(ctx, req); err != nil {
+	c := &cobra.Command{
+		Use: "run ID", Short: "Boot a microVM (or make a mount namespace) and register it", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			id := args[0]
+			return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
+				req := &crustv1alpha1.RegisterSandboxRequest{SandboxId: id, Pid: pid}
+				if kind == "namespace" {
+					req.Kind = &crustv1alpha1.RegisterSandboxRequest_Namespace{
+						Namespace: &crustv1alpha1.NamespaceSandbox{UserNamespace: userns}}
+					if _, err := c.RegisterSandbox(ctx, req); err != nil {
+						return err
+					}
+					return g.done(cmd, "registered", id, "a mount namespace")
+				}
+				m.Dir = runDir(base, id)
+				if _, err := os.Stat(m.Dir); err == nil {
+					return fmt.Errorf("%s exists: `crustctl sandbox rm %s --run-dir %s` first", m.Dir, id, base)
+				}
+				for _, file := range []string{m.Kernel, m.Initrd} {
+					if _, err := os.Stat(file); err != nil {
+						return fmt.Errorf("%w; `make guest` builds them in .cache/guest: give --kernel and --initramfs (for a mount namespace: --kind namespace)", err)
+					}
+				}
+				choice, err := microvm.Choose(ctx, m)
+				if err != nil {
 					return err
 				}
-				return g.done(cmd, "registered", id, "a mount namespace")
-			}
-			m.Dir = runDir(base, id)
-			if _, err := os.Stat(m.Dir); err == nil {
-				return fmt.Errorf("%s exists: `crustctl sandbox rm %s --run-dir %s` first", m.Dir, id, base)
-			}
-			for _, file := range []string{m.Kernel, m.Initrd} {
-				if _, err := os.Stat(file); err != nil {
-					return fmt.Errorf("%w; `make guest` builds them in .cache/guest: give --kernel and --initramfs (for a mount namespace: --kind namespace)", err)
+				if choice.Why != "" {
+					fmt.Fprintln(cmd.ErrOrStderr(), "crustctl:", choice.Why)
 				}
-			}
-			choice, err := microvm.Choose(ctx, m)
-			if err != nil {
-				return err
-			}
-			if choice.Why != "" {
-				fmt.Fprintln(cmd.ErrOrStderr(), "crustctl:", choice.Why)
-			}
-			m.Accel = choice.Accel
-			begin := time.Now()
-			vm, err := microvm.Start(ctx, m)
-			if err != nil {
-				return errors.Join(err, removeRun(m.Dir))
-			}
-			if err := vm.Save(m.Dir); err != nil {
-				vm.Kill()
-				return err
-			}
-			magic, err := hex.DecodeString(vm.Magic)
-			if err != nil {
-				return err
-			}
-			req.Pid = int64(vm.PID)
-			req.Kind = &crustv1alpha1.RegisterSandboxRequest_Qemu{Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: vm.QMP, ChannelSocket: vm.Channel,
-				ChannelMagic: magic}}
-			_, err = c.RegisterSandbox(ctx, req)
-			if err == nil {
-				_, err = c.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: id, Argv: []string{"/bin/true"}}) // it is up
-			}
-			if err != nil {
-				vm.Kill()
-				return errors.Join(fmt.Errorf("%w%s", err, lastWords(vm.Console)), removeRun(m.Dir))
-			}
-			return g.done(cmd, fmt.Sprintf("running (%s, pid %d)", vm.Accel, vm.PID), id,
-				fmt.Sprintf("up after %.1f s, console in %s", time.Since(begin).Seconds(), vm.Console))
-		})
-	}}
+				m.Accel = choice.Accel
+				begin := time.Now()
+				vm, err := microvm.Start(ctx, m)
+				if err != nil {
+					return errors.Join(err, removeRun(m.Dir))
+				}
+				if err := vm.Save(m.Dir); err != nil {
+					vm.Kill()
+					return err
+				}
+				magic, err := hex.DecodeString(vm.Magic)
+				if err != nil {
+					return err
+				}
+				req.Pid = int64(vm.PID)
+				req.Kind = &crustv1alpha1.RegisterSandboxRequest_Qemu{Qemu: &crustv1alpha1.QemuSandbox{
+					QmpSocket: vm.QMP, ChannelSocket: vm.Channel, ChannelMagic: magic}}
+				_, err = c.RegisterSandbox(ctx, req)
+				if err == nil {
+					_, err = c.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{
+						SandboxId: id, Argv: []string{"/bin/true"}}) // it has booted
+				}
+				if err != nil {
+					vm.Kill()
+					return errors.Join(fmt.Errorf("%w%s", err, lastWords(vm.Console)), removeRun(m.Dir))
+				}
+				return g.done(cmd, fmt.Sprintf("running (%s, pid %d)", vm.Accel, vm.PID), id,
+					fmt.Sprintf("up after %.1f s, console in %s", time.Since(begin).Seconds(), vm.Console))
+			})
+		},
+	}
 	f := c.Flags()
 	f.StringVar(&kind, "kind", "qemu", "qemu or namespace; the server's --backend")
 	f.StringVar(&m.Kernel, "kernel", "/var/lib/crust/guest/vmlinuz", "kernel of the guest")
@@ -164,7 +168,7 @@ func sandboxRun(g *globals) *cobra.Command {
 	return c
 }
 
-// removeRun removes what a microVM had in its directory.
+// removeRun removes a microVM's files from its directory.
 func removeRun(dir string) error {
 	names, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -178,31 +182,35 @@ func removeRun(dir string) error {
 }
 
 func sandboxList(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "list", Short: "List sandboxes and their volumes", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
-			r, err := c.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
-			if err != nil {
-				return err
-			}
-			pods := g.podsByTarget(ctx)
-			t := table{head: []string{"SANDBOX", "KIND", "PID", "DEVICE", "TYPE", "STATE", "INSIDE", "POD OR TARGET"}}
-			for _, s := range r.GetSandboxes() {
-				pid := "-"
-				if s.GetPid() != 0 {
-					pid = fmt.Sprint(s.GetPid())
+	return &cobra.Command{
+		Use: "list", Short: "List sandboxes and their volumes", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
+				r, err := c.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
+				if err != nil {
+					return err
 				}
-				row := []string{s.GetSandboxId(), s.GetKind(), pid}
-				if len(s.GetVolumes()) == 0 {
-					t.rows = append(t.rows, append(row, "-", "-", "ready", "-", "-"))
+				pods := g.podsByTarget(ctx)
+				t := table{head: []string{"SANDBOX", "KIND", "PID", "DEVICE", "TYPE", "STATE", "INSIDE", "POD OR TARGET"}}
+				for _, s := range r.GetSandboxes() {
+					pid := "-"
+					if s.GetPid() != 0 {
+						pid = fmt.Sprint(s.GetPid())
+					}
+					row := []string{s.GetSandboxId(), s.GetKind(), pid}
+					if len(s.GetVolumes()) == 0 {
+						t.rows = append(t.rows, append(row, "-", "-", "ready", "-", "-"))
+					}
+					for _, v := range s.GetVolumes() {
+						user := cmp.Or(pods[v.GetHostTargetPath()], v.GetHostTargetPath())
+						t.rows = append(t.rows, append(append([]string{}, row...), v.GetHostVolumeId(), v.GetFileSystem(), v.GetState(),
+							inside(v), user))
+					}
 				}
-				for _, v := range s.GetVolumes() {
-					user := cmp.Or(pods[v.GetHostTargetPath()], v.GetHostTargetPath())
-					t.rows = append(t.rows, append(append([]string{}, row...), v.GetHostVolumeId(), v.GetFileSystem(), v.GetState(), inside(v), user))
-				}
-			}
-			return g.print(cmd.OutOrStdout(), t, r.GetSandboxes())
-		})
-	}}
+				return g.print(cmd.OutOrStdout(), t, r.GetSandboxes())
+			})
+		},
+	}
 }
 
 func inside(v *crustv1alpha1.Volume) string {
@@ -213,184 +221,70 @@ func inside(v *crustv1alpha1.Volume) string {
 }
 
 func sandboxExec(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "exec ID PROGRAM [ARG...]", Short: "Run a program in a microVM (into a namespace leads nsenter)", Args: cobra.MinimumNArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
-		if args[1] == "--" && len(args) > 2 {
-			args = append(args[:1:1], args[2:]...)
-		}
-		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
-			r, err := c.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: args[0], Argv: args[1:]})
-			if err != nil {
-				return err
+	c := &cobra.Command{
+		Use:   "exec ID PROGRAM [ARG...]",
+		Short: "Run a program in a microVM (into a namespace leads nsenter)",
+		Args:  cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if args[1] == "--" && len(args) > 2 {
+				args = append(args[:1:1], args[2:]...)
 			}
-			if _, err := cmd.OutOrStdout().Write(r.GetOutput()); err != nil {
-				return err
-			}
-			if r.GetExitCode() != 0 {
-				return fmt.Errorf("%s: exit status %d", args[1], r.GetExitCode())
-			}
-			return nil
-		})
-	}}
-	c.Flags().SetInterspersed(false) // the program's own flags are its own
+			return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
+				r, err := c.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: args[0], Argv: args[1:]})
+				if err != nil {
+					return err
+				}
+				if _, err := cmd.OutOrStdout().Write(r.GetOutput()); err != nil {
+					return err
+				}
+				if r.GetExitCode() != 0 {
+					return fmt.Errorf("%s: exit status %d", args[1], r.GetExitCode())
+				}
+				return nil
+			})
+		},
+	}
+	c.Flags().SetInterspersed(false) // the program's flags are not ours
 	return c
 }
 
 func sandboxRemove(g *globals) *cobra.Command {
 	var base string
-	c := &cobra.Command{Use: "rm ID", Short: "Take a sandbox's volumes away, deregister it, and end its microVM if `sandbox run` started it", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
-		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
-			dir := runDir(base, args[0])
-			_, here, err := sandboxes(ctx, c, args[0])
-			if err != nil {
-				return err
-			}
-			vm, verr := microvm.Load(dir)
-			if here == nil && verr != nil {
-				return fmt.Errorf("no sandbox %q is registered, and nothing is in %s (%w)", args[0], dir, verr)
-			}
-			if _, err := c.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: args[0]}); err != nil {
-				return err
-			}
-			if verr != nil && here.GetKind() == "qemu" {
-				return fmt.Errorf("sandbox %s is deregistered, but its QEMU (pid %d) was not found in %s: give the --run-dir of `sandbox run`, or "+
-					"end it with `kill %d`", args[0], here.GetPid(), dir, here.GetPid())
-			}
-			if verr == nil {
-				vm.Kill()
-				for deadline := time.Now().Add(10 * time.Second); vm.Alive() && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-				}
-				if err := removeRun(dir); err != nil {
-					return err
-				}
-			}
-			return g.done(cmd, "removed", args[0], "")
-		})
-	}}
-	c.Flags().StringVar(&base, "run-dir", "/run/crust/sandboxes", "directory of the guests' sockets")
-	return c
-}
-
-// sandboxPublish does what an orchestrator does with a volume that may be
-// deferred: decides, publishes on the node, and then in the sandbox.
-func sandboxPublish(g *globals) *cobra.Command {
-	var u useFlags
-	var readOnly bool
-	var group int64
-	c := &cobra.Command{Use: "publish ID VOLUME TARGET", Short: "Stage a volume and publish it to a sandbox, as a kubelet of KEP-2857 " +
-		"would with a class that has allowRuntimeAssistedMount: \"true\"",
-		Args: cobra.ExactArgs(3), RunE: func(cmd *cobra.Command, args []string) error {
-			v, err := u.volume(args[1])
-			if err != nil {
-				return err
-			}
-			if cmd.Flags().Changed("group") && (group < 0 || group >= 1<<32-1) {
-				return fmt.Errorf("--group %d: a number from 0 to 4294967294", group)
-			}
-			v.Context = map[string]string{"allowRuntimeAssistedMount": "true"}
+	c := &cobra.Command{
+		Use:   "rm ID",
+		Short: "Take a sandbox's volumes away, deregister it, and end its microVM if `sandbox run` started it",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
 			return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
-				if _, here, err := sandboxes(ctx, c, args[0]); err != nil {
-					return err
-				} else if here == nil {
-					return fmt.Errorf("no sandbox %q (crustctl sandbox list); nothing was changed", args[0])
-				}
-				info, err := g.deferred(cmd, c, v, args[2], readOnly, cmd.Flags().Changed("group"))
+				dir := runDir(base, args[0])
+				_, here, err := sandboxes(ctx, c, args[0])
 				if err != nil {
 					return err
 				}
-				req := &crustv1alpha1.RuntimePublishVolumeRequest{SandboxId: args[0], HostVolumeId: info.Source, HostTargetPath: args[2],
-					FileSystem: info.Type}
-				for k, value := range info.Options {
-					req.MountOptions = append(req.MountOptions, strings.TrimSuffix(k+"="+value, "="))
+				vm, verr := microvm.Load(dir)
+				if here == nil && verr != nil {
+					return fmt.Errorf("no sandbox %q is registered, and nothing is in %s (%w)", args[0], dir, verr)
 				}
-				if cmd.Flags().Changed("group") {
-					gid := uint32(group)
-					req.FsgroupGid = &gid
+				if _, err := c.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: args[0]}); err != nil {
+					return err
 				}
-				if _, err := c.RuntimePublishVolume(ctx, req); err != nil {
-					return fmt.Errorf("%w\nthe node keeps volume %s for sandboxes: repeat this, or `crustctl sandbox unpublish %s %s %s`", err, args[1],
-						args[0], args[1], args[2])
+				if verr != nil && here.GetKind() == "qemu" {
+					return fmt.Errorf("sandbox %s is deregistered, but its QEMU (pid %d) was not found in %s: give the --run-dir of `sandbox run`, or "+
+						"end it with `kill %d`", args[0], here.GetPid(), dir, here.GetPid())
 				}
-				return g.done(cmd, "published in sandbox "+args[0], args[1], fmt.Sprintf("%s (%s)", info.Source, info.Type))
+				if verr == nil {
+					vm.Kill()
+					deadline := time.Now().Add(10 * time.Second)
+					for ; vm.Alive() && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+					}
+					if err := removeRun(dir); err != nil {
+						return err
+					}
+				}
+				return g.done(cmd, "removed", args[0], "")
 			})
-		}}
-	u.add(c)
-	c.Flags().BoolVar(&readOnly, "read-only", false, "publish read-only")
-	c.Flags().Int64Var(&group, "group", 0, "the pod's fsGroup")
+		},
+	}
+	c.Flags().StringVar(&base, "run-dir", "/run/crust/sandboxes", "directory of the guests' sockets")
 	return c
-}
-
-func sandboxUnpublish(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "unpublish ID VOLUME TARGET", Short: "Take a volume away from a sandbox and unstage it; the sandbox may have ended", Args: cobra.ExactArgs(3), RunE: func(cmd *cobra.Command, args []string) error {
-		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
-			v, err := inSandbox(ctx, c, args[0], args[2])
-			if err == nil {
-				_, err = c.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: args[0], HostVolumeId: v.GetHostVolumeId()})
-			}
-			if err != nil && !errors.Is(err, errNothing) {
-				return err
-			}
-			return g.undefer(cmd, args[1], args[2])
-		})
-	}}
-}
-
-func sandboxStats(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "stats ID TARGET", Short: "Tell how full a volume is, as the sandbox sees it", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
-		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
-			v, err := inSandbox(ctx, c, args[0], args[1])
-			if err != nil {
-				return err
-			}
-			r, err := c.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: args[0],
-				HostVolumeId: v.GetHostVolumeId()})
-			if err != nil {
-				return err
-			}
-			t := table{head: []string{"WHAT", "TOTAL", "USED", "AVAILABLE"}}
-			for _, u := range r.GetUsage() {
-				show := func(n int64) string { return fmt.Sprint(n) }
-				if u.GetUnit() == crustv1alpha1.VolumeUsage_BYTES {
-					show = size
-				}
-				t.rows = append(t.rows, []string{strings.ToLower(u.GetUnit().String()), show(u.GetTotal()), show(u.GetUsed()), show(u.GetAvailable())})
-			}
-			if r.GetVolumeCondition().GetAbnormal() {
-				t.rows = append(t.rows, []string{"not well: " + r.GetVolumeCondition().GetMessage(), "", "", ""})
-			}
-			return g.print(cmd.OutOrStdout(), t, r)
-		})
-	}}
-}
-
-func sandboxExpand(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "expand ID VOLUME TARGET SIZE", Short: "Grow a volume's device and its file system in a sandbox, while it is used", Args: cobra.ExactArgs(4), RunE: func(cmd *cobra.Command, args []string) error {
-		n, err := parseSize(args[3])
-		if err != nil {
-			return err
-		}
-		return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
-			// A device does not shrink again, so first whether it can be used.
-			if _, err := inSandbox(ctx, c, args[0], args[2]); err != nil {
-				return err
-			}
-			have, err := capabilities(ctx, c)
-			if err != nil {
-				return err
-			}
-			if !slices.Contains(have, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE) {
-				return errors.New("the runtime does not grow file systems that are in use (it lacks VOLUME_RESIZE); nothing was changed: unpublish " +
-					"the volume, `crustctl volume expand` it, and it is grown when it is next published")
-			}
-			source, err := g.expandDeferred(cmd, args[1], args[2], n)
-			if err != nil {
-				return err
-			}
-			r, err := c.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: args[0], HostVolumeId: source,
-				RequiredBytes: n})
-			if err != nil {
-				return err
-			}
-			return g.done(cmd, "grown to "+size(r.GetCapacityBytes()), args[1], source)
-		})
-	}}
 }

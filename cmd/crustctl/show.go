@@ -17,7 +17,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
 
-// published is what the kernel, and the volume itself, say of a target.
+// published is what the kernel and the volume itself report about a target.
 type published struct {
 	Path      string `json:"path"`
 	Source    string `json:"source"`
@@ -67,8 +67,8 @@ func (t *table) add(what string, value any) {
 	t.rows = append(t.rows, []string{what, fmt.Sprint(value)})
 }
 
-// showVolume shows all volumes with this id, name or claim. Claims of one name, one
-// after another, may have left several.
+// showVolume shows all volumes with this id, name or claim. Successive claims of the same name may
+// have left several.
 func (g *globals) showVolume(ctx context.Context, cmd *cobra.Command, c *csiclient.Client, name string) error {
 	all, err := c.Volumes(ctx)
 	if err != nil {
@@ -104,7 +104,7 @@ func (g *globals) showVolume(ctx context.Context, cmd *cobra.Command, c *csiclie
 			t.add("used by", user(u))
 			t.add("at", u.GetTarget())
 			if u.GetDeferred() {
-				continue // what is mounted there is a placeholder
+				continue // a placeholder is mounted there
 			}
 			p, err := g.lookAt(u.GetTarget())
 			if err != nil {
@@ -122,7 +122,7 @@ func (g *globals) showVolume(ctx context.Context, cmd *cobra.Command, c *csiclie
 	return g.print(cmd.OutOrStdout(), t, data)
 }
 
-// lookAt gives what is mounted at a path. A mount that hangs is not waited for.
+// lookAt describes the mount at a path. It does not wait for a mount that hangs.
 func (g *globals) lookAt(path string) (published, error) {
 	return lookWithin(&g.mounts, path, func() (published, error) { return lookAt(g.kubeletDir, path) })
 }

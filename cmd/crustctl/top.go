@@ -25,7 +25,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// view is what `top` shows at one time.
+// view is what `top` shows at one moment.
 type view struct {
 	Node    string            `json:"node"`
 	Time    time.Time         `json:"time"`
@@ -33,8 +33,8 @@ type view struct {
 	Volumes []busyVolume      `json:"volumes"` // the fullest first
 }
 
-// busyVolume is one line. Used and Total are the file system's, where one is mounted, else
-// what the volume takes of its pool, and its size.
+// busyVolume is one line. Used and Total are those of the file system if one is mounted, otherwise
+// the space that the volume takes in its pool, and its size.
 type busyVolume struct {
 	ID        string   `json:"id"`
 	For       string   `json:"for"`
@@ -92,7 +92,7 @@ func topCommand(g *globals) *cobra.Command {
 	return c
 }
 
-// refresh draws one screen. A driver that does not answer is shown: it may come back.
+// refresh draws one screen. A driver that does not answer is shown as such: it may come back.
 func (g *globals) refresh(ctx context.Context, out *os.File) error {
 	var b bytes.Buffer
 	v, err := g.look(ctx)
@@ -114,8 +114,8 @@ func (g *globals) refresh(ctx context.Context, out *os.File) error {
 	return err
 }
 
-// screen is text as it replaces what a terminal shows: home, each line to its end, then
-// the rest. 0 columns or lines: as many as there are.
+// screen formats text to replace what a terminal shows: home, clear each line to its end, then the
+// rest. 0 columns or lines: unlimited.
 func screen(text string, columns, lines int) string {
 	all := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if more := len(all) - lines + 1; lines > 1 && len(all) > lines {
@@ -158,14 +158,14 @@ func (g *globals) look(ctx context.Context) (*view, error) {
 	sandboxes := g.sandboxByTarget(ctx)
 	v := &view{Node: info.GetNodeId(), Time: time.Now(), Pools: pools.GetPools(), Volumes: make([]busyVolume, len(volumes))}
 	var asked errgroup.Group
-	asked.SetLimit(8) // those that hang hold up few others
+	asked.SetLimit(8) // hung calls delay few others
 	for i, vol := range volumes {
 		asked.Go(func() error {
 			v.Volumes[i] = g.busy(ctx, c, vol, sandboxes)
 			return nil
 		})
 	}
-	_ = asked.Wait() // none gives an error
+	_ = asked.Wait() // none returns an error
 	slices.SortStableFunc(v.Volumes, func(a, b busyVolume) int { return cmp.Compare(b.Used, a.Used) })
 	return v, nil
 }
@@ -184,7 +184,7 @@ func (g *globals) busy(ctx context.Context, c *csiclient.Client, v *inventory.Vo
 		add(&b.Sandboxes, sandboxes[u.GetTarget()])
 		if u.GetDeferred() {
 			b.Deferred = true
-			continue // what is mounted there is a placeholder
+			continue // a placeholder is mounted there
 		}
 		p, err := g.lookAt(u.GetTarget())
 		if err != nil {
@@ -206,7 +206,7 @@ func (g *globals) busy(ctx context.Context, c *csiclient.Client, v *inventory.Vo
 	return b
 }
 
-// measure asks how full the file system is. One that does not answer is not waited for.
+// measure asks how full the file system is. It does not wait for one that hangs.
 func (b *busyVolume) measure(ctx context.Context, c *csiclient.Client, target string) bool {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -224,8 +224,8 @@ func (b *busyVolume) measure(ctx context.Context, c *csiclient.Client, target st
 	return false
 }
 
-// sandboxByTarget gives the sandbox that has what is published at a target; nothing
-// without a CRUST server.
+// sandboxByTarget maps each target to the sandbox that has its volume; empty without a CRUST
+// server.
 func (g *globals) sandboxByTarget(ctx context.Context) map[string]string {
 	if _, err := os.Stat(strings.TrimPrefix(g.crust, "unix://")); errors.Is(err, os.ErrNotExist) {
 		return nil

@@ -23,12 +23,13 @@ func TestB08_TopFitsTheScreen(t *testing.T) {
 	}
 }
 
-// What a pod, a guest or a runtime chose does not reach the terminal as it is.
+// Text that a pod, a guest or a runtime chose is sanitized before it reaches the terminal.
 func TestB08_TopShowsOutsideTextPlainly(t *testing.T) {
 	var b strings.Builder
 	g := &globals{output: "table"}
 	err := g.printView(&b, &view{Node: "n\x1b[2J", Volumes: []busyVolume{{
-		For: "shop/\x1b]0;x\a", Users: []string{"pod\x1b[31m"}, Groups: []string{"\n1"}, Labels: []string{"\u202elabel"}, Sandboxes: []string{"\x1b[1A"}, Trouble: "\x9b",
+		For: "shop/\x1b]0;x\a", Users: []string{"pod\x1b[31m"}, Groups: []string{"\n1"}, Labels: []string{"\u202elabel"},
+		Sandboxes: []string{"\x1b[1A"}, Trouble: "\x9b",
 	}}})
 	if err != nil {
 		t.Fatal(err)

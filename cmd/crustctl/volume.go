@@ -17,7 +17,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// group is a command that only has others: a wrong one is an error, for scripts.
+// group returns a command that only has subcommands: an unknown one is an error, for scripts.
 func group(name, short string) *cobra.Command {
 	return &cobra.Command{Use: name, Short: short, RunE: func(c *cobra.Command, args []string) error {
 		if len(args) > 0 {
@@ -34,7 +34,7 @@ func volumeCommand(g *globals) *cobra.Command {
 	return c
 }
 
-// parseSize reads 1073741824, 512Mi, 1Gi, 2Ti.
+// parseSize parses sizes such as 1073741824, 512Mi, 1Gi, 2Ti.
 func parseSize(s string) (int64, error) {
 	shift := 0
 	for suffix, n := range map[string]int{"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40} {
@@ -82,26 +82,28 @@ func createCommand(g *globals) *cobra.Command {
 	var u useFlags
 	var amount, from string
 	var params map[string]string
-	c := &cobra.Command{Use: "create NAME", Short: "Make a volume", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
-		n, err := parseSize(amount)
-		if err != nil {
-			return err
-		}
-		v, err := u.volume("")
-		if err != nil {
-			return err
-		}
-		// As the external provisioner reads a StorageClass.
-		const fsTypeParameter = "csi.storage.k8s.io/fstype"
-		if fstype, ok := params[fsTypeParameter]; ok && v.FSType == "" {
-			v.FSType = fstype
-		}
-		var source *csi.VolumeContentSource
-		if from != "" {
-			source = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: from}}}
-		}
-		return g.create(cmd, args[0], n, v, params, source)
-	}}
+	c := &cobra.Command{Use: "create NAME", Short: "Make a volume", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			n, err := parseSize(amount)
+			if err != nil {
+				return err
+			}
+			v, err := u.volume("")
+			if err != nil {
+				return err
+			}
+			// Read the parameter as the external provisioner reads a StorageClass.
+			const fsTypeParameter = "csi.storage.k8s.io/fstype"
+			if fstype, ok := params[fsTypeParameter]; ok && v.FSType == "" {
+				v.FSType = fstype
+			}
+			var source *csi.VolumeContentSource
+			if from != "" {
+				source = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+					Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: from}}}
+			}
+			return g.create(cmd, args[0], n, v, params, source)
+		}}
 	u.add(c)
 	c.Flags().StringVar(&amount, "size", "1Gi", "size")
 	c.Flags().StringVar(&from, "from-snapshot", "", "id of a snapshot to restore")
@@ -117,7 +119,8 @@ func (g *globals) create(
 		if err != nil {
 			return err
 		}
-		return g.print(cmd.OutOrStdout(), table{[]string{"VOLUME", "SIZE"}, [][]string{{made.GetVolumeId(), size(made.GetCapacityBytes())}}},
+		return g.print(cmd.OutOrStdout(),
+			table{[]string{"VOLUME", "SIZE"}, [][]string{{made.GetVolumeId(), size(made.GetCapacityBytes())}}},
 			made)
 	})
 }
@@ -125,27 +128,28 @@ func (g *globals) create(
 func cloneCommand(g *globals) *cobra.Command {
 	var u useFlags
 	var amount string
-	c := &cobra.Command{Use: "clone VOLUME NAME", Short: "Make a volume that is a copy of another", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
-		v, err := u.volume("")
-		if err != nil {
-			return err
-		}
-		var n int64
-		if amount != "" {
-			if n, err = parseSize(amount); err != nil {
+	c := &cobra.Command{Use: "clone VOLUME NAME", Short: "Make a volume that is a copy of another", Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			v, err := u.volume("")
+			if err != nil {
 				return err
 			}
-		}
-		var origin string
-		if err := g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-			origin, err = idOf(ctx, c, args[0])
-			return err
-		}); err != nil {
-			return err
-		}
-		return g.create(cmd, args[1], n, v, nil, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
-			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: origin}}})
-	}}
+			var n int64
+			if amount != "" {
+				if n, err = parseSize(amount); err != nil {
+					return err
+				}
+			}
+			var origin string
+			if err := g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+				origin, err = idOf(ctx, c, args[0])
+				return err
+			}); err != nil {
+				return err
+			}
+			return g.create(cmd, args[1], n, v, nil, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+				Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: origin}}})
+		}}
 	u.add(c)
 	c.Flags().StringVar(&amount, "size", "", "size (default: the origin's)")
 	return c
@@ -155,28 +159,29 @@ func publishCommand(g *globals) *cobra.Command {
 	var u useFlags
 	var readOnly bool
 	var attrs map[string]string
-	c := &cobra.Command{Use: "publish VOLUME TARGET", Short: "Stage a volume and publish it at a path below --kubelet-dir", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
-		v, err := u.volume(args[0])
-		if err != nil {
-			return err
-		}
-		v.Context = attrs
-		// Before the volume is attached and formatted for it.
-		if below, err := filepath.Rel(g.kubeletDir, args[1]); err != nil || !filepath.IsLocal(below) {
-			return fmt.Errorf("target %s does not lie below --kubelet-dir %s", args[1], g.kubeletDir)
-		}
-		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-			if err := c.Stage(ctx, v); err != nil {
+	c := &cobra.Command{Use: "publish VOLUME TARGET", Short: "Stage a volume and publish it at a path below --kubelet-dir",
+		Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+			v, err := u.volume(args[0])
+			if err != nil {
 				return err
 			}
-			if err := c.Publish(ctx, v, args[1], readOnly); err != nil {
-				// Refused by the driver while it is published elsewhere.
-				_ = c.Unstage(ctx, v.ID)
-				return err
+			v.Context = attrs
+			// Check this before the volume is attached and formatted.
+			if below, err := filepath.Rel(g.kubeletDir, args[1]); err != nil || !filepath.IsLocal(below) {
+				return fmt.Errorf("target %s does not lie below --kubelet-dir %s", args[1], g.kubeletDir)
 			}
-			return g.done(cmd, "published", args[0], args[1])
-		})
-	}}
+			return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+				if err := c.Stage(ctx, v); err != nil {
+					return err
+				}
+				if err := c.Publish(ctx, v, args[1], readOnly); err != nil {
+					// The driver refuses this while it is published elsewhere.
+					_ = c.Unstage(ctx, v.ID)
+					return err
+				}
+				return g.done(cmd, "published", args[0], args[1])
+			})
+		}}
 	u.add(c)
 	c.Flags().StringArrayVar(&u.v.MountFlags, "mount-option", nil, "mount options, as in a PersistentVolume; repeatable")
 	c.Flags().BoolVar(&readOnly, "read-only", false, "publish read-only")
@@ -192,140 +197,150 @@ func (g *globals) done(cmd *cobra.Command, what, id, detail string) error {
 
 func unpublishCommand(g *globals) *cobra.Command {
 	var keep bool
-	c := &cobra.Command{Use: "unpublish VOLUME TARGET", Short: "Take a volume off a path, and unstage it", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
-		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-			// CSI has success for a volume that does not exist; a person mistyped.
-			if _, err := c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: args[0]}); status.Code(err) == codes.NotFound {
-				return err
-			}
-			if err := c.Unpublish(ctx, args[0], args[1]); err != nil {
-				return err
-			}
-			if keep {
-				return g.done(cmd, "unpublished", args[0], args[1])
-			}
-			err := c.Unstage(ctx, args[0])
-			if status.Code(err) == codes.FailedPrecondition {
-				return g.done(cmd, "unpublished, still staged: "+status.Convert(err).Message(), args[0], args[1])
-			}
-			if err != nil {
-				return err
-			}
-			return g.done(cmd, "unpublished and unstaged", args[0], args[1])
-		})
-	}}
+	c := &cobra.Command{Use: "unpublish VOLUME TARGET", Short: "Take a volume off a path, and unstage it", Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+				// CSI treats a missing volume as success; report typos.
+				if _, err := c.ControllerGetVolume(ctx,
+					&csi.ControllerGetVolumeRequest{VolumeId: args[0]}); status.Code(err) == codes.NotFound {
+					return err
+				}
+				if err := c.Unpublish(ctx, args[0], args[1]); err != nil {
+					return err
+				}
+				if keep {
+					return g.done(cmd, "unpublished", args[0], args[1])
+				}
+				err := c.Unstage(ctx, args[0])
+				if status.Code(err) == codes.FailedPrecondition {
+					return g.done(cmd, "unpublished, still staged: "+status.Convert(err).Message(), args[0], args[1])
+				}
+				if err != nil {
+					return err
+				}
+				return g.done(cmd, "unpublished and unstaged", args[0], args[1])
+			})
+		}}
 	c.Flags().BoolVar(&keep, "keep-staged", false, "do not unstage: it is published elsewhere too")
 	return c
 }
 
 func statsCommand(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "stats VOLUME [PATH]", Short: "Show how full a volume is, and its health", Args: cobra.RangeArgs(1, 2), RunE: func(cmd *cobra.Command, args []string) error {
-		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) (err error) {
-			var id, path string
-			var untold error // why nobody knows how full it is
-			if len(args) == 1 {
-				id, path, err = somewhere(ctx, c, args[0])
-				if id != "" {
-					untold, err = err, nil
+	return &cobra.Command{Use: "stats VOLUME [PATH]", Short: "Show how full a volume is, and its health", Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return g.with(cmd, func(ctx context.Context, c *csiclient.Client) (err error) {
+				var id, path string
+				var untold error // why the usage is unknown
+				if len(args) == 1 {
+					id, path, err = somewhere(ctx, c, args[0])
+					if id != "" {
+						untold, err = err, nil
+					}
+				} else {
+					path = args[1]
+					id, err = idOf(ctx, c, args[0])
 				}
-			} else {
-				path = args[1]
-				id, err = idOf(ctx, c, args[0])
-			}
-			if err != nil {
-				return err
-			}
-			// Of a volume that is not well its health may be all that there is.
-			var s *csi.NodeGetVolumeStatsResponse
-			if untold == nil {
-				s, untold = c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
-			}
-			h, err := c.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: path})
-			if err != nil {
-				return errors.Join(untold, err)
-			}
-			t := table{head: []string{"WHAT", "TOTAL", "USED", "AVAILABLE"}}
-			for _, u := range s.GetUsage() {
-				show := func(n int64) string { return strconv.FormatInt(n, 10) }
-				if u.GetUnit() == csi.VolumeUsage_BYTES {
-					show = size
+				if err != nil {
+					return err
 				}
-				t.rows = append(t.rows, []string{strings.ToLower(u.GetUnit().String()), show(u.GetTotal()), show(u.GetUsed()), show(u.GetAvailable())})
-			}
-			if len(h.GetVolumeHealth().GetHealthStatuses()) == 0 {
-				t.rows = append(t.rows, []string{"health", "good", "", ""})
-			}
-			for _, e := range h.GetVolumeHealth().GetHealthStatuses() {
-				t.rows = append(t.rows, []string{"health", e.GetStatus().String(), e.GetReason(), e.GetMessage()})
-			}
-			return errors.Join(g.print(cmd.OutOrStdout(), t, map[string]any{"usage": s.GetUsage(), "health": h.GetVolumeHealth()}), untold)
-		})
-	}}
+				// Health may be all that is known of a volume in trouble.
+				var s *csi.NodeGetVolumeStatsResponse
+				if untold == nil {
+					s, untold = c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
+				}
+				h, err := c.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: path})
+				if err != nil {
+					return errors.Join(untold, err)
+				}
+				t := table{head: []string{"WHAT", "TOTAL", "USED", "AVAILABLE"}}
+				for _, u := range s.GetUsage() {
+					show := func(n int64) string { return strconv.FormatInt(n, 10) }
+					if u.GetUnit() == csi.VolumeUsage_BYTES {
+						show = size
+					}
+					t.rows = append(t.rows, []string{strings.ToLower(u.GetUnit().String()), show(u.GetTotal()), show(u.GetUsed()),
+						show(u.GetAvailable())})
+				}
+				if len(h.GetVolumeHealth().GetHealthStatuses()) == 0 {
+					t.rows = append(t.rows, []string{"health", "good", "", ""})
+				}
+				for _, e := range h.GetVolumeHealth().GetHealthStatuses() {
+					t.rows = append(t.rows, []string{"health", e.GetStatus().String(), e.GetReason(), e.GetMessage()})
+				}
+				return errors.Join(g.print(cmd.OutOrStdout(), t, map[string]any{"usage": s.GetUsage(), "health": h.GetVolumeHealth()}),
+					untold)
+			})
+		}}
 }
 
 func expandCommand(g *globals) *cobra.Command {
 	var path string
-	c := &cobra.Command{Use: "expand VOLUME SIZE", Short: "Enlarge a volume, and its file system where it is published", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
-		n, err := parseSize(args[1])
-		if err != nil {
-			return err
-		}
-		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-			id, err := idOf(ctx, c, args[0])
+	c := &cobra.Command{Use: "expand VOLUME SIZE", Short: "Enlarge a volume, and its file system where it is published",
+		Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+			n, err := parseSize(args[1])
 			if err != nil {
 				return err
 			}
-			got, err := c.Expand(ctx, id, n, path)
-			if err != nil {
-				return err
-			}
-			if path == "" {
-				fmt.Fprintln(cmd.ErrOrStderr(), "The file system grows when the volume is published next; of one that is published now, give the "+
-					"target with --path.")
-			}
-			return g.print(cmd.OutOrStdout(), table{[]string{"VOLUME", "SIZE"}, [][]string{{args[0], size(got)}}},
-				map[string]any{"volume": args[0], "sizeBytes": got})
-		})
-	}}
+			return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+				id, err := idOf(ctx, c, args[0])
+				if err != nil {
+					return err
+				}
+				got, err := c.Expand(ctx, id, n, path)
+				if err != nil {
+					return err
+				}
+				if path == "" {
+					fmt.Fprintln(cmd.ErrOrStderr(),
+						"The file system grows when the volume is published next; of one that is published now, give the "+
+							"target with --path.")
+				}
+				return g.print(cmd.OutOrStdout(), table{[]string{"VOLUME", "SIZE"}, [][]string{{args[0], size(got)}}},
+					map[string]any{"volume": args[0], "sizeBytes": got})
+			})
+		}}
 	c.Flags().StringVar(&path, "path", "", "where it is published")
 	return c
 }
 
 func snapshotCommand(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "snapshot VOLUME NAME", Short: "Take a snapshot", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
-		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-			id, err := idOf(ctx, c, args[0])
-			if err != nil {
-				return err
-			}
-			r, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{SourceVolumeId: id, Name: args[1]})
-			if err != nil {
-				return err
-			}
-			s := r.GetSnapshot()
-			return g.print(cmd.OutOrStdout(), table{[]string{"SNAPSHOT", "OF", "SIZE"},
-				[][]string{{s.GetSnapshotId(), args[0], size(s.GetSizeBytes())}}}, s)
-		})
-	}}
+	c := &cobra.Command{Use: "snapshot VOLUME NAME", Short: "Take a snapshot", Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+				id, err := idOf(ctx, c, args[0])
+				if err != nil {
+					return err
+				}
+				r, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{SourceVolumeId: id, Name: args[1]})
+				if err != nil {
+					return err
+				}
+				s := r.GetSnapshot()
+				return g.print(cmd.OutOrStdout(), table{[]string{"SNAPSHOT", "OF", "SIZE"},
+					[][]string{{s.GetSnapshotId(), args[0], size(s.GetSizeBytes())}}}, s)
+			})
+		}}
 	return c
 }
 
 func deleteCommand(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "delete ID", Short: "Destroy a volume or a snapshot", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
-		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-			// CSI has success for what does not exist; a person mistyped.
-			var err error
-			if _, _, snapshot, ok := volume.ParseID(args[0]); ok && snapshot {
-				if _, err = c.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: args[0]}); status.Code(err) != codes.NotFound {
-					_, err = c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: args[0]})
+	return &cobra.Command{Use: "delete ID", Short: "Destroy a volume or a snapshot", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+				// CSI treats a missing volume as success; report typos.
+				var err error
+				if _, _, snapshot, ok := volume.ParseID(args[0]); ok && snapshot {
+					if _, err = c.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: args[0]}); status.Code(err) != codes.NotFound {
+						_, err = c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: args[0]})
+					}
+				} else if _, err = c.ControllerGetVolume(ctx,
+					&csi.ControllerGetVolumeRequest{VolumeId: args[0]}); status.Code(err) != codes.NotFound {
+					err = c.Delete(ctx, args[0])
 				}
-			} else if _, err = c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: args[0]}); status.Code(err) != codes.NotFound {
-				err = c.Delete(ctx, args[0])
-			}
-			if err != nil {
-				return err
-			}
-			return g.done(cmd, "deleted", args[0], "")
-		})
-	}}
+				if err != nil {
+					return err
+				}
+				return g.done(cmd, "deleted", args[0], "")
+			})
+		}}
 }

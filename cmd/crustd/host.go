@@ -12,12 +12,11 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// entered is set for the program that enterHost starts.
+// entered is set in the environment of the program that enterHost starts.
 const entered = "CRUSTD_ENTERED"
 
-// enterHost leaves a container's mount namespace for the host's, where sandboxes
-// and what they keep have to be, and starts this program again there. It returns
-// only when it failed.
+// enterHost leaves a container's mount namespace for the host's, where sandboxes and their state
+// must be, and starts this program again there. It returns only on failure.
 func enterHost(o *options) error {
 	ns, err := linux.Open(o.hostNamespace, os.O_RDONLY)
 	if err != nil {
@@ -45,12 +44,12 @@ func enterHost(o *options) error {
 			return fmt.Errorf("--install-dir: %w", err)
 		}
 	}
-	// Whoever executes something in this container is on the host from now on.
+	// From now on, an exec into this container runs on the host.
 	program := filepath.Join(o.installDir, "crustd")
 	return linux.Exec(program, append([]string{program}, os.Args[1:]...), append(os.Environ(), entered+"=1"))
 }
 
-// install replaces a program as a whole: containerd may be starting it.
+// install replaces a program atomically: containerd may be starting it.
 func install(path string, content []byte) error {
 	have, err := os.ReadFile(path)
 	if err == nil && bytes.Equal(have, content) {

@@ -1,5 +1,5 @@
-// Command crustd is a CRUST server: it mounts volumes inside sandboxes, for an
-// orchestrator that deferred them. See docs/sandboxes.md.
+// Command crustd is a CRUST server: it mounts volumes inside sandboxes, for an orchestrator that
+// deferred them. See docs/sandboxes.md.
 package main
 
 import (
@@ -45,7 +45,7 @@ type options struct {
 	version   bool
 }
 
-// backends are the kinds of sandboxes, and what opens each.
+// backends maps each kind of sandbox to the function that opens its backend.
 var backends = map[string]func(o *options, log *slog.Logger) (sandbox.Backend, error){
 	"namespace": func(o *options, _ *slog.Logger) (sandbox.Backend, error) {
 		return namespace.New(o.stateDir, o.kubeletDir)
@@ -65,7 +65,7 @@ func main() {
 func parse(args []string) (*options, error) {
 	o := &options{}
 	f := flag.NewFlagSet("crustd", flag.ContinueOnError)
-	f.StringVar(&o.endpoint, "endpoint", "unix:///run/crust/crust.sock", "socket to serve CRUST on; only root can connect")
+	f.StringVar(&o.endpoint, "endpoint", "unix:///run/crust/crust.sock", "socket to serve CRUST on; only root, and who --allow-uid names, can connect")
 	f.StringVar(&o.backend, "backend", "namespace", "kind of the sandboxes: namespace or qemu")
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/crust", "directory of what the server has to remember")
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "directory below which every target path lies")
@@ -101,8 +101,9 @@ func parse(args []string) (*options, error) {
 	case f.NArg() > 0:
 		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	case len(o.allow) == 0:
-		return nil, errors.New("give at least one --allow-device GLOB: no device is handed to sandboxes unless it is named (/dev/loop* for " +
-			"csi-node's pools)")
+		return nil, errors.New(
+			"give at least one --allow-device GLOB: no device is handed to sandboxes unless it is named (/dev/loop* for " +
+				"csi-node's pools)")
 	case backends[o.backend] == nil:
 		return nil, fmt.Errorf("--backend %q: namespace or qemu", o.backend)
 	case o.logFormat != "text" && o.logFormat != "json":
@@ -146,7 +147,7 @@ func run(args []string) error {
 	if err := root.Close(); err != nil {
 		return err
 	}
-	// Before anything is touched: another server may have the sandboxes.
+	// Before anything is touched: another server may be using the sandboxes.
 	lock, err := statedir.Lock(o.stateDir, "crustd")
 	if err != nil {
 		return err
@@ -164,7 +165,8 @@ func run(args []string) error {
 		return err
 	}
 	m, err := sandbox.New(ctx, sandbox.Config{
-		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend, Devices: sandbox.Devices{Allow: o.allow, ToAllow: "; allow it with --allow-device",
+		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend,
+		Devices: sandbox.Devices{Allow: o.allow, ToAllow: "; allow it with --allow-device",
 			KubeletDir: o.kubeletDir},
 		Log: log, Timeout: o.timeout, OwnershipTimeout: o.ownership,
 	})
@@ -180,7 +182,8 @@ func run(args []string) error {
 }
 
 func serve(
-	ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, l net.Listener, m *sandbox.Manager, options []grpc.ServerOption,
+	ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, l net.Listener, m *sandbox.Manager,
+	options []grpc.ServerOption,
 ) error {
 
 	g := rpcserver.New(log, metrics, append(options, crust.Limits()...)...)

@@ -13,7 +13,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/static"
 )
 
-// watchConfig takes over what changes in the configuration file, until it is stopped.
+// watchConfig applies changes of the configuration file until it is stopped.
 func watchConfig(
 	config *nodeconfig.Live, devices *static.Source, level *slog.LevelVar, log *slog.Logger, metrics *telemetry.Metrics,
 ) (stop func()) {

@@ -19,8 +19,7 @@ func file(t *testing.T, text string) string {
 	return path
 }
 
-// What is wrong with the configuration ends the process before it touches anything, with
-// a sentence.
+// An error in the configuration ends the process before it touches anything, with a clear message.
 func TestAConfigurationThatCannotBeUsedEndsTheProcess(t *testing.T) {
 	pool := "--pool=a=loop:" + t.TempDir()
 	state := filepath.Join(t.TempDir(), "state")
@@ -62,7 +61,7 @@ func TestTheConfigurationIsCheckedWithoutAStart(t *testing.T) {
 	}
 }
 
-// csi-node does not talk to the API server, and has nothing in it that could.
+// csi-node does not talk to the API server, and links no client for it.
 func TestA09_NoClientOfTheAPIServer(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {

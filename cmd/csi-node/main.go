@@ -1,5 +1,5 @@
-// Command csi-node is the CSI server of a node: Identity, Controller (volumes
-// of this node) and Node, on a unix socket.
+// Command csi-node is the CSI server of a node: Identity, Controller (volumes of this node) and
+// Node, on a unix socket.
 package main
 
 import (
@@ -151,7 +151,7 @@ func run(args []string) error {
 	return serve(o, log, metrics, d, traces.Server())
 }
 
-// sayMissing logs what will not work for want of a capability.
+// sayMissing logs what will not work because a capability is missing.
 func sayMissing(log *slog.Logger) {
 	missing, err := privilege.Storage.Missing("/proc/self/status")
 	if err != nil {
@@ -162,10 +162,9 @@ func sayMissing(log *slog.Logger) {
 	}
 }
 
-// openHostNamespace gives the host's mount namespace, nil for this process's
-// own.
+// openHostNamespace opens the host's mount namespace; nil means this process's own.
 func openHostNamespace(o *options, log *slog.Logger) (*mounter.Namespace, error) {
-	// A driver that defers no more still ends what was deferred.
+	// A driver that no longer defers volumes still ends earlier deferrals.
 	if o.hostNamespace != "" {
 		ns, err := mounter.OpenNamespace(o.hostNamespace)
 		if err != nil && !o.defers {
@@ -185,8 +184,8 @@ func openHostNamespace(o *options, log *slog.Logger) (*mounter.Namespace, error)
 	return ns, nil
 }
 
-// openHostNetwork gives the host's network namespace, beside its mount namespace; nil
-// for this process's own.
+// openHostNetwork opens the host's network namespace, next to its mount namespace; nil means this
+// process's own.
 func openHostNetwork(o *options, log *slog.Logger) *os.File {
 	path := filepath.Join(filepath.Dir(cmp.Or(o.hostNamespace, "/proc/1/ns/mnt")), "net")
 	f, err := os.Open(path)
@@ -197,8 +196,8 @@ func openHostNetwork(o *options, log *slog.Logger) *os.File {
 	return f
 }
 
-// probeIdmaps makes an idmapped mount of each file system that can be formatted,
-// and logs the answers.
+// probeIdmaps tries an idmapped mount of each file system that can be formatted, and logs the
+// results.
 func probeIdmaps(ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics) {
 	programs := fsprogs.New(metrics.ProgramStarted)
 	var list []mounter.Feature
@@ -208,7 +207,7 @@ func probeIdmaps(ctx context.Context, o *options, log *slog.Logger, metrics *tel
 	log.Info("user namespaces", "features", mounter.Summary(list))
 }
 
-// needingAttention is what the metrics show of single volumes.
+// needingAttention returns what the metrics show about single volumes.
 func needingAttention(d *driver.Driver) telemetry.Volumes {
 	var v telemetry.Volumes
 	unhealthy, waiting := d.Conditions()
@@ -234,7 +233,7 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 	csi.RegisterNodeServer(s, d)
 	inventory.RegisterInventoryServer(s, driver.Inventory{Driver: d})
 	failed := make(chan error, 2)
-	// Before CSI is served: whoever sees the driver answer finds its health and metrics too.
+	// Before CSI is served: a client that reaches the driver finds its health and metrics too.
 	var registered atomic.Pointer[registration.Server]
 	ready := func() error {
 		errs := []error{privilege.Storage.Ready(), d.Ready()}

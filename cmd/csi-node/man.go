@@ -12,7 +12,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/version"
 )
 
-// With the tag man, this program writes its manual page into a directory and does nothing
+// With the build tag man, this program writes its manual page into a directory and does nothing
 // else.
 func init() {
 	if len(os.Args) != 2 {
@@ -20,7 +20,8 @@ func init() {
 		os.Exit(1)
 	}
 	c := &cobra.Command{
-		Use: "csi-node", Short: "CSI server of a node: volumes in pools of loop files, block devices and NFS shares", DisableAutoGenTag: true,
+		Use: "csi-node", Short: "CSI server of a node: volumes in pools of loop files, block devices and NFS shares",
+		DisableAutoGenTag: true,
 		Long: "csi-node serves CSI (identity, controller for the volumes of this node, node) on a unix socket.\n" +
 			"It needs root, and at least one --pool or --allow-device, as flags or in its --config.\n" +
 			"SIGHUP has it read that file again; it does so by itself when the file changes.\n" +

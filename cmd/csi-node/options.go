@@ -47,8 +47,9 @@ func parseFlags(args []string) (*options, error) {
 func (o *options) flags() *flag.FlagSet {
 	f := flag.NewFlagSet("csi-node", flag.ContinueOnError)
 	f.StringVar(&o.endpoint, "endpoint", "unix:///run/csi-node/csi.sock", "socket to serve CSI on")
-	f.IntVar(&o.endpointGroup, "endpoint-group", -1, "number of a group that may connect to --endpoint besides root, for sidecars that are "+
-		"not root (default: none)")
+	f.IntVar(&o.endpointGroup, "endpoint-group", -1,
+		"number of a group that may connect to --endpoint besides root, for sidecars that are "+
+			"not root (default: none)")
 	f.StringVar(&o.capabilities, "capabilities", privilege.Storage.List(),
 		"capabilities that are kept; all others are given back at the start, and programs that are started have none of them. all: keep every one")
 	f.StringVar(&o.nodeID, "node-id", "", "id of this node (default: host name)")

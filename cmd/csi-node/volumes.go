@@ -13,7 +13,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/static"
 )
 
-// openVolumes opens the pools, and what knows static volumes.
+// openVolumes opens the pools and the registry of static volumes.
 func openVolumes(
 	o *options, settings nodeconfig.Settings, log *slog.Logger, metrics *telemetry.Metrics,
 ) (*volume.Registry, *static.Source, func(), error) {
@@ -52,7 +52,8 @@ func openVolumes(
 		})
 	}
 	st, err := static.Open(static.Options{
-		Dir: filepath.Join(o.stateDir, "static"), Allow: settings.AllowDevices, ToAllow: "; allow it with --allow-device, or with allowDevices in the file of --config",
+		Dir: filepath.Join(o.stateDir, "static"), Allow: settings.AllowDevices,
+		ToAllow:  "; allow it with --allow-device, or with allowDevices in the file of --config",
 		NodesDir: nodes, Log: log,
 		Claimed: func(d mounter.Device) (string, bool, error) { return volume.OwnerOfDevice(pools, d) },
 	})

@@ -11,7 +11,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/nodelabels"
 )
 
-// writeLabels writes the labels of the node. The kubelet starts it again when it fails.
+// writeLabels writes the labels of the node. The kubelet restarts it on failure.
 func writeLabels(ctx context.Context, client kubernetes.Interface, node, output string) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

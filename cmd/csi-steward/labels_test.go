@@ -17,7 +17,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/nodelabels"
 )
 
-// apiServer has one node. It gives a kubeconfig, and what it was asked.
+// apiServer is an API server with one node. It returns a kubeconfig, and a function that lists the
+// requests.
 func apiServer(t *testing.T, node corev1.Node) (kubeconfig string, asked func() []string) {
 	t.Helper()
 	var list []string
@@ -41,7 +42,7 @@ func apiServer(t *testing.T, node corev1.Node) (kubeconfig string, asked func() 
 	return kubeconfig, func() []string { return list }
 }
 
-// It reads one object, its own node, and that is all that its role has to allow.
+// It reads only one object, its own node, so its role needs to allow no more.
 func TestTheLabelsOfTheNodeAreWritten(t *testing.T) {
 	labels := map[string]string{"kubernetes.io/hostname": "n1", "example.com/disk": "nvme", "empty": ""}
 	kubeconfig, asked := apiServer(t, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: labels}})
@@ -67,7 +68,8 @@ func TestLabelsThatCannotBeWritten(t *testing.T) {
 		"--output FILE":            {"--node-name=n1"},
 		"--output: open /nowhere/": {"--node-name=n1", "--output=/nowhere/labels"},
 	} {
-		if err := run(append([]string{"node-labels", "--kubeconfig", kubeconfig}, args...)); err == nil || !strings.Contains(err.Error(), words) {
+		if err := run(append([]string{"node-labels", "--kubeconfig", kubeconfig}, args...)); err == nil ||
+			!strings.Contains(err.Error(), words) {
 			t.Errorf("%v: %v; want %s", args, err, words)
 		}
 	}

@@ -1,5 +1,5 @@
-// Command csi-steward does the driver's work that needs the API server and that no
-// external sidecar does:
+// Command csi-steward does the driver's work that needs the API server and that no external sidecar
+// does:
 //
 //	csi-steward cluster   one per cluster: sends each copy to the node that has its origin
 //	csi-steward node      one per node: takes VolumeSnapshotContents that were made by hand
@@ -103,7 +103,7 @@ func run(args []string) error {
 		return err
 	}
 	if o.role == "cluster" {
-		config.QPS, config.Burst = 50, 100 // the default of 5 a second delays a restore of many volumes
+		config.QPS, config.Burst = 50, 100 // the default of 5/s delays a restore of many volumes
 	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -127,14 +127,15 @@ func run(args []string) error {
 		err = node(ctx, o, log, client, snapshots, events)
 	}
 	if ctx.Err() != nil {
-		return nil // it was asked to end
+		return nil // stopped on request
 	}
 	return err
 }
 
 func node(ctx context.Context, o *options, log *slog.Logger, client kubernetes.Interface, snapshots snapshots.Interface,
 	events record.EventRecorder) error {
-	conn, err := grpc.NewClient("unix://"+o.socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	conn, err := grpc.NewClient("unix://"+o.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"))
 	if err != nil {
 		return fmt.Errorf("--csi-address: %w", err)
 	}
@@ -152,7 +153,8 @@ func node(ctx context.Context, o *options, log *slog.Logger, client kubernetes.I
 			Node: o.node, Log: log})
 	}()
 	go func() {
-		ended <- announce.New(announce.Config{Client: client, Inventory: inventory.NewInventoryClient(conn), Health: csi.NewNodeClient(conn),
+		ended <- announce.New(announce.Config{Client: client, Inventory: inventory.NewInventoryClient(conn),
+			Health: csi.NewNodeClient(conn),
 			Events: events, Log: log}).Run(ctx)
 	}()
 	err = <-ended

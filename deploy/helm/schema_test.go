@@ -50,7 +50,7 @@ func agree(t *testing.T, path string, v values, schema values) {
 	}
 }
 
-// closed looks whether every object of the schema says what it may hold.
+// closed checks whether every object of the schema says what it may hold.
 func closed(t *testing.T, path string, v any) {
 	t.Helper()
 	switch v := v.(type) {

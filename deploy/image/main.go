@@ -85,7 +85,8 @@ func (o options) of(arch string) options {
 func (o options) build() (v1.Image, error) {
 	var layers []v1.Layer
 	add := func(open tarball.Opener) error {
-		l, err := tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(o.level), tarball.WithCompressedCaching)
+		l, err := tarball.LayerFromOpener(open,
+			tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(o.level), tarball.WithCompressedCaching)
 		layers = append(layers, l)
 		return err
 	}
@@ -149,7 +150,8 @@ func (o options) layer() ([]byte, error) {
 	slices.Sort(o.entries)
 	for _, e := range o.entries {
 		if link, target, ok := strings.Cut(e, "->"); ok {
-			if err := header(strings.TrimPrefix(link, "/"), tar.Header{Typeflag: tar.TypeSymlink, Linkname: target, Mode: 0o777}); err != nil {
+			h := tar.Header{Typeflag: tar.TypeSymlink, Linkname: target, Mode: 0o777}
+			if err := header(strings.TrimPrefix(link, "/"), h); err != nil {
 				return nil, err
 			}
 			continue
@@ -170,7 +172,8 @@ func (o options) layer() ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := header(strings.TrimPrefix(to, "/"), tar.Header{Typeflag: tar.TypeReg, Mode: mode, Size: int64(len(content))}); err != nil {
+		h := tar.Header{Typeflag: tar.TypeReg, Mode: mode, Size: int64(len(content))}
+		if err := header(strings.TrimPrefix(to, "/"), h); err != nil {
 			return nil, err
 		}
 		if _, err := w.Write(content); err != nil {

@@ -49,14 +49,16 @@ func TestEveryFileIsStrict(t *testing.T) {
 func TestDriverAndClasses(t *testing.T) {
 	o := render(t, "base")
 	d := o.drivers[0].Spec
-	if o.drivers[0].Name != driver || !is(d.AttachRequired, false) || !is(d.PodInfoOnMount, true) || !is(d.FSGroupPolicy, storagev1.FileFSGroupPolicy) ||
+	if o.drivers[0].Name != driver || !is(d.AttachRequired, false) || !is(d.PodInfoOnMount, true) ||
+		!is(d.FSGroupPolicy, storagev1.FileFSGroupPolicy) ||
 		!is(d.SELinuxMount, true) || !is(d.StorageCapacity, true) ||
 		!slices.Equal(d.VolumeLifecycleModes, []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}) {
 		t.Errorf("CSIDriver: %+v", o.drivers[0])
 	}
 	want := map[string]string{"crust-ext4": "ext4 thin", "crust-xfs": "xfs thin", "crust-btrfs": "btrfs thin", "crust-thick": "ext4 thick"}
 	for _, c := range o.classes {
-		if c.Provisioner != driver || !is(c.VolumeBindingMode, storagev1.VolumeBindingWaitForFirstConsumer) || !is(c.AllowVolumeExpansion, true) ||
+		if c.Provisioner != driver || !is(c.VolumeBindingMode, storagev1.VolumeBindingWaitForFirstConsumer) ||
+			!is(c.AllowVolumeExpansion, true) ||
 			!is(c.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete) {
 			t.Errorf("StorageClass %s: %+v", c.Name, c)
 		}

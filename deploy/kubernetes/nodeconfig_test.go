@@ -85,7 +85,8 @@ func TestNodeConfigOverlay(t *testing.T) {
 				m := mountOf(c, at)
 				if v := volumeOf(t, pod, m.Name); v.HostPath == nil || v.HostPath.Path != m.MountPath {
 					t.Errorf("pool %s at %s is not the node's: %+v", name, at, m)
-				} else if at != m.MountPath && (m.MountPropagation == nil || *m.MountPropagation != corev1.MountPropagationHostToContainer) {
+				} else if at != m.MountPath &&
+					(m.MountPropagation == nil || *m.MountPropagation != corev1.MountPropagationHostToContainer) {
 					t.Errorf("a disk that is mounted later at %s is not seen", at)
 				}
 				pools[name] = true
@@ -106,7 +107,8 @@ func TestA09_WhoFetchesLabelsHasTheTokenAlone(t *testing.T) {
 		t.Fatalf("%+v", pod)
 	}
 	fetch, node := pod.InitContainers[0], pod.Containers[0]
-	if out, err := exec.Command(testnode.BuildCommand(t, "csi-steward", ""), append(fetch.Args, "--version")...).CombinedOutput(); err != nil {
+	steward := testnode.BuildCommand(t, "csi-steward", "")
+	if out, err := exec.Command(steward, append(fetch.Args, "--version")...).CombinedOutput(); err != nil {
 		t.Errorf("csi-steward %v: %v %s", fetch.Args, err, out)
 	}
 	for _, m := range node.VolumeMounts {
@@ -133,7 +135,9 @@ func TestA09_WhoFetchesLabelsHasTheTokenAlone(t *testing.T) {
 	}
 	var rules []rbacv1.PolicyRule
 	for _, b := range o.clusterBindings {
-		if slices.ContainsFunc(b.Subjects, func(s rbacv1.Subject) bool { return s.Name == pod.ServiceAccountName && s.Namespace == namespace }) {
+		if slices.ContainsFunc(b.Subjects, func(s rbacv1.Subject) bool {
+			return s.Name == pod.ServiceAccountName && s.Namespace == namespace
+		}) {
 			i := slices.IndexFunc(o.clusterRoles, func(r rbacv1.ClusterRole) bool { return r.Name == b.RoleRef.Name })
 			rules = append(rules, o.clusterRoles[i].Rules...)
 		}

@@ -116,7 +116,8 @@ func render(t *testing.T, dir string) objects {
 		len(o.clusterRoles) != 3 || len(o.clusterBindings) != 3 || len(o.roles) != 2 || len(o.bindings) != 2 {
 		t.Fatalf("%s: objects are missing, or there are too many: %d namespaces, %d drivers, %d classes, %d of snapshots, %d daemons, %d "+
 			"deployments, %d accounts, roles %d and %d, bindings %d and %d", dir,
-			len(o.namespaces), len(o.drivers), len(o.classes), len(o.snapshotClasses), len(o.daemons), len(o.deployments), len(o.accounts), len(o.clusterRoles), len(o.roles), len(o.clusterBindings), len(o.bindings))
+			len(o.namespaces), len(o.drivers), len(o.classes), len(o.snapshotClasses), len(o.daemons), len(o.deployments),
+			len(o.accounts), len(o.clusterRoles), len(o.roles), len(o.clusterBindings), len(o.bindings))
 	}
 	return o
 }

@@ -140,7 +140,8 @@ func TestA09_EveryWriteOfATokenIsLookedAt(t *testing.T) {
 		}
 		account := ""
 		for _, a := range []string{"csi-sidecars", "csi-resizer", "csi-steward"} {
-			if m := p.Spec.MatchConditions; len(m) == 1 && m[0].Expression == `request.userInfo.username == "system:serviceaccount:`+namespace+`:`+a+`"` {
+			if m := p.Spec.MatchConditions; len(m) == 1 &&
+				m[0].Expression == `request.userInfo.username == "system:serviceaccount:`+namespace+`:`+a+`"` {
 				account = a
 			}
 		}
@@ -151,7 +152,8 @@ func TestA09_EveryWriteOfATokenIsLookedAt(t *testing.T) {
 			t.Errorf("%s takes tokens that name no node", p.Name)
 		}
 		bound := slices.ContainsFunc(o.policyBindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool {
-			return b.Spec.PolicyName == p.Name && b.Spec.MatchResources == nil && slices.Equal(b.Spec.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny})
+			return b.Spec.PolicyName == p.Name && b.Spec.MatchResources == nil &&
+				slices.Equal(b.Spec.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny})
 		})
 		if !bound {
 			t.Errorf("%s denies nothing: it has no binding", p.Name)
@@ -163,7 +165,8 @@ func TestA09_EveryWriteOfATokenIsLookedAt(t *testing.T) {
 			}
 		}
 	}
-	verbs := map[string]admissionv1.OperationType{"create": admissionv1.Create, "update": admissionv1.Update, "patch": admissionv1.Update, "delete": admissionv1.Delete}
+	verbs := map[string]admissionv1.OperationType{
+		"create": admissionv1.Create, "update": admissionv1.Update, "patch": admissionv1.Update, "delete": admissionv1.Delete}
 	rules := map[string][]rbacv1.PolicyRule{} // by account: roles are called as theirs
 	for _, r := range o.clusterRoles {
 		account := strings.Replace(r.Name, "crust-csi-", "csi-", 1)

@@ -39,7 +39,8 @@ func get(t *testing.T, file string) string {
 // made is what a release would be built of, somewhere; the real manifests are its own.
 func made(t *testing.T) release {
 	dir := t.TempDir()
-	r := release{version: "9.8.7", project: dir + "/project", built: dir + "/built", out: dir + "/out", time: time.Unix(1767225600, 0).UTC()}
+	r := release{version: "9.8.7", project: dir + "/project", built: dir + "/built", out: dir + "/out",
+		time: time.Unix(1767225600, 0).UTC()}
 	ok(t, os.Mkdir(dir+"/out", 0o755))
 	put(t, r.project+"/LICENSE", "licence")
 	put(t, r.project+"/CHANGELOG.md", "# Changes\n\n## Unreleased\n\nlater\n\n"+

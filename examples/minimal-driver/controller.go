@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -28,13 +29,25 @@ type driver struct {
 	pool     volume.Pool   // makes volumes
 	kubelet  *mounter.Root // all targets lie below it
 	programs *fsprogs.Programs
-	mu       sync.Mutex
+	busy     sync.Map // ids of volumes with a call in progress
 }
 
-// oneAtATime serialises all calls. What changes one volume must not run at once; a lock for each volume would do.
-func (d *driver) oneAtATime(ctx context.Context, req any, _ *grpc.UnaryServerInfo, method grpc.UnaryHandler) (any, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+// alone refuses a call for a volume while another call works on it. The packages do not serialize
+// calls.
+func (d *driver) alone(ctx context.Context, req any, _ *grpc.UnaryServerInfo, method grpc.UnaryHandler) (any, error) {
+	var id string
+	switch r := req.(type) {
+	case *csi.CreateVolumeRequest:
+		id = volume.VolumeID(d.pool.Name(), r.GetName())
+	case interface{ GetVolumeId() string }:
+		id = r.GetVolumeId()
+	default:
+		return method(ctx, req)
+	}
+	if _, busy := d.busy.LoadOrStore(id, true); busy {
+		return nil, fault.New(fault.Busy, "volume %s: another call is at work on it", id)
+	}
+	defer d.busy.Delete(id)
 	return method(ctx, req)
 }
 
@@ -70,8 +83,11 @@ func (d *driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	if req.GetName() == "" || req.GetVolumeContentSource() != nil {
 		return nil, fault.New(fault.Invalid, "a volume needs a name, and is no copy of another one")
 	}
-	if err := supported(req.GetVolumeCapabilities()...); err != nil {
+	if _, err := supported(req.GetVolumeCapabilities()...); err != nil {
 		return nil, err
+	}
+	if on := req.GetAccessibilityRequirements().GetRequisite(); len(on) > 0 && !slices.ContainsFunc(on, d.isHere) {
+		return nil, fault.New(fault.Elsewhere, "volume %s is wanted on other nodes than %s", req.GetName(), d.node)
 	}
 	least, most := max(req.GetCapacityRange().GetRequiredBytes(), smallest), req.GetCapacityRange().GetLimitBytes()
 	if most > 0 && most < least {
@@ -95,13 +111,20 @@ func (d *driver) here() *csi.Topology {
 	return &csi.Topology{Segments: map[string]string{topology: d.node}}
 }
 
+func (d *driver) isHere(t *csi.Topology) bool { return t.GetSegments()[topology] == d.node }
+
 func (d *driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
 		return nil, fault.New(fault.Invalid, "volume_id is missing")
 	}
-	err := d.pool.Delete(ctx, req.GetVolumeId())
-	if fault.Is(err, fault.NotFound) {
-		err = nil
+	_, staged, err := d.pool.Attached(req.GetVolumeId())
+	switch {
+	case fault.Is(err, fault.NotFound):
+		return &csi.DeleteVolumeResponse{}, nil
+	case err == nil && staged:
+		err = fault.New(fault.State, "volume %s is staged", req.GetVolumeId())
+	case err == nil:
+		err = d.pool.Delete(ctx, req.GetVolumeId())
 	}
 	return &csi.DeleteVolumeResponse{}, err
 }
@@ -115,30 +138,35 @@ func (d *driver) ValidateVolumeCapabilities(
 	if _, err := d.pool.Get(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
-	if err := supported(req.GetVolumeCapabilities()...); err != nil {
+	if _, err := supported(req.GetVolumeCapabilities()...); err != nil {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
 		VolumeCapabilities: req.GetVolumeCapabilities()}}, nil
 }
 
-// supported refuses what a volume here cannot be: a raw block device, another file system, or on several nodes at once.
-func supported(capabilities ...*csi.VolumeCapability) error {
+// supported returns the mount options of a capability. It refuses what a volume here cannot be: a
+// raw block device, another file system, or one on several nodes at once.
+func supported(capabilities ...*csi.VolumeCapability) (fs mounter.Filesystem, err error) {
 	if len(capabilities) == 0 {
-		return fault.New(fault.Invalid, "a volume capability is missing")
+		return fs, fault.New(fault.Invalid, "a volume capability is missing")
 	}
+	fs.Type, fs.NoPanic = filesystem, true
 	for _, c := range capabilities {
 		if c.GetMount() == nil || c.GetMount().GetFsType() != "" && c.GetMount().GetFsType() != filesystem {
-			return fault.New(fault.Invalid, "volumes are mounted, with %s on them", filesystem)
+			return fs, fault.New(fault.Invalid, "volumes are mounted, with %s on them", filesystem)
 		}
-		switch c.GetAccessMode().GetMode() {
-		case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
-		default:
-			return fault.New(fault.Invalid, "access mode %s: volumes are on one node", c.GetAccessMode().GetMode())
+		if fs.Options, err = mounter.ParseOptions(c.GetMount().GetMountFlags()); err == nil {
+			err = mounter.CheckOptions(filesystem, fs.Options)
 		}
-		if _, err := mounter.ParseOptions(c.GetMount().GetMountFlags()); err != nil {
-			return err
+		if err != nil {
+			return fs, err
+		}
+		mode := c.GetAccessMode().GetMode()
+		fs.ReadOnly = fs.Options.ReadOnly() || mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+		if !fs.ReadOnly && mode != csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER {
+			return fs, fault.New(fault.Invalid, "access mode %s: volumes are on one node", mode)
 		}
 	}
-	return nil
+	return fs, nil
 }

@@ -1,8 +1,7 @@
-// Package adoption has each node say which of the VolumeSnapshotContents that an
-// administrator made by hand are its own. With a snapshotter on each node
-// (external-snapshotter's --node-deployment) a content belongs to the node in its label
-// managed-by. snapshot-controller sets the label on contents that it makes itself; on
-// others nobody does, and they would never become ready.
+// Package adoption labels the VolumeSnapshotContents that an administrator made by hand with the
+// node that has their snapshot. With a snapshotter on each node (external-snapshotter's
+// --node-deployment), a content belongs to the node in its label managed-by. snapshot-controller
+// sets the label only on contents that it makes itself; the others would never become ready.
 package adoption
 
 import (
@@ -22,11 +21,11 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// ManagedBy is the label by which external-snapshotter knows which node has a snapshot,
-// where each node has a snapshotter (--node-deployment).
+// ManagedBy is the label that tells external-snapshotter which node has a snapshot, if each node
+// runs a snapshotter (--node-deployment).
 const ManagedBy = "snapshot.storage.kubernetes.io/managed-by"
 
-// Config is what Run works with.
+// Config configures Run.
 type Config struct {
 	Snapshots  snapshots.Interface
 	Controller csi.ControllerClient // of this node's driver
@@ -35,11 +34,11 @@ type Config struct {
 	Log        *slog.Logger
 }
 
-// again is when contents that nobody took are looked at once more: their pool may be back.
+// again is the interval after which contents that nobody took are checked once more: their pool may
+// be back.
 const again = 10 * time.Minute
 
-// Run works until the context ends. The watch has only contents without the label, of
-// which there are hardly any.
+// Run works until the context ends. It watches only contents without the label, which are few.
 func Run(ctx context.Context, cfg Config) error {
 	factory := externalversions.NewSharedInformerFactoryWithOptions(cfg.Snapshots, again,
 		externalversions.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = "!" + ManagedBy }))
@@ -78,7 +77,7 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 func (cfg Config) mayBeOurs(content *snapshotv1.VolumeSnapshotContent) bool {
-	// One that is being deleted too: only a snapshotter ends its deletion.
+	// Include contents that are being deleted: only a snapshotter completes the deletion.
 	handle := content.Spec.Source.SnapshotHandle // if it is empty, the driver would list all snapshots
 	return content.Spec.Driver == cfg.Driver && content.Labels[ManagedBy] == "" && handle != nil && *handle != ""
 }

@@ -29,12 +29,12 @@ const (
 	elsewhere  = "pool.s11111111111111111111111111111111"
 )
 
-// driver has one snapshot. Like csi-node's it lists all snapshots if none is named.
+// driver has one snapshot. Like csi-node, it lists all snapshots if none is named.
 type driver struct {
 	csi.ControllerClient
 	mu    sync.Mutex
 	asked []string
-	away  int // so many calls fail
+	away  int // number of calls that fail
 }
 
 func (d *driver) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest, _ ...grpc.CallOption) (*csi.ListSnapshotsResponse, error) {
@@ -58,10 +58,11 @@ func content(name, driver string, handle *string, labels map[string]string) *sna
 	return c
 }
 
-// adopt has an adoption run over contents for some minutes. It gives the label of each.
+// adopt runs adoption over contents for some minutes, and returns the label of each.
 func adopt(t *testing.T, d *driver, prepare func(*fake.Clientset), contents ...*snapshotv1.VolumeSnapshotContent) map[string]string {
 	t.Helper()
-	// The fake does not end the first events of a watch with a bookmark, which a reflector waits for.
+	// The fake does not end the first events of a watch with a bookmark, which a reflector waits
+	// for.
 	featurestesting.SetFeatureDuringTest(t, features.WatchListClient, false)
 	client := fake.NewSimpleClientset()
 	if prepare != nil {
@@ -73,13 +74,13 @@ func adopt(t *testing.T, d *driver, prepare func(*fake.Clientset), contents ...*
 		ended <- Run(ctx, Config{Snapshots: client, Controller: d, Driver: driverName, Node: "node-1", Log: slog.New(slog.DiscardHandler)})
 	}()
 	synctest.Wait()
-	// The watch of the fake does not know of selectors: contents with a label come too.
+	// The fake's watch ignores selectors: contents with a label come too.
 	for _, c := range contents {
 		if _, err := client.SnapshotV1().VolumeSnapshotContents().Create(ctx, c, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	time.Sleep(again / 2) // each retry comes later than the one before
+	time.Sleep(again / 2) // each retry comes later than the previous one
 	got := map[string]string{}
 	for _, c := range contents {
 		now, err := client.SnapshotV1().VolumeSnapshotContents().Get(ctx, c.Name, metav1.GetOptions{})
@@ -131,7 +132,7 @@ func TestAdoption_OnlyTheNodeThatHasTheSnapshot(t *testing.T) {
 	})
 }
 
-// A conflict, or a driver that is away, is tried again.
+// A conflict, or an unreachable driver, is retried.
 func TestAdoption_IsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mine := here
@@ -142,7 +143,8 @@ func TestAdoption_IsTriedAgain(t *testing.T) {
 					return false, nil, nil
 				}
 				conflicts--
-				return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "volumesnapshotcontents"}, "mine", errors.New("it was changed"))
+				return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "volumesnapshotcontents"}, "mine",
+					errors.New("it was changed"))
 			})
 		}
 		d := &driver{away: 2}

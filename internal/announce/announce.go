@@ -1,5 +1,5 @@
-// Package announce tells people in Kubernetes' words what is wrong with a node's volumes, and
-// what their pods wait for: events on the pods that use them, and on their claims.
+// Package announce reports problems with a node's volumes, and what pods wait for, as Kubernetes
+// events on the pods that use the volumes and on their claims.
 package announce
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/plain"
 )
 
-// Config is what an Announcer works with.
+// Config configures an Announcer.
 type Config struct {
 	Client    kubernetes.Interface
 	Inventory inventory.InventoryClient
@@ -31,12 +31,12 @@ type Config struct {
 	Log       *slog.Logger
 }
 
-// Announcer remembers its events. It repeats an event for a lasting problem once an hour,
-// because the API server deletes events after an hour.
+// Announcer remembers its events. It repeats an event for a lasting problem once an hour, because
+// the API server deletes events after an hour.
 type Announcer struct {
 	Config
 	said  map[key]time.Time
-	seen  map[key]time.Time // notices, since when there are
+	seen  map[key]time.Time // when each notice was first seen
 	walks map[walk]told
 }
 
@@ -47,13 +47,13 @@ type key struct {
 const (
 	every  = time.Minute
 	repeat = time.Hour
-	lasts  = 50 * time.Second // a notice that is there for less is none: the next look finds it done
+	lasts  = 50 * time.Second // minimum age of a notice; shorter problems are gone by the next look
 
-	atOnce   = 8               // volumes that are asked about
-	patience = 5 * time.Second // with one of them
+	atOnce   = 8               // volumes queried in parallel
+	patience = 5 * time.Second // time for one of them
 )
 
-// New gives an Announcer that has said nothing.
+// New returns an Announcer that has reported nothing yet.
 func New(cfg Config) *Announcer {
 	return &Announcer{Config: cfg, said: map[key]time.Time{}, seen: map[key]time.Time{}, walks: map[walk]told{}}
 }
@@ -74,8 +74,8 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
-// Look asks the driver what pods wait for, and for the health of all volumes that pods use,
-// and says what is new.
+// Look asks the driver what pods wait for, and for the health of all volumes that pods use, and
+// reports what is new.
 func (a *Announcer) Look(ctx context.Context, now time.Time) error {
 	if err := a.lookAtWalks(ctx, now); err != nil {
 		a.Log.Warn("the driver does not tell what pods wait for", "error", err)
@@ -111,8 +111,8 @@ func (a *Announcer) page(ctx context.Context, after string) (*inventory.Describe
 	return a.Inventory.DescribeVolumes(ctx, &inventory.DescribeVolumesRequest{After: after})
 }
 
-// healthOf asks for the health of volumes, side by side: one that hangs delays no other. The
-// answer is nil for a volume that gives none.
+// healthOf queries the health of volumes in parallel: one that hangs delays no other. The answer is
+// nil for a volume that gives none.
 func (a *Announcer) healthOf(ctx context.Context, volumes []*inventory.Volume) []*csi.NodeGetVolumeHealthResponse {
 	health := make([]*csi.NodeGetVolumeHealthResponse, len(volumes))
 	var asked errgroup.Group
@@ -129,7 +129,7 @@ func (a *Announcer) healthOf(ctx context.Context, volumes []*inventory.Volume) [
 			return nil
 		})
 	}
-	_ = asked.Wait() // none gives an error
+	_ = asked.Wait() // none returns an error
 	return health
 }
 
@@ -150,13 +150,13 @@ func (a *Announcer) volume(ctx context.Context, v *inventory.Volume, resp *csi.N
 	}
 	for _, h := range resp.GetVolumeHealth().GetHealthStatuses() {
 		if h.GetStatus() == csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE {
-			continue // how it is, not what is wrong
+			continue // a state, not a problem
 		}
 		a.wrong(ctx, v, h.GetReason(), h.GetMessage(), 0, current, now)
 	}
 }
 
-// wrong says what is wrong with a volume, of its pods and its claim, once it has lasted.
+// wrong reports a lasting problem with a volume on its pods and its claim.
 func (a *Announcer) wrong(ctx context.Context, v *inventory.Volume, reason, message string, lasting time.Duration, current map[key]bool,
 	now time.Time) {
 	fresh := false
@@ -188,8 +188,8 @@ func object(kind, name, uid string) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: kind, Namespace: namespace, Name: name, UID: types.UID(uid)}
 }
 
-// claim says it of the claim too. Its uid is asked for, because kubectl describe shows no
-// event without it, and because the claim may be another one by now.
+// claim reports it on the claim too. It reads the claim's uid, because kubectl describe shows no
+// event without it, and because the claim may be a different one by now.
 func (a *Announcer) claim(ctx context.Context, v *inventory.Volume, reason, message string) {
 	ref := object("PersistentVolumeClaim", v.GetClaim(), "")
 	if ref == nil {
@@ -203,7 +203,7 @@ func (a *Announcer) claim(ctx context.Context, v *inventory.Volume, reason, mess
 	a.say(ref, v, reason, message)
 }
 
-// mostText is less than the 1024 bytes that an event's message may have, with the volume's name before it.
+// mostText leaves room for the volume's name in an event's message of at most 1024 bytes.
 const mostText = 700
 
 func (a *Announcer) say(on *corev1.ObjectReference, v *inventory.Volume, reason, message string) {

@@ -22,7 +22,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/inventory"
 )
 
-// driver answers with what a test put into it, one volume a page.
+// driver answers with what a test put into it, one volume per page.
 type driver struct {
 	inventory.InventoryClient
 	csi.NodeClient
@@ -31,7 +31,7 @@ type driver struct {
 	hangs   map[string]bool
 	away    error
 	walks   []*inventory.Walk
-	refuses error // to tell of walks
+	refuses error // error of calls about walks
 }
 
 func (d *driver) DescribeOperations(context.Context, *inventory.DescribeOperationsRequest,
@@ -68,10 +68,12 @@ func (d *driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		HealthStatuses: d.sick[req.GetVolumeId()]}}, nil
 }
 
-// B6: once, and again after an hour, or when it comes back; of all volumes that pods use.
+// B6: problems of all volumes that pods use are reported once, and again after an hour or when they
+// return.
 func TestB06_WhatIsWrongIsSaidOnce(t *testing.T) {
 	used := func(id, pod string) *inventory.Volume {
-		return &inventory.Volume{Id: id, Name: "pv-" + id, Claim: "ns/claim-" + id, Uses: []*inventory.Use{{Pod: pod, PodUid: "uid-" + pod}}}
+		return &inventory.Volume{Id: id, Name: "pv-" + id, Claim: "ns/claim-" + id,
+			Uses: []*inventory.Use{{Pod: pod, PodUid: "uid-" + pod}}}
 	}
 	entry := func(reason string, kind csi.VolumeHealthErrorType) *csi.VolumeHealth_VolumeHealthEntry {
 		return &csi.VolumeHealth_VolumeHealthEntry{Status: kind, Reason: reason, Message: "bad\x1b[31m words"}
@@ -125,7 +127,7 @@ func TestB06_WhatIsWrongIsSaidOnce(t *testing.T) {
 	if got := said(start.Add(63 * time.Minute)); len(got) != 2 {
 		t.Errorf("when it comes back: %q", got)
 	}
-	// The claim is another one's by now.
+	// The claim is a different object by now.
 	client.CoreV1().PersistentVolumeClaims("ns").Delete(t.Context(), "claim-c", metav1.DeleteOptions{})
 	if got := said(start.Add(3 * time.Hour)); len(got) != 1 {
 		t.Errorf("of a claim that is gone: %q", got)
@@ -149,8 +151,8 @@ func TestB06_WhatIsWrongIsSaidOnce(t *testing.T) {
 	}
 }
 
-// Volumes that hang, more than are asked about at once, delay no other for long. What was said
-// of a volume is not said again because it hung meanwhile.
+// Volumes that hang, more than are queried in parallel, delay no other for long. A problem is not
+// reported again because its volume hung meanwhile.
 func TestB06_AVolumeThatHangsDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &driver{sick: map[string][]*csi.VolumeHealth_VolumeHealthEntry{}, hangs: map[string]bool{}}
@@ -189,7 +191,7 @@ func TestB06_AVolumeThatHangsDelaysNoOther(t *testing.T) {
 	})
 }
 
-// oneAnswer gives all volumes on one page.
+// oneAnswer returns all volumes on one page.
 type oneAnswer struct {
 	*driver
 	volumes []*inventory.Volume

@@ -15,29 +15,29 @@ import (
 
 // The reasons of events about walks.
 const (
-	groupRuns   = "GroupChangeRuns"   // files are given to the pod's fsGroup, and the pod waits for it
-	groupDone   = "GroupChangeDone"   // they have been
-	groupFailed = "GroupChangeFailed" // they have not
+	groupRuns   = "GroupChangeRuns"   // files are being given to the pod's fsGroup, and the pod waits
+	groupDone   = "GroupChangeDone"   // the walk has succeeded
+	groupFailed = "GroupChangeFailed" // the walk has failed
 )
 
-// longWalk is how long a walk runs before anything is said of it.
+// longWalk is how long a walk runs before it is reported.
 const longWalk = 30 * time.Second
 
-// walk is one that the driver told of.
+// walk identifies a walk that the driver reported.
 type walk struct {
 	volume, pod string
 	since       time.Time
 }
 
-// told is when something was said of a walk, and how long it had run then.
+// told records when a walk was reported, and how long it had run then.
 type told struct {
 	at   time.Time
 	took time.Duration
 }
 
-// lookAtWalks tells pods how far the walks are that they wait for: when each has run twice as long
-// as the last time, and once an hour, so that one of many hours is a few events. Of one that
-// was told of, the end is told too.
+// lookAtWalks reports the progress of walks to the pods that wait for them: whenever the running
+// time has doubled since the last report, and once an hour, so that a walk of many hours causes few
+// events. It also reports the end of a walk that was reported before.
 func (a *Announcer) lookAtWalks(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -76,7 +76,8 @@ func (a *Announcer) lookAtWalks(ctx context.Context, now time.Time) error {
 			a.tellOf(w, pod, corev1.EventTypeWarning, groupFailed, "its files could not be given to the pod's fsGroup, after "+took+
 				"; the event FailedMount and the log of csi-node say why, and the kubelet tries again: "+w.GetProgress())
 		} else {
-			a.tellOf(w, pod, corev1.EventTypeNormal, groupDone, "its files were given to the pod's fsGroup within "+took+": "+w.GetProgress())
+			a.tellOf(w, pod, corev1.EventTypeNormal, groupDone,
+				"its files were given to the pod's fsGroup within "+took+": "+w.GetProgress())
 		}
 	}
 	a.walks = current

@@ -17,7 +17,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/inventory"
 )
 
-// teller is an Announcer whose events a test reads.
+// teller returns an Announcer whose events a test reads.
 func teller(t *testing.T, d *driver) (said func(now time.Time) []string) {
 	t.Helper()
 	client := fake.NewClientset(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim-a", UID: "u"},
@@ -38,10 +38,11 @@ func teller(t *testing.T, d *driver) (said func(now time.Time) []string) {
 	}
 }
 
-// 11.5: the pod is told of a walk that lasts, a few times and not once a minute, and of its end.
+// 11.5: a long walk is reported to the pod a few times, not once a minute, and so is its end.
 func TestEvents_AWalkIsToldOfAFewTimes(t *testing.T) {
 	start := time.Now()
-	w := &inventory.Walk{Volume: "a", Name: "pv-a", Pod: "ns/p", PodUid: "uid-p", Since: timestamppb.New(start), Progress: "7 files looked at"}
+	w := &inventory.Walk{Volume: "a", Name: "pv-a", Pod: "ns/p", PodUid: "uid-p", Since: timestamppb.New(start),
+		Progress: "7 files looked at"}
 	d := &driver{walks: []*inventory.Walk{w, {Volume: "b", Since: w.Since, Progress: "of a pod that the kubelet does not name"}}}
 	said := teller(t, d)
 	if got := said(start.Add(longWalk - time.Second)); len(got) != 0 {
@@ -65,12 +66,14 @@ func TestEvents_AWalkIsToldOfAFewTimes(t *testing.T) {
 		}
 	}
 	if want := "Normal GroupChangeRuns volume pv-a: its files are being given to the pod's fsGroup for 1m0s, " +
-		"and the pod starts when that is done: 7 files looked at"; !strings.HasPrefix(all[0], want) || !strings.Contains(all[0], "kind=Pod") {
+		"and the pod starts when that is done: 7 files looked at"; !strings.HasPrefix(all[0], want) ||
+		!strings.Contains(all[0], "kind=Pod") {
 		t.Errorf("%q, not %q", all[0], want)
 	}
 	w.Ended, w.Progress = timestamppb.New(start.Add(301*time.Minute)), "9 files looked at"
 	got := said(start.Add(302 * time.Minute))
-	if len(got) != 1 || !strings.HasPrefix(got[0], "Normal GroupChangeDone volume pv-a: its files were given to the pod's fsGroup within 5h1m0s: 9 files") {
+	if len(got) != 1 || !strings.HasPrefix(got[0],
+		"Normal GroupChangeDone volume pv-a: its files were given to the pod's fsGroup within 5h1m0s: 9 files") {
 		t.Errorf("at its end: %q", got)
 	}
 	if got := said(start.Add(303 * time.Minute)); len(got) != 0 {
@@ -78,7 +81,7 @@ func TestEvents_AWalkIsToldOfAFewTimes(t *testing.T) {
 	}
 }
 
-// The end of a walk that nothing was said of is nobody's news; one that failed did not end well.
+// The end of an unreported walk is not reported; a failed walk is reported as failed.
 func TestEvents_TheEndOfAWalk(t *testing.T) {
 	start := time.Now()
 	short := &inventory.Walk{Volume: "a", Name: "pv-a", Pod: "ns/p", PodUid: "uid-p", Since: timestamppb.New(start),
@@ -89,7 +92,7 @@ func TestEvents_TheEndOfAWalk(t *testing.T) {
 	if got := said(start.Add(time.Minute)); len(got) != 1 || !strings.Contains(got[0], "GroupChangeRuns volume b:") {
 		t.Errorf("%q", got)
 	}
-	// The driver does not tell: nothing is forgotten.
+	// The driver does not report walks: nothing is forgotten.
 	for _, d.refuses = range []error{status.Error(codes.Unimplemented, "an earlier version"), status.Error(codes.Unavailable, "away")} {
 		if got := said(start.Add(61 * time.Second)); len(got) != 0 {
 			t.Errorf("%s: %q", d.refuses, got)
@@ -102,8 +105,8 @@ func TestEvents_TheEndOfAWalk(t *testing.T) {
 	}
 }
 
-// 11.5: growth that waits is said when it has lasted, once, of the pod and of the claim; it lasts for a
-// moment whenever a volume grows.
+// 11.5: waiting growth is reported on the pod and the claim, once, after it has lasted. It also
+// occurs for a moment whenever a volume grows.
 func TestEvents_GrowthThatWaits(t *testing.T) {
 	start := time.Now()
 	v := &inventory.Volume{Id: "a", Name: "pv-a", Claim: "ns/claim-a", Uses: []*inventory.Use{{Pod: "ns/p", PodUid: "uid-p"}}}
@@ -121,7 +124,8 @@ func TestEvents_GrowthThatWaits(t *testing.T) {
 		t.Errorf("of another growth, at once: %q", got)
 	}
 	got := said(start.Add(3 * time.Minute))
-	if len(got) != 2 || !strings.HasPrefix(got[0], "Warning GrowthWaits volume pv-a: end its pods") || !strings.Contains(got[0], "kind=Pod") ||
+	if len(got) != 2 || !strings.HasPrefix(got[0], "Warning GrowthWaits volume pv-a: end its pods") ||
+		!strings.Contains(got[0], "kind=Pod") ||
 		!strings.Contains(got[1], "kind=PersistentVolumeClaim") {
 		t.Fatalf("of the pod and its claim: %q", got)
 	}

@@ -1,4 +1,4 @@
-// Package apiserver tells daemons how to reach the API server.
+// Package apiserver configures how daemons reach the API server.
 package apiserver
 
 import (
@@ -8,7 +8,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Config is that of a kubeconfig; without one, that of a pod.
+// Config returns the configuration of a kubeconfig or, if it is empty, of the pod.
 func Config(kubeconfig string) (*rest.Config, error) {
 	from := rest.InClusterConfig
 	if kubeconfig != "" {

@@ -10,7 +10,7 @@ import (
 const kubeconfig = `{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c"}}],
 	"clusters": [{"name": "c", "cluster": {"server": "https://there.example:6443"}}]}`
 
-// A daemon that runs in a pod has both ways: a kubeconfig that was given is the one that counts.
+// A daemon in a pod has both: an explicit kubeconfig wins.
 func TestConfig(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	t.Setenv("KUBERNETES_SERVICE_PORT", "")

@@ -1,7 +1,6 @@
-// Package audit keeps the log of what was done to volumes: one JSON object a
-// line, in a file that survives restarts and is rotated by size. A line holds
-// named facts only, never the text of a request or of an error, so that no
-// secret can reach it.
+// Package audit keeps the log of what was done to volumes: one JSON object per line, in a file that
+// survives restarts and is rotated by size. A line contains only named facts, never the text of a
+// request or an error, so that no secret can reach it.
 package audit
 
 import (
@@ -18,8 +17,8 @@ import (
 	"time"
 )
 
-// FileName is the name of the log in the state directory. Older parts have a
-// number before the extension: audit.1.jsonl is the newest of them.
+// FileName is the name of the log in the state directory. Older parts have a number before the
+// extension: audit.1.jsonl is the newest of them.
 const FileName = "audit.jsonl"
 
 const (
@@ -30,9 +29,9 @@ const (
 // Action is what was done.
 type Action string
 
-// The actions. "Given" is a publish, "taken" an unpublish; "deferred" gives the
-// volume to a sandbox that mounts it itself (KEP-2857). "Writes-lost": what a pod had
-// written could not be written to the volume's disk.
+// The actions. "Given" is a publish, "taken" an unpublish; "deferred" hands the volume to a sandbox
+// that mounts it itself (KEP-2857). "Writes-lost" means that data written by a pod could not be
+// written to the volume's disk.
 const (
 	Created         Action = "created"
 	Deleted         Action = "deleted"
@@ -49,18 +48,18 @@ const (
 	SnapshotDeleted Action = "snapshot-deleted"
 )
 
-// Outcome of an action.
+// Outcome is the result of an action.
 type Outcome string
 
-// Begun is written before an action that cannot be undone, so that a crash in
-// the middle of it leaves a line.
+// Begun is written before an action that cannot be undone, so that a crash in the middle leaves a
+// line.
 const (
 	Begun  Outcome = "begun"
 	Done   Outcome = "done"
 	Failed Outcome = "failed"
 )
 
-// Caller is who asked: a process on the driver's socket, and its call.
+// Caller identifies the requester: a process on the driver's socket, and its call.
 type Caller struct {
 	Method    string `json:"method,omitempty"`
 	RequestID uint64 `json:"requestID,omitempty"` // as in the driver's log
@@ -73,19 +72,19 @@ type Event struct {
 	Time    time.Time `json:"time"`
 	Action  Action    `json:"action"`
 	Outcome Outcome   `json:"outcome"`
-	Code    string    `json:"code,omitempty"` // the kind of error of one that failed
+	Code    string    `json:"code,omitempty"` // the kind of error, if the action failed
 
 	Volume   string `json:"volume,omitempty"`
 	Snapshot string `json:"snapshot,omitempty"`
 	Name     string `json:"name,omitempty"`   // as the orchestrator calls it
-	Source   string `json:"source,omitempty"` // what a copy was made from
+	Source   string `json:"source,omitempty"` // the source of a copy
 	Device   string `json:"device,omitempty"`
 	FSType   string `json:"fsType,omitempty"`
 	Bytes    int64  `json:"bytes,omitempty"`
 	Target   string `json:"target,omitempty"`
-	Access   string `json:"access,omitempty"` // block or mount, with "read-only" where it is
+	Access   string `json:"access,omitempty"` // block or mount, plus "read-only" if it is
 	Result   string `json:"result,omitempty"` // of a check
-	Pod      string `json:"pod,omitempty"`    // namespace/name, where the orchestrator tells it
+	Pod      string `json:"pod,omitempty"`    // namespace/name, if the orchestrator provides it
 	PodUID   string `json:"podUID,omitempty"`
 	Claim    string `json:"claim,omitempty"` // namespace/name
 
@@ -124,8 +123,7 @@ func (l *Log) open() error {
 	if l.size == 0 {
 		return nil
 	}
-	// A crash of the machine may have torn the last line; the next must not be
-	// written onto it.
+	// A machine crash may have torn the last line; do not append the next line to it.
 	last := make([]byte, 1)
 	if _, err := f.ReadAt(last, l.size-1); err != nil {
 		return errors.Join(err, f.Close())
@@ -139,9 +137,8 @@ func (l *Log) open() error {
 	return nil
 }
 
-// Write appends an event, with the time and the caller that ctx knows. The line
-// is in the kernel when Write returns; of an action that cannot be undone it is
-// on the disk too.
+// Write appends an event, with the time and the caller from ctx. When Write returns, the line is in
+// the kernel; for an action that cannot be undone it is also on disk.
 func (l *Log) Write(ctx context.Context, e Event) error {
 	if l == nil {
 		return nil
@@ -168,8 +165,8 @@ func (l *Log) Write(ctx context.Context, e Event) error {
 	n, err := l.file.Write(b)
 	l.size += int64(n)
 	if err != nil {
-		if n > 0 { // a full disk tore the line; the next begins anew
-			_, _ = l.file.WriteString("\n") // fails where the disk is still full
+		if n > 0 { // a full disk tore the line; start a new one
+			_, _ = l.file.WriteString("\n") // fails while the disk is still full
 		}
 		return err
 	}
@@ -179,8 +176,8 @@ func (l *Log) Write(ctx context.Context, e Event) error {
 	return nil
 }
 
-// rotate starts a new file. Where one step fails the present file goes on, for
-// a line that is written too much is better than one that is lost.
+// rotate starts a new file. If a step fails, the present file continues, because an oversized log
+// is better than a lost line.
 func (l *Log) rotate() error {
 	for i := kept - 1; i >= 0; i-- {
 		if err := os.Rename(l.part(i), l.part(i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -195,7 +192,7 @@ func (l *Log) rotate() error {
 	return old.Close()
 }
 
-// part gives the path of an older part; of 0 the present one.
+// part returns the path of an older part; part 0 is the present one.
 func (l *Log) part(i int) string { return partPath(filepath.Dir(l.path), i) }
 
 func partPath(dir string, i int) string {
@@ -220,8 +217,8 @@ func (l *Log) Close() error {
 	return f.Close()
 }
 
-// Read gives the events that dir's log still has, oldest first, and how many
-// lines were no events: a crash of the machine may tear the last line of a part.
+// Read returns the events still in dir's log, oldest first, and the number of lines that are not
+// events: a machine crash may tear the last line of a part.
 func Read(dir string) (events []Event, torn int, err error) {
 	parts, err := openParts(dir)
 	if err != nil {
@@ -229,7 +226,7 @@ func Read(dir string) (events []Event, torn int, err error) {
 	}
 	defer closeAll(parts)
 	for _, f := range parts {
-		// Twice what a part has: what grows meanwhile is not followed for ever.
+		// Twice the size of a part: a file that keeps growing is not read for ever.
 		b, err := io.ReadAll(io.LimitReader(f, 2*maxFile))
 		if err != nil {
 			return nil, 0, err
@@ -250,8 +247,8 @@ func Read(dir string) (events []Event, torn int, err error) {
 	return events, torn, nil
 }
 
-// openParts opens all parts, the oldest first. A rotation meanwhile may have it miss some:
-// so it looks again whether each path has the file that was opened, and else begins anew.
+// openParts opens all parts, oldest first. A concurrent rotation may hide some, so it checks that
+// each path still names the opened file, and otherwise starts again.
 func openParts(dir string) ([]*os.File, error) {
 	for {
 		var opened [kept + 1]*os.File
@@ -306,7 +303,7 @@ func closeAll(parts []*os.File) {
 
 type callerKey struct{}
 
-// WithCaller gives a context whose events name the caller.
+// WithCaller returns a context whose events name the caller.
 func WithCaller(ctx context.Context, c Caller) context.Context {
 	return context.WithValue(ctx, callerKey{}, c)
 }

@@ -91,8 +91,8 @@ func TestAudit_RotationKeepsTheNewestAndTheirOrder(t *testing.T) {
 	}
 }
 
-// Who reads while the log is rotated misses no event between the first and the last
-// that it gives, and none twice.
+// A reader during rotation misses no event between the first and the last that it returns, and sees
+// none twice.
 func TestAudit_ReadingWhileItIsRotated(t *testing.T) {
 	dir := t.TempDir()
 	l, err := Open(dir)
@@ -145,7 +145,8 @@ func TestAudit_TheCallerIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"action":"deleted"`, `"outcome":"begun"`, `"volume":"v"`, `"method":"DeleteVolume"`, `"requestID":7`, `"pid":42`, `"uid":0`} {
+	for _, want := range []string{`"action":"deleted"`, `"outcome":"begun"`, `"volume":"v"`, `"method":"DeleteVolume"`, `"requestID":7`,
+		`"pid":42`, `"uid":0`} {
 		if !strings.Contains(string(b), want) {
 			t.Errorf("the line lacks %s: %s", want, b)
 		}

@@ -1,5 +1,5 @@
-// Package channel is how a host reaches the agent in its guest: a virtio-serial
-// port, or vsock where there is one.
+// Package channel connects a host to the agent in its guest, over a virtio-serial port, or over
+// vsock if available.
 package channel
 
 import (
@@ -17,11 +17,11 @@ import (
 	"github.com/crust-csi/crust-csi/internal/vport"
 )
 
-// PortName is that of the guest's virtio-serial port.
+// PortName is the name of the guest's virtio-serial port.
 const PortName = "crust.guest"
 
-// Check tells whether an address is one that Dial knows: the absolute path of
-// the socket that QEMU serves for the port, or vsock:CID:PORT.
+// Check reports whether Dial supports an address: the absolute path of the socket that QEMU serves
+// for the port, or vsock:CID:PORT.
 func Check(address string) error {
 	if _, _, ok := parse(address); ok || filepath.IsAbs(address) {
 		return nil
@@ -37,8 +37,8 @@ func parse(address string) (cid, port uint32, ok bool) {
 	return uint32(c), uint32(p), ok && two && cerr == nil && perr == nil
 }
 
-// Dial connects to a guest's agent. magic is that of a virtio-serial port's
-// connections; vsock needs none.
+// Dial connects to a guest's agent. magic begins connections over a virtio-serial port; vsock needs
+// none.
 func Dial(ctx context.Context, address string, magic []byte) (net.Conn, error) {
 	cid, port, ok := parse(address)
 	if !ok {
@@ -60,18 +60,18 @@ func Dial(ctx context.Context, address string, magic []byte) (net.Conn, error) {
 		}
 		return r.conn, nil
 	case <-ctx.Done():
-		go func() { // it ends by itself, after two seconds as a rule
+		go func() { // it ends by itself, usually after two seconds
 			if r := <-done; r.err == nil {
-				_ = r.conn.Close() // nobody wants it any more
+				_ = r.conn.Close() // nobody needs it any more
 			}
 		}()
 		return nil, ctx.Err()
 	}
 }
 
-// Listen is the guest's end: vsock:PORT, or, for an empty address, the
-// virtio-serial port. Over vsock only the peer with that context id is let in:
-// other processes of the guest could connect, too.
+// Listen is the guest's end. address is vsock:PORT, or empty for the virtio-serial port. Over
+// vsock, it accepts only the peer with that context id, because other processes in the guest could
+// also connect.
 func Listen(address string, magic []byte, peer uint32) (net.Listener, error) {
 	if address == "" {
 		return listenPort(magic)

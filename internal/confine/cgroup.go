@@ -16,34 +16,34 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// A program has a cgroup of its own (cgroups(7), version 2). It limits memory, with
-// what the kernel takes for the program and the cached pages of its device, and gives
-// processor time a low weight. It lies beside this process's own: a cgroup that has
-// processes cannot have children with limits.
+// Each program runs in its own cgroup (cgroups(7), version 2). The cgroup limits memory, including
+// the kernel's memory for the program and the cached pages of its device, and gives CPU time a low
+// weight. It is a sibling of this process's cgroup: a cgroup with processes cannot have children
+// with limits.
 
-// cgroupNames is the prefix of their names.
+// cgroupNames is the prefix of the cgroups' names.
 const cgroupNames = "crust-program-"
 
-// mounted is where cgroups of version 2 are, if the machine has no others.
+// mounted is the mount point of cgroups version 2, if the machine has no others.
 const mounted = "/sys/fs/cgroup"
 
-// cgroupLimits are written if their controller is on. Processor time is a weight:
-// under load a program gets little.
+// cgroupLimits are written if their controller is enabled. CPU time is a weight: a program gets
+// little under load.
 var cgroupLimits = []struct{ controller, file, value string }{
-	// Above the address space: a program that asks for too much ends by itself, not by
+	// Above the address space limit: a program that asks for too much exits by itself instead of by
 	// SIGKILL in the middle of a repair.
 	{"memory", "memory.max", strconv.Itoa(Memory + Memory/4)},
 	{"pids", "pids.max", "4096"}, // threads count: xfs_repair has some for each allocation group
 	{"cpu", "cpu.weight", "10"},
 }
 
-// Cgroups tells why programs have no cgroup of their own; nil where they have one.
+// Cgroups returns the reason why programs have no cgroup of their own, nil if they have one.
 func Cgroups() error {
 	_, err := cgroups()
 	return err
 }
 
-// cgroups is the directory that programs' cgroups lie in.
+// cgroups is the parent directory of the programs' cgroups.
 var cgroups = sync.OnceValues(func() (*os.File, error) {
 	b, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -53,8 +53,8 @@ var cgroups = sync.OnceValues(func() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A mount of our own would set the options of the machine's cgroups anew.
-	all, err := linux.Openat2(nil, mounted, linux.ODirectory, 0)
+	// Do not mount it ourselves: that would reset the options of the machine's cgroups.
+	all, err := linux.Openat2(linux.CWD, mounted, linux.ODirectory, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +73,7 @@ var cgroups = sync.OnceValues(func() (*os.File, error) {
 	if err == nil {
 		err = sweep(parent)
 	}
-	if err == nil { // whether one can be made
+	if err == nil { // can a child be made?
 		var try *cgroup
 		if try, err = newCgroup(parent); err == nil {
 			try.remove()
@@ -85,7 +85,7 @@ var cgroups = sync.OnceValues(func() (*os.File, error) {
 	return parent, nil
 })
 
-// ownCgroup is this process's cgroup of version 2, by /proc/self/cgroup.
+// ownCgroup returns this process's version 2 cgroup from /proc/self/cgroup.
 func ownCgroup(lines string) (string, error) {
 	for line := range strings.Lines(lines) {
 		own, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::")
@@ -112,19 +112,19 @@ func sweep(parent *os.File) error {
 	names, err := dir.Readdirnames(-1)
 	for _, name := range names {
 		if strings.HasPrefix(name, cgroupNames) {
-			_ = linux.Rmdirat(parent, name) // not while there is a process in it
+			_ = linux.Rmdirat(parent, name) // fails while there is a process in it
 		}
 	}
 	return err
 }
 
-// cgroup is one program's; nil is none.
+// cgroup is the cgroup of one program; nil means none.
 type cgroup struct {
 	parent *os.File
 	name   string
 }
 
-// ownOrNone gives a program its cgroup; nil where there can be none.
+// ownOrNone makes a cgroup for a program; nil if cgroups are unavailable.
 func ownOrNone() (*cgroup, error) {
 	parent, err := cgroups()
 	if err != nil {
@@ -151,7 +151,7 @@ func newCgroup(parent *os.File) (*cgroup, error) {
 	return g, nil
 }
 
-// add puts a process into it. That it has ended is no error.
+// add moves a process into the cgroup. A process that has ended is no error.
 func (g *cgroup) add(pid int) error {
 	if g == nil {
 		return nil
@@ -163,13 +163,12 @@ func (g *cgroup) add(pid int) error {
 	return err
 }
 
-// remove removes it when its program has ended. What is left is swept at the next
-// start.
+// remove removes the cgroup after its program has ended. Leftovers are swept at the next start.
 func (g *cgroup) remove() {
 	if g == nil {
 		return
 	}
-	const moment = time.Second // until the kernel has let go of the last process
+	const moment = time.Second // until the kernel has released the last process
 	for end := time.Now().Add(moment); ; time.Sleep(time.Millisecond) {
 		err := linux.Rmdirat(g.parent, g.name)
 		if !errors.Is(err, linux.EBUSY) || time.Now().After(end) {

@@ -17,8 +17,8 @@ import (
 
 const inCgroup = "CRUST_TEST_IN_CGROUP"
 
-// A program that takes more memory than its cgroup allows is killed, and nothing else
-// is. Then its cgroup is gone.
+// A program that exceeds its cgroup's memory is killed, and nothing else is. Then its cgroup is
+// gone.
 func TestLeast_AProgramHasACgroupOfItsOwn(t *testing.T) {
 	if os.Getenv(inCgroup) != "" {
 		lifeInCgroup(t)
@@ -81,7 +81,7 @@ func programCgroups(t *testing.T, dir string) []string {
 	return names
 }
 
-// cgroupOptions are those of the machine's cgroups.
+// cgroupOptions returns the mount options of the machine's cgroups.
 func cgroupOptions(t *testing.T) string {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
@@ -132,7 +132,7 @@ func lifeInCgroup(t *testing.T) {
 	}
 	<-ended
 
-	// The limits come when it has begun; that of its address space is the last.
+	// The limits are set after the start; the limit of the address space comes last.
 	const limit = 64 << 20
 	greedy := fmt.Sprintf("until [ $(ulimit -v) != unlimited ]; do :; done; head -c %d /dev/zero | tail -c %d >/dev/null", 4*limit, 3*limit)
 	for _, c := range []struct {
@@ -144,7 +144,7 @@ func lifeInCgroup(t *testing.T) {
 		err := Run(program, Limits{}, func() {})
 		exit := program.ProcessState.ExitCode()
 		if status, ok := program.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-			exit = 128 + int(status.Signal()) // the kernel chose the shell, and not its child
+			exit = 128 + int(status.Signal()) // the kernel killed the shell instead of its child
 		}
 		if exit != c.exit {
 			t.Errorf("with %d bytes it ended with %v", c.limit, err)

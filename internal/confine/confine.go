@@ -1,12 +1,9 @@
-// Package confine runs the programs that make and check file systems where they
-// can do little else: what they read was written by a tenant, and they run as root.
+// Package confine runs the programs that make and check file systems with minimal access. They run as root on data that a tenant wrote.
 //
-// Such a program sees the programs and libraries of this machine and sysfs, all
-// read-only, its device and, if there is one, the copy that it works on. It sees no
-// other file and no process. It has no network and no capability. System calls that
-// mount, enter namespaces or load code fail (see linux.Refuse). Its memory is
-// limited, and it is the first to be ended when memory is short. Where there can be
-// one (see Cgroups), it has a cgroup of its own.
+// Such a program sees the programs and libraries of this machine and sysfs, all read-only, its device and, if there is one, the copy that
+// it works on. It sees no other file and no process. It has no network and no capability. System calls that mount, enter namespaces or
+// load code fail (see linux.Refuse). Its memory is limited, and it is the OOM killer's first choice. It has its own cgroup if possible
+// (see Cgroups).
 package confine
 
 import (
@@ -22,21 +19,20 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// Memory is what a program may have, in bytes of address space: e2fsck and
-// xfs_repair take a few bytes for each block and inode of a large file system.
+// Memory is the limit of a program's address space, in bytes: e2fsck and xfs_repair need a few bytes for each block and inode of a large
+// file system.
 const Memory = 8 << 30
 
-// Limits are what a program gets.
+// Limits describe what a program may access.
 type Limits struct {
 	Device string   // opened under Inside's name
-	Copy   *os.File // a file that is opened as CopyPath; nil for none
+	Copy   *os.File // opened as CopyPath; nil for none
 }
 
-// CopyPath is the name of Limits.Copy for the program.
+// CopyPath is the path of Limits.Copy inside.
 const CopyPath = "/copy"
 
-// Inside is the name that the device has for the program: its own if that is in
-// /dev.
+// Inside is the device's path inside: its own path if that is in /dev.
 func Inside(device string) string {
 	if clean := filepath.Clean(device); strings.HasPrefix(clean, "/dev/") {
 		return clean
@@ -44,9 +40,8 @@ func Inside(device string) string {
 	return "/dev/" + filepath.Base(device)
 }
 
-// Run starts a program, and waits for it. The error is that of cmd.Start or
-// cmd.Wait, or says why the program could not be confined: then it was not
-// started. started is called when it was, or will not be.
+// Run starts a program and waits for it. The error is that of cmd.Start or cmd.Wait, or explains why the program could not be confined
+// and was not started. started is called once the program has started, or once it is certain that it will not.
 func Run(cmd *exec.Cmd, l Limits, started func()) error {
 	var once sync.Once
 	defer once.Do(started)
@@ -87,16 +82,15 @@ func Run(cmd *exec.Cmd, l Limits, started func()) error {
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	begun, limited := make(chan int, 1), make(chan error, 1)
 	go func() {
-		// Not on the program's thread: that one has no /proc.
+		// Not on the program's thread, which has no /proc.
 		if pid, ok := <-begun; ok {
 			limited <- errors.Join(group.add(pid), linux.LimitMemory(pid, Memory))
 		}
 	}()
 	defer close(begun)
-	// The thread stays until the program has ended: linux.KilledWithThread. Go has the
-	// child look whether its parent has died before that was set; in a PID namespace of
-	// its own it cannot tell. A program that is left for that reason has its device
-	// open exclusively, and the next one does not begin.
+	// The thread stays until the program has ended: linux.KilledWithThread. Go's child checks whether its parent died before that was
+	// set; in its own PID namespace it cannot. A program that survives for that reason has its device open exclusively, so the next
+	// program does not begin.
 	return linux.OnOwnThread(func() error {
 		if err := base.Enter(); err != nil {
 			return cannot(err)
@@ -113,7 +107,8 @@ func Run(cmd *exec.Cmd, l Limits, started func()) error {
 		once.Do(started)
 		begun <- cmd.Process.Pid
 		if err := <-limited; err != nil {
-			return errors.Join(fmt.Errorf("the program was ended, for its memory cannot be limited: %w", err), cmd.Process.Kill(), cmd.Wait())
+			return errors.Join(fmt.Errorf("the program was ended, for its memory cannot be limited: %w", err), cmd.Process.Kill(),
+				cmd.Wait())
 		}
 		return cmd.Wait()
 	})
@@ -123,9 +118,8 @@ func cannot(err error) error {
 	return fmt.Errorf("the program was not started, for it cannot be confined: %w", err)
 }
 
-// The namespaces that all programs begin with. They are made once: a copy of this
-// process's mount namespace costs time for each mount that there is, and keeps
-// all of them in use for as long.
+// base holds the namespaces in which all programs begin. They are made once: a copy of this process's mount namespace costs time for each
+// mount, and keeps all mounts in use meanwhile.
 var base struct {
 	sync.Mutex
 	linux.Namespaces
@@ -137,9 +131,8 @@ func prepared() (linux.Namespaces, error) {
 	if base.Namespaces != nil {
 		return base.Namespaces, nil
 	}
-	// Go looks once whether the kernel has pidfds, by a child, before it starts or
-	// finds its first process. In a new PID namespace that child would be the first
-	// process, after whose end there can be no other.
+	// Before it starts or finds its first process, Go uses a child once to detect pidfds. In a new PID namespace, that child would be the
+	// first process, and no process can start after it ends.
 	self, err := os.FindProcess(os.Getpid())
 	if err != nil {
 		return nil, err
@@ -154,12 +147,10 @@ func prepared() (linux.Namespaces, error) {
 	return made, err
 }
 
-// programDir is where a program is seen that lies outside of the directories of
-// shown.
+// programDir is the mount point inside for a program outside the directories of shown.
 const programDir = "/program"
 
-// What there is of this machine: programs and libraries, and the configuration of
-// the dynamic linker, mke2fs and e2fsck.
+// What is visible of this machine: programs and libraries, and the configuration of the dynamic linker, mke2fs and e2fsck.
 var (
 	shown         = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr"}
 	configuration = []string{"etc/ld.so.cache", "etc/mke2fs.conf", "etc/e2fsck.conf"}
@@ -167,7 +158,7 @@ var (
 	alwaysThere = []string{"null", "zero", "random", "urandom"} // in /dev
 )
 
-// build makes the root directory of the programs the root of this mount namespace.
+// build makes the programs' root directory the root of this mount namespace.
 func build() error {
 	root, err := tree("tmpfs", map[string]string{"size": "16m", "mode": "755"})
 	if err != nil {
@@ -180,9 +171,8 @@ func build() error {
 			f.Close()
 		}
 	}()
-	// There is no /proc: it would show other processes and, through them, their files.
-	// The programs are told that nothing is mounted. They open their device
-	// exclusively; the kernel refuses that while it is mounted.
+	// There is no /proc: it would show other processes and, through them, their files. The mount tables are empty. The programs open
+	// their device exclusively; the kernel refuses that while it is mounted.
 	links, files := map[string]string{}, []string{"etc/mtab", "proc/mounts", "proc/self/mounts", CopyPath[1:]}
 	for _, name := range append([]string{"sys"}, shown...) {
 		switch to, err := os.Readlink("/" + name); {
@@ -256,15 +246,13 @@ func build() error {
 	return readOnly(root)
 }
 
-// readOnly makes a mount read-only. The kernel refuses that (EBUSY) while a file on it
-// is open for writing. A child that another thread forks can keep a file open after
-// this process closed it, so linux.MakeFile makes files without opening them.
+// readOnly makes a mount read-only. The kernel refuses that (EBUSY) while a file on it is open for writing. A child that another thread
+// forks can keep a file open after this process closed it, so linux.MakeFile makes files without opening them.
 func readOnly(mount *os.File) error {
 	return linux.MountSetattr(mount, linux.MountAttr{Set: linux.MountAttrRdonly}, false)
 }
 
-// furnish mounts what is one program's own: its device, and those that every
-// program may open.
+// furnish mounts the program's own files: its device, and those that every program may open.
 func furnish(program, scratch, device *os.File, path string) error {
 	if scratch != nil {
 		if err := mountOn(scratch, CopyPath); err != nil {
@@ -326,7 +314,7 @@ func visible(program string) bool {
 	return false
 }
 
-// tree is a new file system, in no namespace yet.
+// tree makes a new file system that is not in any namespace yet.
 func tree(fstype string, options map[string]string) (*os.File, error) {
 	c, err := linux.Fsopen(fstype)
 	if err != nil {
@@ -344,7 +332,7 @@ func tree(fstype string, options map[string]string) (*os.File, error) {
 	return linux.Fsmount(c, linux.MountAttrNosuid)
 }
 
-// clone is a mount of a directory or file, in no namespace yet.
+// clone makes a bind mount of a directory or file that is not in any namespace yet.
 func clone(path string) (*os.File, error) {
 	f, err := linux.Open(path, linux.OPath)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// device makes a block device of a file, and gives its name.
+// device makes a loop device over a file, and returns its path.
 func device(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "disk")
@@ -33,10 +33,10 @@ func device(t *testing.T) string {
 	return name
 }
 
-// shell runs a script as a program that checks a file system is run.
+// shell runs a script the way programs that check file systems run.
 func shell(t *testing.T, l Limits, script string) string {
 	t.Helper()
-	// The limits come when it has begun.
+	// The limits are set after the start.
 	script = "i=0; until [ $(ulimit -v) != unlimited ] || [ $i = 10000 ]; do i=$((i+1)); done; " + script
 	cmd := exec.Command("sh", "-c", script, "sh", Inside(l.Device))
 	var out bytes.Buffer
@@ -56,7 +56,8 @@ func TestLeast_AProgramHasItsDeviceAndItsCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	got := shell(t, Limits{Device: dev, Copy: f}, `head -c 6 "$1"; printf XXXX | dd of="$1" conv=notrunc status=none && head -c 6 "$1"; echo copied >`+CopyPath)
+	got := shell(t, Limits{Device: dev, Copy: f},
+		`head -c 6 "$1"; printf XXXX | dd of="$1" conv=notrunc status=none && head -c 6 "$1"; echo copied >`+CopyPath)
 	if got != "tenantXXXXnt" {
 		t.Errorf("its device reads and writes: %q", got)
 	}
@@ -66,7 +67,7 @@ func TestLeast_AProgramHasItsDeviceAndItsCopy(t *testing.T) {
 	}
 }
 
-// Each script is a way out, and ends with "barred" if it is barred.
+// Each script tries a way out, and ends with "barred" if it is barred.
 func TestLeast_AProgramHasNothingElse(t *testing.T) {
 	mine, other := device(t), device(t)
 	secret := filepath.Join(t.TempDir(), "secret")
@@ -103,7 +104,7 @@ func TestLeast_AProgramHasNothingElse(t *testing.T) {
 	}
 }
 
-// What /proc tells of such a program, from outside.
+// What /proc shows of such a program from outside.
 func TestLeast_WhatAProgramIs(t *testing.T) {
 	cmd := exec.Command("sleep", "3600")
 	begun, ended := make(chan int, 1), make(chan error, 1)
@@ -122,7 +123,8 @@ func TestLeast_WhatAProgramIs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range []string{"CapInh:\t0000000000000000", "CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "CapAmb:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
+	for _, line := range []string{"CapInh:\t0000000000000000", "CapPrm:\t0000000000000000", "CapEff:\t0000000000000000",
+		"CapAmb:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
 		if !strings.Contains(string(status), line+"\n") {
 			t.Errorf("its status does not say %q:\n%s", line, status)
 		}
@@ -151,7 +153,7 @@ func TestLeast_WhatAProgramIs(t *testing.T) {
 	<-ended
 }
 
-// Whoever starts a program stays as free as before.
+// The caller that starts a program is not confined.
 func TestLeast_TheStarterIsNotConfined(t *testing.T) {
 	dev := device(t)
 	for range 20 {
@@ -162,7 +164,7 @@ func TestLeast_TheStarterIsNotConfined(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// A child's are those of whatever thread starts it.
+		// A child inherits them from whichever thread starts it.
 		for range 50 {
 			out, err := exec.Command("sh", "-c", "readlink /proc/self/"+entry+"; grep Seccomp: /proc/self/status").CombinedOutput()
 			if err != nil || string(out) != mine+"\nSeccomp:\t0\n" {
@@ -172,9 +174,8 @@ func TestLeast_TheStarterIsNotConfined(t *testing.T) {
 	}
 }
 
-// A child that is being started has copies of this process's descriptors for a
-// moment. A file that was made by opening it is open for that long, and keeps the
-// mount that it is in from being made read-only.
+// A child that is being started briefly has copies of this process's descriptors. A file made by
+// open(2) stays open for that long, and its mount cannot be made read-only.
 func TestA12_ManyProgramsBesideEachOther(t *testing.T) {
 	var all sync.WaitGroup
 	for range 16 {

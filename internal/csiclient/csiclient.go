@@ -1,5 +1,4 @@
-// Package csiclient calls a CSI driver in the order that the kubelet does, for
-// crustctl and for tests.
+// Package csiclient calls a CSI driver in the kubelet's order, for crustctl and for tests.
 package csiclient
 
 import (
@@ -36,14 +35,15 @@ func Dial(endpoint, kubeletDir string, more ...grpc.DialOption) (*Client, error)
 		return nil, err
 	}
 	return &Client{
-		csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn), inventory.NewInventoryClient(conn), conn, kubeletDir,
+		csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn), inventory.NewInventoryClient(conn), conn,
+		kubeletDir,
 	}, nil
 }
 
 // Close ends the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Volumes gives all volumes that the driver of this node tells of.
+// Volumes returns all volumes that this node's driver reports.
 func (c *Client) Volumes(ctx context.Context) ([]*inventory.Volume, error) {
 	var all []*inventory.Volume
 	for after := ""; ; {
@@ -58,7 +58,7 @@ func (c *Client) Volumes(ctx context.Context) ([]*inventory.Volume, error) {
 	}
 }
 
-// Volume is how a volume is used.
+// Volume describes how a volume is used.
 type Volume struct {
 	ID         string
 	FSType     string
@@ -69,7 +69,7 @@ type Volume struct {
 	Group      string // the pod's fsGroup
 }
 
-// Capability is the volume's as CSI has it.
+// Capability returns the volume's CSI capability.
 func (v Volume) Capability() *csi.VolumeCapability {
 	mode := v.Mode
 	if mode == csi.VolumeCapability_AccessMode_UNKNOWN {
@@ -85,7 +85,7 @@ func (v Volume) Capability() *csi.VolumeCapability {
 	return c
 }
 
-// StagingPath is where the kubelet stages a volume.
+// StagingPath returns the path where the kubelet stages a volume.
 func (c *Client) StagingPath(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return filepath.Join(c.KubeletDir, "plugins/kubernetes.io/csi", hex.EncodeToString(sum[:]), "globalmount")
@@ -102,7 +102,7 @@ func (c *Client) Create(
 	return r.GetVolume(), err
 }
 
-// Stage makes the staging directory and stages.
+// Stage makes the staging directory and stages the volume.
 func (c *Client) Stage(ctx context.Context, v Volume) error {
 	if _, err := os.Stat(c.KubeletDir); err != nil {
 		return fmt.Errorf("--kubelet-dir: %w; give the one that csi-node was started with", err)
@@ -129,7 +129,7 @@ func (c *Client) Publish(ctx context.Context, v Volume, target string, readOnly 
 	return err
 }
 
-// Unpublish takes a volume off a target.
+// Unpublish unpublishes a volume at a target.
 func (c *Client) Unpublish(ctx context.Context, id, target string) error {
 	_, err := c.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
 	return err
@@ -155,7 +155,7 @@ func (c *Client) Delete(ctx context.Context, id string) error {
 	return err
 }
 
-// Expand enlarges a volume and, where it is published, its file system.
+// Expand enlarges a volume and, if it is published, its file system.
 func (c *Client) Expand(ctx context.Context, id string, size int64, path string) (int64, error) {
 	r := &csi.CapacityRange{RequiredBytes: size}
 	e, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: r})

@@ -1,5 +1,5 @@
-// Package devmapper makes device-mapper devices of linear segments, by the ioctls
-// of /dev/mapper/control (linux/dm-ioctl.h). No other package makes them.
+// Package devmapper makes device-mapper devices of linear segments, with the ioctls of
+// /dev/mapper/control (linux/dm-ioctl.h). No other package makes them.
 package devmapper
 
 import (
@@ -47,7 +47,7 @@ type header struct {
 // Control is an open /dev/mapper/control.
 type Control struct{ f *os.File }
 
-// Segment is a part of a device, in bytes, that the new device shows.
+// Segment is a part of an underlying device that the new device maps, in bytes.
 type Segment struct {
 	Major, Minor  uint32
 	Start, Length int64
@@ -57,11 +57,11 @@ type Segment struct {
 type Device struct {
 	Name, UUID   string
 	Major, Minor uint32
-	Open         int // how often it is open
+	Open         int // number of openers
 }
 
-// Open opens the control device. Where /dev lacks it, a node is made in dir, which
-// may have the kernel load its module. ErrAbsent when the kernel has none.
+// Open opens the control device. If /dev lacks it, Open makes a node in dir, which may cause the
+// kernel to load its module. It returns ErrAbsent if the kernel has no device-mapper.
 func Open(dir string) (*Control, error) {
 	f, err := os.OpenFile(controlNode, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) && dir != "" {
@@ -88,7 +88,7 @@ func Open(dir string) (*Control, error) {
 	return c, nil
 }
 
-// ErrAbsent is a kernel without device-mapper.
+// ErrAbsent means that the kernel has no device-mapper.
 var ErrAbsent = errors.New("this kernel has no device-mapper")
 
 // Close releases the descriptor.
@@ -117,7 +117,7 @@ func (c *Control) call(name string, request uintptr, h header, data []byte) (hea
 	}
 }
 
-// Size is the device's length in bytes; 0 when it has no segments, or is gone.
+// Size is the device's length in bytes; 0 if it has no segments, or is gone.
 func (d Device) Size() int64 {
 	b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/size", d.Major, d.Minor))
 	if err != nil {
@@ -143,7 +143,7 @@ func device(h header) Device {
 	}
 }
 
-// Find gives the device of that name; ok is false when there is none.
+// Find returns the device with that name; ok is false if there is none.
 func (c *Control) Find(name string) (d Device, ok bool, err error) {
 	h, err := c.call("DM_DEV_STATUS", devStatus, named(name), nil)
 	if errors.Is(err, unix.ENXIO) {
@@ -152,9 +152,8 @@ func (c *Control) Find(name string) (d Device, ok bool, err error) {
 	return device(h), err == nil, err
 }
 
-// Create makes a device of the segments, one behind the other. EEXIST or EBUSY when
-// there is one of that name or uuid; EBUSY, too, when somebody has a device below
-// open exclusively.
+// Create makes a device of the segments, in order. EEXIST or EBUSY if the name or uuid is in use;
+// EBUSY, too, if an underlying device is open exclusively elsewhere.
 func (c *Control) Create(name, uuid string, ro bool, segments []Segment) (Device, error) {
 	h := named(name)
 	copy(h.UUID[:len(h.UUID)-1], uuid)
@@ -171,7 +170,7 @@ func (c *Control) Create(name, uuid string, ro bool, segments []Segment) (Device
 	return device(made), nil
 }
 
-// Load gives a device other segments, in one step: what is being written waits.
+// Load replaces the segments of a device in one step: writes wait.
 func (c *Control) Load(name string, ro bool, segments []Segment) error {
 	var data []byte
 	var start int64
@@ -198,7 +197,7 @@ func (c *Control) Load(name string, ro bool, segments []Segment) error {
 	return c.Resume(name)
 }
 
-// Suspend writes out the device and has writes to it wait until Resume.
+// Suspend flushes the device and blocks writes until Resume.
 func (c *Control) Suspend(name string) error {
 	h := named(name)
 	h.Flags = suspendFlag
@@ -206,13 +205,13 @@ func (c *Control) Suspend(name string) error {
 	return err
 }
 
-// Resume ends Suspend, and takes the table that was loaded.
+// Resume ends Suspend, and activates the loaded table.
 func (c *Control) Resume(name string) error {
 	_, err := c.call("DM_DEV_SUSPEND", devSuspend, named(name), nil)
 	return err
 }
 
-// Remove removes the device; one that is gone is fine. EBUSY while it is open.
+// Remove removes the device; a missing one is no error. EBUSY while it is open.
 func (c *Control) Remove(name string) error {
 	_, err := c.call("DM_DEV_REMOVE", devRemove, named(name), nil)
 	if errors.Is(err, unix.ENXIO) {
@@ -221,7 +220,7 @@ func (c *Control) Remove(name string) error {
 	return err
 }
 
-// UUID is the one of the device-mapper device of that number, empty when it is none.
+// UUID returns the uuid of the device-mapper device with that number, "" if it is none.
 func UUID(major, minor uint32) (string, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/dm/uuid", major, minor))
 	if errors.Is(err, os.ErrNotExist) {

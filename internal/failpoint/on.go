@@ -12,7 +12,7 @@ import (
 )
 
 var (
-	// The name of a point, or name#7 for the seventh time that it is passed.
+	// The name of a point, or name#7 for its seventh pass.
 	chosen, nth = parse(os.Getenv("CRUST_FAILPOINT"))
 	passed      atomic.Int64
 
@@ -20,7 +20,7 @@ var (
 	file   = os.Getenv("CRUST_FAILPOINT_FILE")
 )
 
-// ErrInjected is what Err gives in mode "error".
+// ErrInjected is the error of Err in mode "error".
 var ErrInjected = errors.New("failpoint: injected error")
 
 func parse(text string) (name string, nth int64) {
@@ -35,9 +35,8 @@ func parse(text string) (name string, nth int64) {
 	return name, nth
 }
 
-// Hit ends the process with SIGKILL when name is the chosen point, and waits a
-// second when it is the point to pause at. It does what the file says of the point:
-// kill or hang.
+// Hit kills the process with SIGKILL if name is the chosen point, and waits a second if it is the
+// point to pause at. It also applies the file's mode for the point: kill or hang.
 func Hit(name string) {
 	if name == paused {
 		time.Sleep(time.Second)
@@ -52,7 +51,7 @@ func Hit(name string) {
 	hang(name)
 }
 
-// Err is Hit at a step that can also fail.
+// Err is Hit for a step that can also fail.
 func Err(name string) error {
 	Hit(name)
 	if mode(name) == "error" {
@@ -73,8 +72,8 @@ func kill() {
 	time.Sleep(time.Hour) // the signal is on its way
 }
 
-// mode gives what the file says of a point: it holds "NAME MODE", and is read
-// anew each time, so that a test can change it while the process runs.
+// mode returns the file's mode for a point. The file contains "NAME MODE", and is read each time,
+// so that a test can change it while the process runs.
 func mode(name string) string {
 	if file == "" {
 		return ""
@@ -92,15 +91,14 @@ func mode(name string) string {
 
 var hanging atomic.Bool
 
-// mark leaves a file that says which point did what it was told to.
+// mark leaves a file that names the point that was reached.
 func mark(name string) {
 	if err := os.WriteFile(file+".hit", []byte(name), 0o600); err != nil {
 		panic(err)
 	}
 }
 
-// hang waits for as long as the file says so.
-// Only the first to come waits: others' calls pass the point.
+// hang waits while the file requests it. Only the first caller waits: others pass the point.
 func hang(name string) {
 	if mode(name) != "hang" || !hanging.CompareAndSwap(false, true) {
 		return

@@ -1,12 +1,12 @@
-// Package keylock is mutexes by key: who holds one keeps out those with the same key
-// only. What is done meanwhile may hang, on a disk or server that does not answer.
+// Package keylock provides mutexes by key: a holder excludes only others with the same key. The
+// work under a lock may hang, on a disk or server that does not answer.
 package keylock
 
 import "sync"
 
-// Locks are ready to be used as they are.
+// Locks is ready to use as its zero value.
 type Locks[K comparable] struct {
-	mu   sync.Mutex // never held while something is waited for
+	mu   sync.Mutex // never held during a wait
 	held map[K]chan struct{}
 }
 

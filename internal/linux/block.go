@@ -43,20 +43,20 @@ func BlockReadOnly(f *os.File) (bool, error) {
 	return n != 0, err
 }
 
-// Freeze is ioctl FIFREEZE: writes to the file system wait until Thaw, and
-// what was written is on the device. EBUSY when it is frozen already.
+// Freeze is ioctl FIFREEZE: earlier writes reach the device, and new writes to the file system wait
+// until Thaw. EBUSY if it is already frozen.
 func Freeze(f *os.File) error { return ioctl("FIFREEZE", f, 0xc0045877, 0) }
 
-// Thaw is ioctl FITHAW. EINVAL when it was not frozen.
+// Thaw is ioctl FITHAW. EINVAL if it is not frozen.
 func Thaw(f *os.File) error { return ioctl("FITHAW", f, 0xc0045878, 0) }
 
-// Ext4ResizeFS is ioctl EXT4_IOC_RESIZE_FS: the new size in file system
-// blocks. Needs CAP_SYS_RESOURCE.
+// Ext4ResizeFS is ioctl EXT4_IOC_RESIZE_FS, with the new size in file system blocks. Needs
+// CAP_SYS_RESOURCE.
 func Ext4ResizeFS(f *os.File, blocks uint64) error {
 	return ioctlPtr("EXT4_IOC_RESIZE_FS", f, 0x40086610, &blocks)
 }
 
-// XFSGeometry is what ioctl XFS_IOC_FSGEOMETRY_V1 says, of what growth needs.
+// XFSGeometry holds the fields of ioctl XFS_IOC_FSGEOMETRY_V1 that growth needs.
 type XFSGeometry struct {
 	BlockSize  uint32
 	DataBlocks uint64
@@ -75,7 +75,7 @@ func XFSGeometryOf(f *os.File) (XFSGeometry, error) {
 	return XFSGeometry{BlockSize: u32(b, 0), ImaxPct: u32(b, 28), DataBlocks: u64(b, 32)}, nil
 }
 
-// XFSGrowData is ioctl XFS_IOC_FSGROWFSDATA: the new size in blocks.
+// XFSGrowData is ioctl XFS_IOC_FSGROWFSDATA, with the new size in blocks.
 func XFSGrowData(f *os.File, blocks uint64, imaxpct uint32) error {
 	arg := struct {
 		newblocks uint64
@@ -85,8 +85,7 @@ func XFSGrowData(f *os.File, blocks uint64, imaxpct uint32) error {
 	return ioctlPtr("XFS_IOC_FSGROWFSDATA", f, 0x4010586e, &arg)
 }
 
-// BtrfsResizeMax is ioctl BTRFS_IOC_RESIZE: device 1 to the size of its block
-// device.
+// BtrfsResizeMax is ioctl BTRFS_IOC_RESIZE: it grows device 1 to the size of its block device.
 func BtrfsResizeMax(f *os.File) error {
 	var arg struct {
 		fd   int64
@@ -96,8 +95,8 @@ func BtrfsResizeMax(f *os.File) error {
 	return ioctlPtr("BTRFS_IOC_RESIZE", f, 0x50009403, &arg)
 }
 
-// BtrfsDeviceSize is ioctl BTRFS_IOC_DEV_INFO of device 1: how many bytes of it
-// the file system spans.
+// BtrfsDeviceSize is ioctl BTRFS_IOC_DEV_INFO of device 1: the number of bytes that the file system
+// uses of it.
 func BtrfsDeviceSize(f *os.File) (uint64, error) {
 	// struct btrfs_ioctl_dev_info_args: devid, uuid[16], bytes_used,
 	// total_bytes, fsid[16], 377 unused u64, path[1024].

@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// capabilities are the names of capabilities(7), without CAP_, by their numbers.
+// capabilities holds the names of capabilities(7), without CAP_, in numerical order.
 var capabilities = strings.Fields(`CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE
 	NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN
 	SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG
 	WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE`)
 
-// CapabilityNumber is the number of a capability, by its name without CAP_; false
-// for a name that does not exist.
+// CapabilityNumber returns the number of a capability, given its name without CAP_; false if the
+// name does not exist.
 func CapabilityNumber(name string) (int, bool) {
 	for i, n := range capabilities {
 		if n == name {
@@ -27,8 +27,8 @@ func CapabilityNumber(name string) (int, bool) {
 	return 0, false
 }
 
-// CapabilitiesOf reads a set of a process's capabilities from its status file
-// (/proc/PID/status, proc(5)), one bit for each: CapEff or CapBnd.
+// CapabilitiesOf reads a capability set (CapEff or CapBnd) from a process's status file
+// (/proc/PID/status, proc(5)), one bit per capability.
 func CapabilitiesOf(statusFile, set string) (uint64, error) {
 	f, err := os.Open(statusFile)
 	if err != nil {
@@ -43,9 +43,8 @@ func CapabilitiesOf(statusFile, set string) (uint64, error) {
 	return 0, fmt.Errorf("%s has no %s", statusFile, set)
 }
 
-// DropBounding takes a capability from this thread's bounding set, for good,
-// prctl(2) PR_CAPBSET_DROP: no program that the thread executes can have it. EPERM
-// without CAP_SETPCAP.
+// DropBounding removes a capability permanently from this thread's bounding set, prctl(2)
+// PR_CAPBSET_DROP: no program that the thread executes can have it. EPERM without CAP_SETPCAP.
 func DropBounding(number int) error {
 	return call("prctl(PR_CAPBSET_DROP)", func() error { return unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(number), 0, 0, 0) })
 }

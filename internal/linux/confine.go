@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OnOwnThread runs f on a thread that ends with it, so that f may leave it in any
-// state, and waits for it. Children that f starts have what the thread has.
+// OnOwnThread runs f on a thread that ends with it, so that f may leave it in any state, and waits
+// for it. Children that f starts inherit the thread's state.
 func OnOwnThread(f func() error) error {
 	result := make(chan error, 1)
 	onOwnThread(func() {
@@ -27,13 +27,11 @@ func OnOwnThread(f func() error) error {
 	return <-result
 }
 
-// Namespaces are those that a program is put into. They last as long as the
-// descriptors are open.
+// Namespaces are the namespaces of a program. They last while the descriptors are open.
 type Namespaces []*os.File
 
-// NewNamespaces gives a mount namespace that holds what build leaves in it, and
-// network, IPC and UTS namespaces with nothing in them. build runs in a copy of
-// this mount namespace that propagates nothing.
+// NewNamespaces makes a mount namespace with the result of build, and empty network, IPC and UTS
+// namespaces. build runs in a copy of this mount namespace that propagates nothing.
 func NewNamespaces(build func() error) (ns Namespaces, err error) {
 	err = OnOwnThread(func() error {
 		const flags = unix.CLONE_FS | unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
@@ -43,7 +41,7 @@ func NewNamespaces(build func() error) (ns Namespaces, err error) {
 		if err := call("mount", func() error { return unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, "") }); err != nil {
 			return err
 		}
-		// build may take /proc away.
+		// build may remove /proc.
 		dir, err := Open("/proc/self/task/"+strconv.Itoa(unix.Gettid())+"/ns", unix.O_RDONLY|unix.O_DIRECTORY)
 		if err != nil {
 			return err
@@ -66,15 +64,15 @@ func NewNamespaces(build func() error) (ns Namespaces, err error) {
 	return ns, err
 }
 
-// Close gives the descriptors back.
+// Close releases the descriptors.
 func (n Namespaces) Close() {
 	for _, f := range n {
 		f.Close()
 	}
 }
 
-// Enter moves this thread, which is its caller's own, into a copy of the mount
-// namespace and into the others, and its children into a new PID namespace.
+// Enter moves this thread, which the caller owns, into a copy of the mount namespace and into the
+// others, and its children into a new PID namespace.
 func (n Namespaces) Enter() error {
 	if err := call("unshare", func() error { return unix.Unshare(unix.CLONE_FS) }); err != nil {
 		return err
@@ -87,8 +85,8 @@ func (n Namespaces) Enter() error {
 	return call("unshare", func() error { return unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_NEWPID) })
 }
 
-// PivotRoot makes a mounted directory the root of this mount namespace, and
-// takes the old one off, with all that is mounted below.
+// PivotRoot makes a mounted directory the root of this mount namespace, and detaches the old one
+// with everything mounted below.
 func PivotRoot(root *os.File) error {
 	if err := call("fchdir", func() error { return unix.Fchdir(fdOf(root)) }); err != nil {
 		return err
@@ -103,21 +101,20 @@ func PivotRoot(root *os.File) error {
 	return call("chdir", func() error { return unix.Chdir("/") })
 }
 
-// DropCapabilities gives back all capabilities of this thread, for good once
-// NoNewPrivileges was called.
+// DropCapabilities drops all capabilities of this thread, permanently after NoNewPrivileges.
 func DropCapabilities() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	return call("capset", func() error { return unix.Capset(&header, &data[0]) })
 }
 
-// NoNewPrivileges sets no_new_privs of this thread: see prctl(2).
+// NoNewPrivileges sets no_new_privs for this thread: see prctl(2).
 func NoNewPrivileges() error {
 	return call("prctl", func() error { return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })
 }
 
-// Refuse makes the kernel refuse the system calls in refused, and those that are
-// newer than the list, to this thread and its children. See seccomp(2).
+// Refuse makes the kernel refuse the system calls in refused, and those newer than the list, for
+// this thread and its children. See seccomp(2).
 func Refuse() error {
 	filter := refusal()
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
@@ -129,9 +126,9 @@ func Refuse() error {
 	return err
 }
 
-// A program that works on a file system needs none of the system calls in refused:
-// they mount, enter namespaces, load code into the kernel,
-// look into other processes, make devices, set clocks, or reach a network.
+// A program that works on a file system needs none of the system calls in refused: they mount,
+// enter namespaces, load code into the kernel, inspect other processes, make devices, set clocks,
+// or reach a network.
 var refused = append([]uintptr{
 	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT,
 	unix.SYS_FSPICK, unix.SYS_MOVE_MOUNT, unix.SYS_OPEN_TREE, unix.SYS_MOUNT_SETATTR, unix.SYS_SETNS, unix.SYS_UNSHARE,
@@ -144,8 +141,7 @@ var refused = append([]uintptr{
 	unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME, unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_MKNODAT, unix.SYS_SOCKET, unix.SYS_SOCKETPAIR,
 }, refusedHere...)
 
-// refusal is the filter, for bpf(4)'s classic machine. The offsets are those of
-// struct seccomp_data.
+// refusal is the filter in classic BPF. The offsets are those of struct seccomp_data.
 func refusal() []unix.SockFilter {
 	const (
 		load    = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
@@ -158,19 +154,19 @@ func refusal() []unix.SockFilter {
 		allow                             = unix.SECCOMP_RET_ALLOW
 		eperm                             = unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)
 		enosys                            = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)
-		unknown                           = unix.SYS_OPEN_TREE_ATTR // it and what came after it, and amd64's x32
+		unknown                           = unix.SYS_OPEN_TREE_ATTR // this call, all later ones, and amd64's x32
 		namespaces                        = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
 			unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 		loopIoctls = 0x4c // LOOP_*: they change what is behind the device
-		// The programs of xfs set the block size of the page cache, which takes
-		// CAP_SYS_ADMIN, and end when they may not. They do direct I/O and need neither.
+		// xfs programs set the block size of the page cache, which needs CAP_SYS_ADMIN, and exit if
+		// that fails. They do direct I/O and need neither.
 		setBlockSize, flushCache = unix.BLKBSZSET, unix.BLKFLSBUF
 		pretend                  = unix.SECCOMP_RET_ERRNO // 0: success
 	)
 	f := []unix.SockFilter{
 		{Code: load, K: arch}, {Code: equal, Jt: 1, K: auditArch}, {Code: give, K: eperm},
 		{Code: load, K: number}, {Code: atLeast, Jf: 1, K: unknown}, {Code: give, K: enosys},
-		// glibc makes threads with clone where there is no clone3, whose flags cannot be seen from here.
+		// Without clone3, whose flags cannot be inspected here, glibc creates threads with clone.
 		{Code: equal, Jf: 1, K: unix.SYS_CLONE3}, {Code: give, K: enosys},
 		{Code: equal, Jf: 3, K: unix.SYS_CLONE},
 		{Code: load, K: firstArg}, {Code: anyBit, Jt: 0, Jf: 1, K: namespaces}, {Code: give, K: eperm},
@@ -186,8 +182,8 @@ func refusal() []unix.SockFilter {
 	return append(f, unix.SockFilter{Code: give, K: allow})
 }
 
-// LimitMemory limits the address space of a child to so many bytes, and makes it
-// the first that is ended when memory is short. That it has ended is no error.
+// LimitMemory limits the address space of a child, in bytes, and makes it the first victim of the
+// OOM killer. A child that has ended is no error.
 func LimitMemory(pid int, bytes uint64) error {
 	limit := unix.Rlimit{Cur: bytes, Max: bytes}
 	if err := call("prlimit", func() error { return unix.Prlimit(pid, unix.RLIMIT_AS, &limit, nil) }); err != nil {

@@ -8,21 +8,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DirectAlign is the alignment in bytes that direct I/O needs at most: the
-// largest logical block size of Linux's own devices.
+// DirectAlign is the largest alignment that direct I/O needs, in bytes: the largest logical block
+// size of Linux's own devices.
 const DirectAlign = 4096
 
-// ODirect reads and writes past the page cache, open(2).
+// ODirect bypasses the page cache, open(2).
 const ODirect = unix.O_DIRECT
 
-// AlignedBuffer makes a buffer of n bytes that direct I/O can use.
+// AlignedBuffer makes a buffer of n bytes that is aligned for direct I/O.
 func AlignedBuffer(n int) []byte {
 	buf := make([]byte, n+DirectAlign)
 	return buf[DirectAlign-int(uintptr(unsafe.Pointer(&buf[0]))%DirectAlign):][:n:n]
 }
 
-// Pread is pread(2), repeated until buf is full or the file ends (io.EOF with
-// what was read).
+// Pread is pread(2), repeated until buf is full or the file ends (io.EOF, with the bytes read so
+// far).
 func Pread(f *os.File, buf []byte, off int64) (int, error) {
 	got := 0
 	for got < len(buf) {
@@ -39,8 +39,8 @@ func Pread(f *os.File, buf []byte, off int64) (int, error) {
 	return got, nil
 }
 
-// Direct reads a file that is open with O_DIRECT at any place: pieces that are
-// not aligned are read with what lies around them.
+// Direct reads a file that is open with O_DIRECT at any offset: it reads unaligned pieces together
+// with their surroundings.
 type Direct struct{ File *os.File }
 
 // ReadAt is pread(2) of the aligned bytes around [off, off+len(b)).
@@ -61,11 +61,11 @@ func (d Direct) ReadAt(b []byte, off int64) (int, error) {
 	return copy(b, buf[off-start:]), nil
 }
 
-// Times are a file's, in nanoseconds since 1970: when it was made (0: its file
-// system keeps no such time) and when it was last changed in any way.
+// Times are a file's times, in nanoseconds since 1970: its creation (0: its file system does not
+// record it) and its last change of any kind.
 type Times struct{ Born, Changed int64 }
 
-// FileTimes is statx(2) of what f is open on, of its times.
+// FileTimes is statx(2) of the file that f is open on, for its times.
 func FileTimes(f *os.File) (Times, error) {
 	var st unix.Statx_t
 	err := call("statx", func() error {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The errnos that other packages decide on.
+// The errnos on which other packages make decisions.
 const (
 	EACCES          = unix.EACCES
 	EADDRNOTAVAIL   = unix.EADDRNOTAVAIL
@@ -44,7 +44,7 @@ const (
 	EXDEV           = unix.EXDEV
 )
 
-// call runs f until it is not interrupted, and names it in the error.
+// call runs f until it is not interrupted, and adds the call's name to the error.
 func call(name string, f func() error) error {
 	for {
 		err := f()
@@ -71,9 +71,17 @@ func open(name, path string, f func() (int, error)) (*os.File, error) {
 	}
 }
 
+// CWD is the working directory (AT_FDCWD), from which an absolute path is opened.
+var CWD = new(os.File)
+
+// fdOf returns the descriptor of a file. A nil file gives an invalid descriptor (EBADF), never the
+// working directory: an operation on a volume would hit the node's own disk.
 func fdOf(f *os.File) int {
-	if f == nil {
+	switch f {
+	case CWD:
 		return unix.AT_FDCWD
+	case nil:
+		return -1
 	}
 	return int(f.Fd())
 }
@@ -81,5 +89,5 @@ func fdOf(f *os.File) int {
 // SIGTERM asks a process to end.
 const SIGTERM = unix.SIGTERM
 
-// SIGHUP asks a daemon to read its configuration again.
+// SIGHUP asks a daemon to reread its configuration.
 const SIGHUP = unix.SIGHUP

@@ -7,20 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Range is a part of a file or of what it lies on, in bytes.
+// Range is a part of a file or of the device below it, in bytes.
 type Range struct{ Start, Length int64 }
 
-// Extent is a part of a file that takes space, struct fiemap_extent.
+// Extent is an allocated part of a file, struct fiemap_extent.
 type Extent struct {
 	Range          // in the file
-	Physical int64 // where it lies
-	Shared   bool  // other files, or other parts of this one, lie there too
+	Physical int64 // its physical position
+	Shared   bool  // shared with other files or other parts of this one
 }
 
-// Extents hands f what of its first length bytes takes space, in order, by ioctl
-// FS_IOC_FIEMAP. What was reserved and never written takes space; SEEK_HOLE
-// would call it a hole. sync has the kernel give what is only in memory its
-// place first. An error of f ends it. EOPNOTSUPP where the file system does not tell (tmpfs).
+// Extents calls f for each allocated part of a file's first length bytes, in order, with ioctl
+// FS_IOC_FIEMAP. Unlike SEEK_HOLE, it reports reserved space that was never written. sync makes the
+// kernel allocate data that is only in memory first. An error of f ends it. EOPNOTSUPP if the file
+// system lacks the ioctl (tmpfs).
 func Extents(file *os.File, length int64, sync bool, f func(Extent) error) error {
 	const (
 		batch       = 128
@@ -66,9 +66,9 @@ func Extents(file *os.File, length int64, sync bool, f func(Extent) error) error
 	return nil
 }
 
-// Holes hands f the parts of the first length bytes of a file that take no
-// space, in order; f may fill them. What was written and has no place on the disk yet counts as a hole unless sync
-// is set, which writes it first. Errors as for Extents.
+// Holes calls f for each unallocated part of a file's first length bytes, in order; f may fill
+// them. Data that has no place on disk yet counts as a hole unless sync is set, which writes it
+// first. Errors as for Extents.
 func Holes(file *os.File, length int64, sync bool, f func(Range) error) error {
 	at := int64(0)
 	err := Extents(file, length, sync, func(e Extent) error {
@@ -85,6 +85,5 @@ func Holes(file *os.File, length int64, sync bool, f func(Range) error) error {
 	return f(Range{at, length - at})
 }
 
-// NoFiemap tells whether an error of Extents means that the file system does
-// not know.
+// NoFiemap reports whether an error of Extents means that the file system lacks the ioctl.
 func NoFiemap(err error) bool { return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How a path is resolved, openat2(2).
+// Flags for path resolution, openat2(2).
 const (
 	ResolveBeneath    = unix.RESOLVE_BENEATH
 	ResolveNoSymlinks = unix.RESOLVE_NO_SYMLINKS
@@ -35,13 +35,13 @@ func Openat2(dir *os.File, path string, flags int, resolve uint64) (*os.File, er
 	return nil, &os.PathError{Op: "openat2", Path: path, Err: unix.EAGAIN}
 }
 
-// Open is open(2), close-on-exec. Unlike os.Open it does not try the file for
-// the poller, which costs four calls more.
+// Open is open(2), close-on-exec. Unlike os.Open it does not register the file with the poller,
+// which costs four more calls.
 func Open(path string, flags int) (*os.File, error) {
 	return open("open", path, func() (int, error) { return unix.Open(path, flags|unix.O_CLOEXEC, 0) })
 }
 
-// ReadSmall gives the first 4 KiB of a file, as sysfs has them.
+// ReadSmall returns the first 4 KiB of a file, enough for sysfs.
 func ReadSmall(path string) (string, error) {
 	f, err := Open(path, unix.O_RDONLY)
 	if err != nil {
@@ -64,8 +64,8 @@ func Mkdirat(dir *os.File, name string, mode uint32) error {
 	return call("mkdirat", func() error { return unix.Mkdirat(fdOf(dir), name, mode) })
 }
 
-// Rmdirat is unlinkat(2) with AT_REMOVEDIR: an empty directory that is no
-// mount point.
+// Rmdirat is unlinkat(2) with AT_REMOVEDIR: it removes an empty directory that is not a mount
+// point.
 func Rmdirat(dir *os.File, name string) error {
 	return call("unlinkat", func() error { return unix.Unlinkat(fdOf(dir), name, unix.AT_REMOVEDIR) })
 }
@@ -75,12 +75,12 @@ func Unlinkat(dir *os.File, name string) error {
 	return call("unlinkat", func() error { return unix.Unlinkat(fdOf(dir), name, 0) })
 }
 
-// Statx is what statx(2) says, of what mounts need.
+// Statx holds the fields of statx(2) that mounts need.
 type Statx struct {
 	Mode                 uint16
 	GID                  uint32
 	Size                 uint64
-	Allocated            int64 // bytes of it that take space
+	Allocated            int64 // allocated bytes
 	Ino                  uint64
 	DevMajor, DevMinor   uint32
 	RdevMajor, RdevMinor uint32
@@ -89,20 +89,20 @@ type Statx struct {
 	MountIDUnique        bool
 }
 
-// Directory is the mode of one.
+// Directory is the mode of a directory.
 const Directory = unix.S_IFDIR
 
-// IsDir, IsRegular and IsSymlink and IsBlock tell the kind of file.
+// IsDir, IsRegular, IsSymlink and IsBlock report the kind of file.
 func (s Statx) IsDir() bool     { return s.Mode&unix.S_IFMT == unix.S_IFDIR }
 func (s Statx) IsRegular() bool { return s.Mode&unix.S_IFMT == unix.S_IFREG }
 func (s Statx) IsSymlink() bool { return s.Mode&unix.S_IFMT == unix.S_IFLNK }
 func (s Statx) IsBlock() bool   { return s.Mode&unix.S_IFMT == unix.S_IFBLK }
 
-// StatxFile is statx(2) with AT_EMPTY_PATH: of what f is open on.
+// StatxFile is statx(2) with AT_EMPTY_PATH, of the file that f is open on.
 func StatxFile(f *os.File) (Statx, error) { return statx(f, "", unix.AT_EMPTY_PATH) }
 
-// StatxPath is statx(2) of a path, symbolic links followed.
-func StatxPath(path string) (Statx, error) { return statx(nil, path, 0) }
+// StatxPath is statx(2) of a path, following symbolic links.
+func StatxPath(path string) (Statx, error) { return statx(CWD, path, 0) }
 
 func statx(dir *os.File, name string, flags int) (Statx, error) {
 	const statxMntIDUnique = 0x4000 // STATX_MNT_ID_UNIQUE, Linux 6.8
@@ -122,7 +122,7 @@ func statx(dir *os.File, name string, flags int) (Statx, error) {
 	}, nil
 }
 
-// Statfs is what fstatfs(2) says.
+// Statfs holds the fields of fstatfs(2).
 type Statfs struct {
 	Blocks, Free, Available uint64 // in units of BlockSize
 	BlockSize               uint64 // bytes
@@ -141,7 +141,7 @@ const (
 	StNodiratime = unix.ST_NODIRATIME
 )
 
-// Cgroup2 is the Type of Statfs of cgroups, version 2.
+// Cgroup2 is Statfs.Type of cgroups, version 2.
 const Cgroup2 = unix.CGROUP2_SUPER_MAGIC
 
 // Fstatfs is fstatfs(2).
@@ -156,12 +156,12 @@ func Fstatfs(f *os.File) (Statfs, error) {
 	}, nil
 }
 
-// Access is what faccessat(2) with AT_EACCESS says of writing to path.
+// AccessWrite is faccessat(2) with AT_EACCESS: it checks write access to path.
 func AccessWrite(path string) error {
 	return call("faccessat", func() error { return unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK, unix.AT_EACCESS) })
 }
 
-// DirEmpty tells whether the directory has no entry, by one getdents64(2).
+// DirEmpty reports whether the directory has no entry, with one getdents64(2).
 func DirEmpty(dir *os.File) (bool, error) {
 	f, err := Openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -178,31 +178,31 @@ func DirEmpty(dir *os.File) (bool, error) {
 	return true, nil
 }
 
-// Flock is flock(2) with LOCK_EX|LOCK_NB; EAGAIN when another holds it.
+// Flock is flock(2) with LOCK_EX|LOCK_NB; EAGAIN if another process holds the lock.
 func Flock(f *os.File) error {
 	return call("flock", func() error { return unix.Flock(fdOf(f), unix.LOCK_EX|unix.LOCK_NB) })
 }
 
-// Fallocate is fallocate(2) with FALLOC_FL_KEEP_SIZE: it reserves length bytes
-// of f from off on, also behind its end, and leaves its length as it is.
+// Fallocate is fallocate(2) with FALLOC_FL_KEEP_SIZE: it reserves length bytes of f from off, even
+// beyond its end, without changing its length.
 func Fallocate(f *os.File, off, length int64) error {
 	return call("fallocate", func() error { return unix.Fallocate(fdOf(f), unix.FALLOC_FL_KEEP_SIZE, off, length) })
 }
 
-// PunchHole is fallocate(2) with FALLOC_FL_PUNCH_HOLE: length bytes of f from off
-// on give their space back.
+// PunchHole is fallocate(2) with FALLOC_FL_PUNCH_HOLE: it frees the space of length bytes of f from
+// off.
 func PunchHole(f *os.File, off, length int64) error {
 	return call("fallocate", func() error {
 		return unix.Fallocate(fdOf(f), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
 	})
 }
 
-// Syncfs is syncfs(2): what was written to the file system that f is on is on
-// its device, or an error, which may be of a write that failed before (Linux 5.8).
+// Syncfs is syncfs(2): it writes f's file system to its device. The error may be that of an earlier
+// failed write (Linux 5.8).
 func Syncfs(f *os.File) error { return call("syncfs", func() error { return unix.Syncfs(fdOf(f)) }) }
 
-// SeekData is lseek(2) with SEEK_DATA, then SEEK_HOLE: the next run of data at
-// or after off. done is true when there is none.
+// SeekData is lseek(2) with SEEK_DATA, then SEEK_HOLE: it finds the next run of data at or after
+// off. done is true if there is none.
 func SeekData(f *os.File, off int64) (start, end int64, done bool, err error) {
 	err = call("lseek", func() (e error) { start, e = unix.Seek(fdOf(f), off, unix.SEEK_DATA); return e })
 	if errors.Is(err, unix.ENXIO) {
@@ -220,7 +220,7 @@ func Ficlone(dst, src *os.File) error {
 	return call("ficlone", func() error { return unix.IoctlFileClone(fdOf(dst), fdOf(src)) })
 }
 
-// MakeFile makes an empty regular file, mode 0644, by mknod(2): it is never open.
+// MakeFile makes an empty regular file, mode 0644, with mknod(2), which never opens it.
 func MakeFile(path string) error {
 	return call("mknod", func() error { return unix.Mknod(path, unix.S_IFREG|0o644, 0) })
 }
@@ -232,7 +232,7 @@ func Mknod(path string, major, minor uint32) error {
 	})
 }
 
-// Uname tells the kernel's release, uname(2).
+// Uname returns the kernel's release, uname(2).
 func Uname() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -241,10 +241,10 @@ func Uname() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// CapSysResource is the capability that online growth of ext4 asks for.
+// CapSysResource is the capability that online growth of ext4 needs.
 const CapSysResource = unix.CAP_SYS_RESOURCE
 
-// HasCapability tells whether this process holds the capability now.
+// HasCapability reports whether this process holds the capability now.
 func HasCapability(c int) (bool, error) {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -254,14 +254,14 @@ func HasCapability(c int) (bool, error) {
 	return data[c/32].Effective&(1<<(c%32)) != 0, nil
 }
 
-// KilledWithThread makes a child end by SIGKILL when the thread that started
-// it ends, prctl(2) PR_SET_PDEATHSIG.
+// KilledWithThread makes a child end with SIGKILL when the thread that started it ends, prctl(2)
+// PR_SET_PDEATHSIG.
 func KilledWithThread() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }
 
-// LoadModule is finit_module(2) of a kernel module's file, compressed or not;
-// one that is loaded is fine.
+// LoadModule is finit_module(2) of a kernel module's file, compressed or not; an already loaded
+// module is no error.
 func LoadModule(path string) error {
 	f, err := Open(path, unix.O_RDONLY)
 	if err != nil {
@@ -279,14 +279,13 @@ func LoadModule(path string) error {
 	return err
 }
 
-// Memfd is memfd_create(2): a file in memory, for as long as somebody has it
-// open.
+// Memfd is memfd_create(2): a file in memory that lasts while it is open.
 func Memfd(name string) (*os.File, error) {
 	return open("memfd_create", name, func() (int, error) { return unix.MemfdCreate(name, unix.MFD_CLOEXEC) })
 }
 
-// TempFile is open(2) with O_TMPFILE: a file of that length without a name in
-// dir, which disappears when it is closed.
+// TempFile is open(2) with O_TMPFILE: an unnamed file in dir, size bytes long, that disappears when
+// it is closed.
 func TempFile(dir string, size int64) (*os.File, error) {
 	f, err := open("open", dir, func() (int, error) { return unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600) })
 	if err != nil {

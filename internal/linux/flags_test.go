@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What each flag of a system call is for: with the flag left out, one of these
-// fails.
+// The purpose of each system call flag: without it, one of these tests fails.
 
 var unixEpoch = time.Unix(1000, 0)
 
@@ -23,14 +22,14 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// playground is a directory in which mounts are made and taken off again.
+// playground returns a directory in which mounts are made and taken off again.
 func playground(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "flags-")
 	check(t, err)
 	check(t, PrivateMount(dir))
 	t.Cleanup(func() {
-		check(t, Unmount(dir)) // and all below
+		check(t, Unmount(dir)) // and everything below
 		check(t, os.RemoveAll(dir))
 	})
 	return dir
@@ -98,7 +97,7 @@ func TestD05_HowPathsAreResolved(t *testing.T) {
 	}
 }
 
-// A program that is run meanwhile gets none of them.
+// A program that is started meanwhile inherits none of them.
 func TestEveryDescriptorIsClosedOnExec(t *testing.T) {
 	dir := playground(t)
 	in := opened(t, dir)
@@ -136,7 +135,7 @@ func TestAMountIsFoundByItsNameAndNotThroughALink(t *testing.T) {
 	if err := Unmount(dir + "/link"); !errors.Is(err, EINVAL) || !exists(dir+"/m/f") {
 		t.Errorf("by a link: %v", err)
 	}
-	// One that is in use is refused, or detached, as the call says.
+	// A mount in use is refused or detached, depending on the call.
 	user, err := os.Open(dir + "/m/f")
 	check(t, err)
 	defer user.Close()
@@ -177,7 +176,7 @@ func TestR01_AClonedTree(t *testing.T) {
 		if exists(dir+"/"+name+"/sub/f") != c.sub {
 			t.Errorf("%s: what is mounted below it is there: %v", name, !c.sub)
 		}
-		// Read-only, of this mount or of all below.
+		// Read-only: this mount, or all below.
 		check(t, MountSetattr(opened(t, dir+"/"+name), MountAttr{Set: MountAttrRdonly}, c.sub))
 		if err := os.WriteFile(dir+"/"+name+"/g", nil, 0o600); !errors.Is(err, EROFS) {
 			t.Errorf("%s: a write: %v", name, err)
@@ -217,8 +216,8 @@ func TestAPrivateMountPropagatesNothing(t *testing.T) {
 			t.Errorf("it is shared: %s", line)
 		}
 	}
-	// A mount namespace made here is a copy that the original still reaches, and
-	// that does not reach back.
+	// A mount namespace made here is a copy that receives mounts from the original and propagates
+	// none back.
 	check(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
 	check(t, os.MkdirAll(dir+"/sub/here", 0o755))
 	check(t, os.Mkdir(dir+"/sub/there", 0o755))
@@ -248,8 +247,7 @@ func TestAPrivateMountPropagatesNothing(t *testing.T) {
 	check(t, Unmount(dir+"/sub/here"))
 }
 
-// The walk that gives files to a group acts on names, and never on what they
-// link to.
+// The walk that gives files to a group acts on names, never on link targets.
 func TestF02_TheWalkFollowsNoLink(t *testing.T) {
 	dir := t.TempDir()
 	check(t, os.MkdirAll(dir+"/walk/real", 0o755))
@@ -287,7 +285,7 @@ func TestF02_TheWalkFollowsNoLink(t *testing.T) {
 	}
 	told, err := root.Stat(name("file"))
 	check(t, err)
-	_, _ = root.ChangeExactly(name("file"), told, 4322, 0o666) // a link has no mode: that may be an error
+	_, _ = root.ChangeExactly(name("file"), told, 4322, 0o666) // a link has no mode, so this may fail
 	var st, link unix.Stat_t
 	check(t, unix.Stat(dir+"/victim", &st))
 	check(t, unix.Lstat(dir+"/walk/file", &link))
@@ -297,7 +295,7 @@ func TestF02_TheWalkFollowsNoLink(t *testing.T) {
 	if link.Gid != 4322 {
 		t.Errorf("the link has group %d, not the one that it was given last", link.Gid)
 	}
-	// Nor does it touch times, as looking at a directory otherwise does.
+	// It does not change times either, unlike an ordinary read of a directory.
 	check(t, os.Chtimes(dir+"/walk/real", unixEpoch, unixEpoch))
 	real, err := root.Open(name("real"))
 	check(t, err)

@@ -41,15 +41,14 @@ func FsconfigFlag(fs *os.File, key string) error {
 	return call("fsconfig", func() error { return unix.FsconfigSetFlag(fdOf(fs), key) })
 }
 
-// FsconfigCreate is fsconfig(2) with FSCONFIG_CMD_CREATE: a superblock, new or
-// shared with a live one.
+// FsconfigCreate is fsconfig(2) with FSCONFIG_CMD_CREATE: it creates a superblock, or shares a live
+// one.
 func FsconfigCreate(fs *os.File) error {
 	return call("fsconfig", func() error { return unix.FsconfigCreate(fdOf(fs)) })
 }
 
-// FsContextLog reads the messages that the kernel left on a file system
-// context, "; " between them, without their level letters. It is empty when
-// the kernel said nothing.
+// FsContextLog reads the kernel's messages from a file system context, without their level letters,
+// joined by "; ". It is empty if there are none.
 func FsContextLog(fs *os.File) string {
 	var lines []string
 	buf := make([]byte, 1024)
@@ -70,12 +69,12 @@ func FsContextLog(fs *os.File) string {
 	return strings.Join(lines, "; ")
 }
 
-// Fsmount is fsmount(2): a detached mount of the context's superblock.
+// Fsmount is fsmount(2): it returns a detached mount of the context's superblock.
 func Fsmount(fs *os.File, attrs int) (*os.File, error) {
 	return open("fsmount", fs.Name(), func() (int, error) { return unix.Fsmount(fdOf(fs), unix.FSMOUNT_CLOEXEC, attrs) })
 }
 
-// MountAttr is what mount_setattr(2) and open_tree_attr(2) change.
+// MountAttr holds the changes for mount_setattr(2) and open_tree_attr(2).
 type MountAttr struct {
 	Set, Clear uint64
 	Userns     *os.File // with MountAttrIdmap in Set: the user namespace whose map is used
@@ -89,9 +88,8 @@ func (a MountAttr) raw() unix.MountAttr {
 	return m
 }
 
-// OpenTreeAttr is open_tree_attr(2) (Linux 6.15) with OPEN_TREE_CLONE: a
-// detached bind mount of what f is on, with other attributes. ENOSYS where the
-// kernel has none.
+// OpenTreeAttr is open_tree_attr(2) (Linux 6.15) with OPEN_TREE_CLONE: it returns a detached bind
+// mount of f with other attributes. ENOSYS if the kernel lacks the call.
 func OpenTreeAttr(f *os.File, a MountAttr) (*os.File, error) {
 	attr := a.raw()
 	empty := [1]byte{}
@@ -104,8 +102,7 @@ func OpenTreeAttr(f *os.File, a MountAttr) (*os.File, error) {
 	})
 }
 
-// OpenTreeClone is open_tree(2) with OPEN_TREE_CLONE: a detached bind mount of
-// what f is on.
+// OpenTreeClone is open_tree(2) with OPEN_TREE_CLONE: it returns a detached bind mount of f.
 func OpenTreeClone(f *os.File) (*os.File, error) {
 	return open("open_tree", f.Name(), func() (int, error) {
 		return unix.OpenTree(fdOf(f), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
@@ -119,8 +116,8 @@ func OpenTreeCloneRecursive(f *os.File) (*os.File, error) {
 	})
 }
 
-// MoveMount is move_mount(2): attaches the detached mount on the directory or
-// file that target is open on.
+// MoveMount is move_mount(2): it attaches the detached mount to the directory or file that target
+// is open on.
 func MoveMount(mount, target *os.File) error {
 	return call("move_mount", func() error {
 		return unix.MoveMount(fdOf(mount), "", fdOf(target), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
@@ -139,8 +136,8 @@ func MountSetattr(f *os.File, a MountAttr, recursive bool) error {
 	return err
 }
 
-// MountSetattrAvailable tells whether mount_setattr(2) exists (Linux 5.12) by
-// a call that cannot succeed.
+// MountSetattrAvailable returns nil if mount_setattr(2) exists (Linux 5.12). It makes a call that
+// cannot succeed.
 func MountSetattrAvailable() error {
 	err := call("mount_setattr", func() error { return unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{}) })
 	if errors.Is(err, unix.EBADF) || errors.Is(err, unix.EINVAL) {
@@ -158,9 +155,8 @@ func Mount(source, target, fstype string, readOnly bool, data string) error {
 	return call("mount", func() error { return unix.Mount(source, target, fstype, flags, data) })
 }
 
-// UnmountAt is umount2(2) on name in directory dir; a symbolic link there is
-// not followed. The directory is reached by its descriptor, and the mount
-// itself is not held open: holding it would be EBUSY.
+// UnmountAt is umount2(2) on name in directory dir; it does not follow a symbolic link. It opens
+// the directory, but not the mount itself, because an open mount would be EBUSY.
 func UnmountAt(dir *os.File, name string) error {
 	return call("umount2", func() error {
 		return unix.Unmount("/proc/self/fd/"+strconv.Itoa(fdOf(dir))+"/"+name, unix.UMOUNT_NOFOLLOW)
@@ -174,7 +170,7 @@ func DetachFile(f *os.File) error {
 	})
 }
 
-// What of a mount statmount(2) is asked for.
+// The fields of a mount that statmount(2) can return.
 const (
 	StatmountSBBasic   = 0x1
 	StatmountMntBasic  = 0x2
@@ -184,8 +180,7 @@ const (
 	statmountFixedSize = 512
 )
 
-// Statmount is what statmount(2) says of one mount; a field whose bit is not
-// in Mask was not told.
+// Statmount is the result of statmount(2) for one mount; fields whose bit is not in Mask are unset.
 type Statmount struct {
 	Mask         uint64
 	Major, Minor uint32
@@ -204,14 +199,15 @@ type mntIDReq struct {
 	mntNsID uint64
 }
 
-// StatmountByID is statmount(2) (Linux 6.8) of the mount with that unique id
-// in this mount namespace; ENOSYS where the kernel has none.
+// StatmountByID is statmount(2) (Linux 6.8) of the mount with that unique id in this mount
+// namespace; ENOSYS if the kernel lacks it.
 func StatmountByID(id, mask uint64) (Statmount, error) {
 	req := mntIDReq{size: 24, mntID: id, param: mask}
 	for size := 4096; ; size *= 4 {
 		buf := make([]uint64, size/8)
 		err := call("statmount", func() error {
-			_, _, e := unix.Syscall6(unix.SYS_STATMOUNT, uintptr(unsafe.Pointer(&req)), uintptr(unsafe.Pointer(&buf[0])), uintptr(size), 0, 0, 0)
+			_, _, e := unix.Syscall6(unix.SYS_STATMOUNT, uintptr(unsafe.Pointer(&req)), uintptr(unsafe.Pointer(&buf[0])), uintptr(size),
+				0, 0, 0)
 			return errnoErr(e)
 		})
 		runtime.KeepAlive(&req)

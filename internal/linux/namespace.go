@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is who is at the other end of a unix socket.
+// Peer is the process at the other end of a unix socket.
 type Peer struct {
 	PID int
 	UID uint32
@@ -33,8 +33,8 @@ func PeerOf(c syscall.RawConn) (Peer, error) {
 	return Peer{PID: int(cred.Pid), UID: cred.Uid}, nil
 }
 
-// ListenPrivate makes a unix socket that at no moment more users can connect to than the
-// mode lets in: bind(2) gives a socket's file the mode of its descriptor, less the umask.
+// ListenPrivate makes a unix socket that is never reachable with wider permissions than mode:
+// bind(2) gives a socket's file the mode of its descriptor, less the umask.
 func ListenPrivate(path string, mode os.FileMode) (net.Listener, error) {
 	c := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
 		var err error
@@ -45,15 +45,15 @@ func ListenPrivate(path string, mode os.FileMode) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(path, mode); err != nil { // what the umask took
+	if err := os.Chmod(path, mode); err != nil { // restore the bits that the umask removed
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
 }
 
-// InMountNamespace runs f on a thread that is in that mount namespace, with "/"
-// as its root and working directory. f must not leave its goroutine for what
-// depends on the namespace. The thread ends with it.
+// InMountNamespace runs f on a thread in that mount namespace, with "/" as its root and working
+// directory. f must not use other goroutines for work that depends on the namespace. The thread
+// ends with it.
 func InMountNamespace(ns *os.File, f func() error) error {
 	result := make(chan error, 1)
 	onOwnThread(func() {
@@ -71,10 +71,10 @@ func InMountNamespace(ns *os.File, f func() error) error {
 	return <-result
 }
 
-// onOwnThread runs f, in the background, on a thread that ends with it, so that f
-// may leave it in any state. It is never the process's first thread: that one does
-// not end, and its namespaces are what /proc/PID/ns shows of the process, which
-// others enter (a container's runtime, for an exec in it).
+// onOwnThread runs f, in the background, on a thread that ends with it, so that f may leave it in
+// any state. It never uses the process's first thread: that thread does not end, and its namespaces
+// are what /proc/PID/ns shows for the process, which others enter (a container runtime, for an
+// exec).
 func onOwnThread(f func()) {
 	go func() {
 		runtime.LockOSThread()
@@ -82,7 +82,7 @@ func onOwnThread(f func()) {
 			f() // never unlocked: the thread ends with this goroutine
 			return
 		}
-		// While this goroutine has the first thread, the next one has another.
+		// While this goroutine holds the first thread, the next one gets another.
 		elsewhere := make(chan struct{})
 		go func() {
 			runtime.LockOSThread()
@@ -94,14 +94,13 @@ func onOwnThread(f func()) {
 	}()
 }
 
-// PinMountNamespace makes a mount namespace that is a slave of this one (what is
-// mounted here appears there, and not the other way round) and binds it to the
-// file pin, which keeps it. pin must lie on a mount that is private.
+// PinMountNamespace makes a mount namespace that is a slave of this one (mounts made here appear
+// there, but not vice versa) and binds it to the file pin, which keeps it alive. pin must be on a
+// private mount.
 //
-// The kernel refuses (EINVAL) to bind a namespace into one that is younger, by
-// their numbers, which it gives out in batches to each processor (seen on Linux
-// 6.18). So where this process is not in the first namespace of the machine, a
-// new one may seem older; another processor's then does not.
+// The kernel refuses (EINVAL) to bind a namespace into a younger one, by their numbers, which it
+// allocates in batches per processor (seen on Linux 6.18). If this process is not in the machine's
+// first namespace, a new one may therefore seem older; one made on another processor does not.
 func PinMountNamespace(pin string) error {
 	err := pinMountNamespace(pin, -1)
 	for cpu := 0; errors.Is(err, EINVAL) && cpu < runtime.NumCPU(); cpu++ {
@@ -118,7 +117,7 @@ func pinMountNamespace(pin string, cpu int) error {
 		if cpu >= 0 {
 			var set unix.CPUSet
 			set.Set(cpu)
-			// Where it may not run there, it stays where it is.
+			// If it may not run there, it stays where it is.
 			_ = unix.SchedSetaffinity(0, &set)
 		}
 		err := call("unshare", func() error { return unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS) })
@@ -141,14 +140,14 @@ func pinMountNamespace(pin string, cpu int) error {
 	}
 }
 
-// BindFile is mount(2) with MS_BIND: a namespace, which a path of /proc names,
-// stays for as long as it is bound to a file.
+// BindFile is mount(2) with MS_BIND: a namespace, given by a path in /proc, lasts while it is bound
+// to a file.
 func BindFile(source, target string) error {
 	return call("mount", func() error { return unix.Mount(source, target, "", unix.MS_BIND, "") })
 }
 
-// PrivateMount makes a directory a mount of its own that propagates nothing,
-// unless it is one.
+// PrivateMount makes a directory a mount of its own that propagates nothing, unless it already is
+// one.
 func PrivateMount(dir string) error {
 	st, err := StatxPath(dir)
 	if err != nil || st.MountRoot {
@@ -160,14 +159,13 @@ func PrivateMount(dir string) error {
 	return call("mount", func() error { return unix.Mount("", dir, "", unix.MS_PRIVATE, "") })
 }
 
-// Unmount is umount2(2) with MNT_DETACH and UMOUNT_NOFOLLOW; EINVAL where
-// nothing is mounted.
+// Unmount is umount2(2) with MNT_DETACH and UMOUNT_NOFOLLOW; EINVAL if nothing is mounted.
 func Unmount(path string) error {
 	return call("umount2", func() error { return unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) })
 }
 
-// EnterMountNamespace moves this thread, which the caller has locked, into the
-// namespace for good; for what execs afterwards.
+// EnterMountNamespace moves this thread, which the caller has locked, into the namespace
+// permanently; for callers that exec afterwards.
 func EnterMountNamespace(ns *os.File) error {
 	if err := call("unshare", func() error { return unix.Unshare(unix.CLONE_FS) }); err != nil {
 		return err
@@ -193,20 +191,20 @@ func Exec(path string, argv, env []string) error {
 	return call("execve", func() error { return unix.Exec(path, argv, env) })
 }
 
-// MakeUnbindable is mount_setattr(2): the mount that f is on refuses to be bound
-// elsewhere (EINVAL), in this mount namespace; others are not told.
+// MakeUnbindable is mount_setattr(2): the mount that f is on refuses to be bound elsewhere
+// (EINVAL), in this mount namespace; other namespaces are not affected.
 func MakeUnbindable(f *os.File) error {
 	attr := unix.MountAttr{Propagation: unix.MS_UNBINDABLE}
 	return call("mount_setattr", func() error { return unix.MountSetattr(fdOf(f), "", unix.AT_EMPTY_PATH, &attr) })
 }
 
-// ProcessEnd is a descriptor that tells when a process ends, pidfd_open(2).
+// ProcessEnd is pidfd_open(2): the descriptor becomes readable when the process ends.
 func ProcessEnd(pid int) (*os.File, error) {
 	return open("pidfd_open", "process "+strconv.Itoa(pid), func() (int, error) { return unix.PidfdOpen(pid, 0) })
 }
 
-// WaitEnd waits until the process of a descriptor of ProcessEnd has ended; false
-// when ctx ended first.
+// WaitEnd waits until the process of a descriptor from ProcessEnd has ended; false if ctx ended
+// first.
 func WaitEnd(ctx context.Context, pidfd *os.File) bool {
 	for ctx.Err() == nil {
 		p := []unix.PollFd{{Fd: int32(fdOf(pidfd)), Events: unix.POLLIN}}
@@ -225,31 +223,28 @@ func WaitEnd(ctx context.Context, pidfd *os.File) bool {
 	return false
 }
 
-// SendFile sends a descriptor over a unix socket along with the bytes,
-// SCM_RIGHTS of unix(7).
+// SendFile sends bytes and a descriptor over a unix socket, SCM_RIGHTS of unix(7).
 func SendFile(c *net.UnixConn, b []byte, f *os.File) error {
 	_, _, err := c.WriteMsgUnix(b, unix.UnixRights(fdOf(f)), nil)
 	return err
 }
 
-// PollFile waits for f to be readable; hangup tells that nobody is at the other
-// end.
+// PollFile waits for f to be readable; hangup means that the other end is closed.
 func PollFile(f *os.File, timeout time.Duration) (readable, hangup bool, err error) {
 	p := []unix.PollFd{{Fd: int32(fdOf(f)), Events: unix.POLLIN}}
 	err = call("poll", func() error { _, e := unix.Poll(p, int(timeout.Milliseconds())); return e })
 	return p[0].Revents&unix.POLLIN != 0, p[0].Revents&unix.POLLHUP != 0, err
 }
 
-// NewSession starts a program that outlives this one's terminal, setsid(2).
+// NewSession starts a program that outlives this process's terminal, setsid(2).
 func NewSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
-// PowerOff is reboot(2): the machine stops at once. Open files are not written.
+// PowerOff is reboot(2): the machine stops at once, without writing open files.
 func PowerOff() error {
 	return call("reboot", func() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) })
 }
 
-// Reap waits for children, all that there are, wait4(2), until one of them ends:
-// the work of PID 1.
+// Reap waits for all children, wait4(2), until the given one ends: the work of PID 1.
 func Reap(until int) error {
 	for {
 		var pid int
@@ -260,15 +255,15 @@ func Reap(until int) error {
 	}
 }
 
-// ProcessStart tells when a process began, in clock ticks since the machine did
-// (field 22 of /proc/PID/stat, proc(5)). Together with the number it names a
-// process. ENOENT or ESRCH: there is none.
+// ProcessStart returns a process's start time, in clock ticks since boot (field 22 of
+// /proc/PID/stat, proc(5)). Together with the pid it identifies a process. ENOENT or ESRCH: there
+// is none.
 func ProcessStart(pid int) (string, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return "", err
 	}
-	// The second field may hold anything, in parentheses.
+	// The second field, in parentheses, may hold anything.
 	rest := string(b[bytes.LastIndexByte(b, ')')+1:])
 	const field = 22 - 3
 	f := strings.Fields(rest)
@@ -278,5 +273,5 @@ func ProcessStart(pid int) (string, error) {
 	return f[field], nil
 }
 
-// PIDNamespace names the pid namespace that this process is in.
+// PIDNamespace names the pid namespace of this process.
 func PIDNamespace() (string, error) { return os.Readlink("/proc/self/ns/pid") }

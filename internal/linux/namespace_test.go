@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// What runs in another mount namespace never leaves the process's first thread
-// there, which is what others take for the process's own.
+// InMountNamespace never moves the process's first thread, whose namespaces others take for the
+// process's own.
 func TestTheFirstThreadStaysWhereItIs(t *testing.T) {
 	dir := t.TempDir()
 	check := func(err error) {

@@ -7,18 +7,16 @@ import (
 	"time"
 )
 
-// starts are the programs that this process has started lately. A child has
-// copies of all descriptors between clone(2) and execve(2), those of mounts and
-// exclusively opened devices too: for that moment they are in use though nobody
-// uses them.
+// starts tracks the programs that this process has started recently. Between clone(2) and
+// execve(2), a child has copies of all descriptors, including those of mounts and exclusively
+// opened devices: they are briefly in use although nobody uses them.
 var starts struct {
 	sync.Mutex
-	under int       // way
-	last  time.Time // one had been started
+	under int       // number of starts in progress
+	last  time.Time // end of the last start
 }
 
-// Starting is told before a program is started, and what it gives is called
-// afterwards.
+// Starting is called before a program is started; call the returned function afterwards.
 func Starting() (started func()) {
 	starts.Lock()
 	defer starts.Unlock()
@@ -31,9 +29,9 @@ func Starting() (started func()) {
 	}
 }
 
-// settleTime is how long a child may take from the end of execve's first half,
-// after which its parent goes on, until it has closed what it is not to have. On
-// a busy machine it may have to wait for a processor.
+// settleTime is how long a child may take from the middle of execve, after which its parent
+// continues, until its close-on-exec descriptors are closed. On a busy machine it may have to wait
+// for a processor.
 const settleTime = 300 * time.Millisecond
 
 func startedLately() bool {
@@ -42,26 +40,25 @@ func startedLately() bool {
 	return starts.under > 0 || time.Since(starts.last) < 2*settleTime
 }
 
-// Settle runs f, and runs it again while it fails with EBUSY and the reason may be
-// a child that is being started. Where the holder is somebody else it takes at
-// most settleTime longer, and no longer at all while no program was started
-// lately.
+// Settle runs f, and repeats it while it fails with EBUSY and a child that is being started may be
+// the cause. For any other holder it takes at most settleTime longer, and no longer if no program
+// was started recently.
 func Settle(f func() error) error {
 	err := f()
 	if !errors.Is(err, EBUSY) || !startedLately() {
 		return err
 	}
-	// Whoever is between clone and execve now is through afterwards. It is not held
-	// while f runs: that would keep every other program from starting.
+	// Every child now between clone and execve is through afterwards. The lock is not held while f
+	// runs: that would keep every other program from starting.
 	syscall.ForkLock.RLock()
 	syscall.ForkLock.RUnlock() //nolint:staticcheck // an empty section is what is meant
 	return whileBusy(f, func(waited time.Duration) bool { return waited < settleTime })
 }
 
-// Outlast is Settle whoever's child it may be. The kubelet and runtimes start programs too, and what they
-// had of a volume, files or a copy of the mount table, their children have for a moment. It is for what
-// takes a volume away: a holder that stays makes that a second longer, and half a second more while this
-// process goes on starting programs.
+// Outlast is Settle for children of any process. The kubelet and runtimes start programs too, and
+// for a moment their children have copies of their files on a volume or of the mount table. Use it
+// to take a volume away: a holder that stays delays that by a second, and by another half second
+// while this process keeps starting programs.
 func Outlast(f func() error) error {
 	return whileBusy(f, func(waited time.Duration) bool {
 		return waited < time.Second || waited < 1500*time.Millisecond && startedLately()

@@ -12,9 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A mount that was looked at a moment ago can be taken off while programs are
-// being started all the time, whose copies of the descriptor nobody closes but
-// execve.
+// A recently opened mount can be unmounted while programs are constantly being started, whose
+// copies of the descriptor only execve closes.
 func TestA12_ChildrenThatAreBeingStartedAreWaitedFor(t *testing.T) {
 	dir := t.TempDir()
 	var stop atomic.Bool
@@ -70,7 +69,7 @@ func TestA12_NobodyIsWaitedForWhoWasNotStarted(t *testing.T) {
 	}
 }
 
-// A program that somebody else starts has a copy of what that had open, until it is under way.
+// A program that another process starts has copies of that process's descriptors until execve.
 func TestA12_AChildOfAnotherProcessIsWaitedFor(t *testing.T) {
 	starts.Lock()
 	starts.last = time.Time{}
@@ -79,7 +78,7 @@ func TestA12_AChildOfAnotherProcessIsWaitedFor(t *testing.T) {
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }() // it is off
+	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }() // already off
 	holder := exec.Command("sleep", "3600")
 	holder.Dir = dir
 	if err := holder.Start(); err != nil {

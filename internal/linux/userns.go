@@ -9,10 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NewUserns makes a user namespace with these maps, in the format of
-// /proc/PID/uid_map, and gives a descriptor of it, for idmapped mounts. No
-// program is run: a copy of this process is made that only waits until it is
-// killed. It shares the table of descriptors, so that it holds no mount.
+// NewUserns makes a user namespace with these maps, in the format of /proc/PID/uid_map, and returns
+// a descriptor of it, for idmapped mounts. It runs no program: it makes a copy of this process that
+// only waits until it is killed. The copy shares the descriptor table, so it keeps no mount in use.
 func NewUserns(uidMap, gidMap string) (*os.File, error) {
 	// The child is a child of this thread.
 	runtime.LockOSThread()
@@ -42,8 +41,8 @@ func mapUserns(pid int, uidMap, gidMap string) (*os.File, error) {
 	return Open(fmt.Sprintf("/proc/%d/ns/user", pid), unix.O_RDONLY)
 }
 
-// cloneAndPause gives the pid of a child in a new user namespace. The child
-// has one thread and none of Go's runtime: it must make raw system calls only.
+// cloneAndPause returns the pid of a child in a new user namespace. The child has one thread and
+// none of Go's runtime: it must make only raw system calls.
 //
 //go:noinline
 //go:norace

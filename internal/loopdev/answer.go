@@ -12,21 +12,19 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// answerTime is how long a look at a loop device may take. The kernel asks the server
-// of the file behind it, which may be gone, and any loop device of the node is looked
-// at, whoever it belongs to.
+// answerTime is how long a look at a loop device may take. The kernel asks the server of the
+// backing file, which may be gone, and every loop device of the node is examined, whoever owns it.
 const answerTime = 10 * time.Second
 
-// binding tells one use of a loop device's number from the next: the kernel makes the
-// directory anew for each. (So does diskseq, since Linux 6.5 and the stable kernels of
-// July 2023 only.)
+// binding distinguishes successive uses of a loop device's number: the kernel makes the directory
+// anew for each. (So does diskseq, but only since Linux 6.5 and the stable kernels of July 2023.)
 func binding(name string) (string, error) {
 	st, err := linux.StatxPath("/sys/block/" + name + "/loop")
 	return fmt.Sprint(st.Ino), err
 }
 
-// looks are those that have not come back, by name and binding. There is no second
-// one meanwhile, for each keeps a thread.
+// looks holds the calls that have not returned, by name and binding. No second call starts
+// meanwhile, because each keeps a thread.
 type looks struct {
 	sync.Mutex
 	out map[string]bool
@@ -34,11 +32,12 @@ type looks struct {
 
 var pending looks
 
-// within runs f, which looks at a device, and leaves it after a time. The key begins
-// with the device's name.
+// within runs f, which examines a device, and abandons it after limit. The key begins with the
+// device's name.
 func (l *looks) within(limit time.Duration, key string, f func() (Device, error)) (Device, error) {
 	name, _, _ := strings.Cut(key, " ")
-	silent := fault.New(fault.Busy, "what is behind /dev/%s is on a disk or server that does not answer: see the kernel's log (dmesg)", name)
+	silent := fault.New(fault.Busy, "what is behind /dev/%s is on a disk or server that does not answer: see the kernel's log (dmesg)",
+		name)
 	l.Lock()
 	out := l.out[key]
 	l.Unlock()
@@ -85,7 +84,7 @@ func (l *looks) within(limit time.Duration, key string, f func() (Device, error)
 	return Device{}, silent
 }
 
-// open looks at a bound loop device.
+// open examines a bound loop device.
 func (n Nodes) open(name string) (Device, error) {
 	if n.opens != nil {
 		return n.opens(name)

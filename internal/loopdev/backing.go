@@ -10,16 +10,15 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// Backing is what lies behind a bound loop device.
+// Backing describes what a bound loop device is bound to.
 type Backing struct {
-	// File is the regular file, open for reading and proven to be the one that
-	// the kernel has bound; nil when its path leads nowhere from here.
+	// File is the regular file, open for reading and verified to be the one that the kernel has
+	// bound; nil if its path cannot be reached from here.
 	File *os.File
-	// Block is set when a block device lies behind, with this number.
+	// Block is set if the device is bound to a block device, with this number.
 	Block        bool
 	Major, Minor uint32
-	// Offset and Limit are the part of it that is shown, in bytes; a Limit of 0
-	// is its end.
+	// Offset and Limit are the visible part of it, in bytes; Limit 0 means to its end.
 	Offset, Limit int64
 }
 
@@ -30,8 +29,8 @@ func (b Backing) Close() {
 	}
 }
 
-// OpenBacking looks behind a loop device that is open. ok is false when it is
-// no loop device, or a free one. The caller closes what it gives.
+// OpenBacking opens what an open loop device is bound to. ok is false if it is not a loop device,
+// or a free one. The caller closes the result.
 func OpenBacking(loop *os.File) (b Backing, ok bool, err error) {
 	st, err := linux.StatxFile(loop)
 	if err != nil {

@@ -15,29 +15,27 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// mending is held, for one device, while it is set back, and while its holds are
-// taken off because it is detached.
+// mending is held, per device, while the device is restored, and while its holds are removed for a
+// detach.
 var mending keylock.Locks[uint64]
 
 func (d Device) number() uint64 { return linux.MakeDev(d.Major, d.Minor) }
 
-// patience is how long others (udev above all) may look at a device that changed.
+// patience is how long others (mostly udev) may examine a device that changed.
 const patience = 2 * time.Second
 
 func (d Device) discardLimit() string {
 	return fmt.Sprintf("/sys/dev/block/%d:%d/queue/discard_max_bytes", d.Major, d.Minor)
 }
 
-// DisableDiscard stops the device from punching holes into its file. Detach takes
-// that back.
+// DisableDiscard stops the device from punching holes into its file. Detach undoes that.
 func (d Device) DisableDiscard() error {
 	return os.WriteFile(d.discardLimit(), []byte("0"), 0)
 }
 
-// noDiscard tells whether somebody has disabled discards of a loop device whose
-// file's file system has them. That belongs to the loop device, not to what it is
-// bound to: the kernel (Linux 6.18) leaves it there for the next user, and takes
-// no other value any more.
+// noDiscard reports whether discards are disabled on a loop device although the file system of its
+// file supports them. That setting belongs to the loop device, not to what it is bound to: the
+// kernel (Linux 6.18) keeps it for the next user, and accepts no other value any more.
 func noDiscard(name string) bool {
 	limit, err := linux.ReadSmall("/sys/block/" + name + "/queue/discard_max_bytes")
 	if err != nil || limit != "0\n" {
@@ -47,8 +45,8 @@ func noDiscard(name string) bool {
 	return err == nil && own != "0\n"
 }
 
-// renew has the kernel forget a loop device that is bound to nothing, and all that
-// was set of it: another device gets its number. EBUSY when it is bound or open.
+// renew makes the kernel forget an unbound loop device and all its settings: another device gets
+// its number. EBUSY if it is bound or open.
 func renew(name string) error {
 	index, err := strconv.Atoi(strings.TrimPrefix(name, "loop"))
 	if err != nil {
@@ -68,13 +66,13 @@ func renew(name string) error {
 			return err
 		}
 		if _, err := linux.ReadSmall("/sys/block/" + name + "/loop/backing_file"); err == nil {
-			return nil // somebody has bound it again: it is theirs
+			return nil // somebody has bound it again and owns it now
 		}
 	}
 }
 
-// Forget takes back what the driver set of a loop device, when it is bound to
-// nothing any more. One that somebody has bound again is theirs and left alone.
+// Forget undoes the driver's settings of a loop device that is no longer bound. A device that
+// somebody has bound again is left alone.
 func (d Device) Forget() error {
 	name := filepath.Base(d.Path)
 	if !noDiscard(name) {
@@ -87,15 +85,14 @@ func (d Device) Forget() error {
 	return renew(name)
 }
 
-// away tells whether an error means that the device is bound to nothing, or is
-// gone. While it is being unbound, which happens at somebody's close, it cannot be
-// opened either.
+// away reports whether an error means that the device is unbound or gone. While it is being
+// unbound, at somebody's close, it cannot be opened either.
 func away(err error) bool {
 	return errors.Is(err, linux.ENXIO) || errors.Is(err, linux.ENOENT) || errors.Is(err, linux.ENODEV)
 }
 
-// gone is away for who has the device's path: where only the node is missing, the
-// device may be bound still.
+// gone is away for callers that have the device's path: if only the node is missing, the device may
+// still be bound.
 func (d Device) gone(err error) bool {
 	if !errors.Is(err, linux.ENOENT) {
 		return away(err)
@@ -116,9 +113,9 @@ func (d Device) bound() (bool, error) {
 	return err == nil, err
 }
 
-// Now looks at the device again; ok is false when it is not bound to its file any
-// more. Somebody may have unbound it, and bound it to something else. A device
-// that is held stays the file's, whatever it shows: see Mend.
+// Now examines the device again; ok is false if it is no longer bound to its file. Somebody may
+// have unbound it and bound it to something else. A held device stays the file's, whatever it
+// shows: see Mend.
 func (n Nodes) Now(d Device) (now Device, ok bool, err error) {
 	loop, err := linux.Open(d.Path, os.O_RDONLY)
 	if err == nil {
@@ -145,13 +142,13 @@ func (n Nodes) Now(d Device) (now Device, ok bool, err error) {
 	return now, same, nil
 }
 
-// ErrWritesLost is what Detach gives, once, when the page cache had writes that the device's
-// file did not take.
+// ErrWritesLost is returned by Detach, once, if the device's file did not accept writes from the
+// page cache.
 var ErrWritesLost = errors.New("what was written last could not be written to its file, and is lost")
 
-// Detach unbinds the device. While a file system on it is mounted anywhere, or
-// anybody has it open, that is refused: a fault State, as ErrWritesLost is. Any other
-// error is of this machine.
+// Detach unbinds the device. It refuses while a file system on it is mounted anywhere, or anybody
+// has it open, with a fault State; ErrWritesLost is one, too. Any other error is a problem of this
+// machine.
 func (n Nodes) Detach(d Device) error {
 	var loop *os.File
 	err := linux.Outlast(func() (err error) {
@@ -167,13 +164,13 @@ func (n Nodes) Detach(d Device) error {
 	if err != nil {
 		return err
 	}
-	// A pod that had it raw may have written to it without fsync. Its close was not the last one, so
-	// only the page cache has that.
+	// A pod with raw access may have written without fsync. Its close was not the last, so only the
+	// page cache has that data.
 	if err := linux.WriteBack(loop); err != nil && !d.ReadOnly {
 		loop.Close()
 		return fault.New(fault.State, "%s: %w: %w; call again to release the device", d.Path, ErrWritesLost, err)
 	}
-	// Whoever mends it must not take this for a pod's doing.
+	// Mend must not take this for a change by a pod.
 	unlock := mending.Lock(d.number())
 	err = n.release(d)
 	var now Device

@@ -10,11 +10,10 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// survey is what each bound loop device is bound to, by the path that the kernel
-// shows.
+// survey maps each bound loop device to its file, by the path that the kernel shows.
 type survey map[string]string // name, "loop3", to path
 
-// unknown is shown of a file whose path is longer than the kernel can show.
+// unknown stands for a file whose path is too long for the kernel to show.
 const unknown = ""
 
 func look() (survey, error) {
@@ -41,12 +40,12 @@ func look() (survey, error) {
 	return s, err
 }
 
-// Find lists the loop devices of the file: those that are bound to it, or to a
-// part of it, and those that were when they were held (see Hold). Of a file that
-// is gone it finds those that still hold it, by the path they show. A device
-// under another name of the file is not found; see References.
+// Find lists the loop devices of the file: those bound to it or to a part of it, and those that
+// were when they were held (see Hold). For a deleted file it finds the devices that still hold it,
+// by the path that they show. It does not find a device under another name of the file; see
+// References.
 func (n Nodes) Find(path string) ([]Device, error) {
-	// The name first: opening every loop device of a busy node is slow.
+	// Check the name first: opening every loop device of a busy node is slow.
 	return n.find(path, func(shown string) bool { return shown == unknown })
 }
 
@@ -56,7 +55,7 @@ func (n Nodes) References(path string) ([]Device, error) {
 }
 
 func (n Nodes) find(path string, also func(shown string) bool) ([]Device, error) {
-	f, err := linux.Openat2(nil, path, linux.OPath, 0)
+	f, err := linux.Openat2(linux.CWD, path, linux.OPath, 0)
 	gone := errors.Is(err, linux.ENOENT)
 	if err != nil && !gone {
 		return nil, err
@@ -76,21 +75,21 @@ func (n Nodes) find(path string, also func(shown string) bool) ([]Device, error)
 	}, func(shown string) bool { return !gone && also(shown) }, func(d Device) bool { return gone || d.backing == want })
 }
 
-// Named lists the loop devices over files of that name, in any directory: for
-// who cannot see the file itself.
+// Named lists the loop devices over files of that name, in any directory, for callers that cannot
+// see the file itself.
 func (n Nodes) Named(base string) ([]Device, error) {
 	return n.choose(func(shown string, _ hold, _ bool) bool {
 		return filepath.Base(trimBacking(shown)) == base
 	}, func(string) bool { return false }, func(Device) bool { return true })
 }
 
-// Over lists the loop devices of each of the files that are there, by path, as Find
-// does for one. It looks once.
+// Over lists the loop devices of each existing file, by path, as Find does for one, in a single
+// pass.
 func (n Nodes) Over(paths []string) (map[string][]Device, error) {
 	files, names := map[file]string{}, map[string]bool{}
 	for _, path := range paths {
 		names[filepath.Base(path)] = true
-		if f, err := linux.Openat2(nil, path, linux.OPath, 0); err == nil {
+		if f, err := linux.Openat2(linux.CWD, path, linux.OPath, 0); err == nil {
 			if is, err := identify(f); err == nil {
 				files[is] = path
 			}
@@ -107,10 +106,9 @@ func (n Nodes) Over(paths []string) (map[string][]Device, error) {
 	return found, err
 }
 
-// choose lists the bound loop devices that take wants, of those that likely or also
-// consider by the path that the kernel shows, and the hold. A device that is only
-// considered also, and cannot be looked at, is somebody else's trouble. Holds
-// themselves are left out.
+// choose lists the bound loop devices that take accepts, among the candidates that likely or also
+// selects by the path that the kernel shows, and by the hold. If a device that only also selected
+// cannot be examined, it is skipped: it is not ours. Holds themselves are left out.
 func (n Nodes) choose(
 	likely func(shown string, h hold, held bool) bool, also func(shown string) bool, take func(Device) bool,
 ) ([]Device, error) {
@@ -131,7 +129,7 @@ func (n Nodes) choose(
 		}
 		d, err := n.open(name)
 		if away(err) || err != nil && !own && !linux.Short(err) {
-			continue // unbound just now, or a stranger's
+			continue // just unbound, or not ours
 		}
 		if err != nil {
 			return nil, err
@@ -147,11 +145,11 @@ func (n Nodes) choose(
 	return found, nil
 }
 
-// SameFile tells whether both are over one file.
+// SameFile reports whether both are over the same file.
 func (d Device) SameFile(o Device) bool { return d.backing == o.backing }
 
-// Writable gives, of the devices of a file, the one that takes writes: the one
-// that is held, or one that shows the whole file, or any.
+// Writable returns the device of a file that accepts writes: preferably a held one, then one that
+// shows the whole file, then any.
 func Writable(devices []Device) (Device, bool) {
 	var best Device
 	rank := func(d Device) int {

@@ -14,8 +14,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// TestA01_AFileWithALongPathIsFound: the kernel does not show a path of more than 4095
-// bytes. A pod can have its device show such a file.
+// TestA01_AFileWithALongPathIsFound: the kernel does not show a path of more than 4095 bytes. A pod
+// can make its device show such a file.
 func TestA01_AFileWithALongPathIsFound(t *testing.T) {
 	path := image(t)
 	deep, err := os.Open(filepath.Dir(path))
@@ -43,8 +43,8 @@ func TestA01_AFileWithALongPathIsFound(t *testing.T) {
 	}
 }
 
-// TestA12_AStrangersDeviceIsItsOwnTrouble: the file behind another's loop device may be
-// on a server that is gone. That of the volume itself is an error.
+// TestA12_AStrangersDeviceIsItsOwnTrouble: the file behind another's loop device may be on a server
+// that is gone; that is no error. For the volume's own device it is.
 func TestA12_AStrangersDeviceIsItsOwnTrouble(t *testing.T) {
 	path, other := image(t), image(t)
 	d := attach(t, path, false)
@@ -55,7 +55,7 @@ func TestA12_AStrangersDeviceIsItsOwnTrouble(t *testing.T) {
 		}
 		return Nodes{Dir: t.TempDir()}.open(name)
 	}}
-	check(t, os.Rename(other, other+"-2")) // image gives all files one name
+	check(t, os.Rename(other, other+"-2")) // every file is named image
 	for what, find := range map[string]func(string) ([]Device, error){"Find": n.Find, "References": n.References} {
 		if found, err := find(other + "-2"); err != nil || len(found) != 0 {
 			t.Errorf("%s of another file: %v, %v", what, found, err)
@@ -64,13 +64,14 @@ func TestA12_AStrangersDeviceIsItsOwnTrouble(t *testing.T) {
 			t.Errorf("%s: a device that cannot be looked at is none", what)
 		}
 	}
-	answer = fmt.Errorf("open: %w", linux.EMFILE) // the trouble is this process's
+	answer = fmt.Errorf("open: %w", linux.EMFILE) // a problem of this process itself
 	if _, err := n.References(other + "-2"); err == nil {
 		t.Error("a device that nobody looked at is a stranger's")
 	}
 }
 
-// TestA12_D11_ALookThatHangsIsLeft, and is not repeated until it comes back.
+// TestA12_D11_ALookThatHangsIsLeft: a look that hangs is abandoned, and not repeated until it
+// returns.
 func TestA12_D11_ALookThatHangsIsLeft(t *testing.T) {
 	var l looks
 	answers := make(chan Device)
@@ -101,7 +102,7 @@ func TestA12_D11_ALookThatHangsIsLeft(t *testing.T) {
 	}
 }
 
-// TestA12_ManyMakeOneNode: all that ask for a free device are told the same one.
+// TestA12_ManyMakeOneNode: all callers that ask for a free device get the same one.
 func TestA12_ManyMakeOneNode(t *testing.T) {
 	for range 50 {
 		n := Nodes{Dir: filepath.Join(t.TempDir(), "dev")}

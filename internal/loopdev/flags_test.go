@@ -11,8 +11,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// What each flag of a loop device is for: with the flag left out, one of these
-// fails.
+// The purpose of each flag of a loop device: without it, one of these tests fails.
 
 func check(t *testing.T, err error) {
 	t.Helper()
@@ -38,7 +37,7 @@ func attach(t *testing.T, path string, readOnly bool) Device {
 	return d
 }
 
-// bound tells whether the device is still bound to its file.
+// bound reports whether the device is still bound to its file.
 func bound(t *testing.T, d Device) bool {
 	t.Helper()
 	_, ok, err := Nodes{Dir: t.TempDir()}.Now(d)
@@ -70,14 +69,14 @@ func TestWhatADeviceIsBoundAs(t *testing.T) {
 			t.Errorf("%s: %s is %s, want %s", c.d.Path, c.name, got, c.want)
 		}
 	}
-	// Not through the page cache twice, where the file's file system can do that.
+	// No second pass through the page cache, if the file's file system allows that.
 	if f, err := linux.Open(path, os.O_RDWR|syscall.O_DIRECT); err == nil {
 		f.Close()
 		if got := sysfs(t, rw, "loop/dio"); got != "1" {
 			t.Errorf("%s: loop/dio is %s", rw.Path, got)
 		}
 	}
-	// Nobody writes through a read-only device, whatever the mode of its node.
+	// Nobody writes through a read-only device, whatever its node's mode.
 	if f, err := os.OpenFile(ro.Path, os.O_RDWR, 0); err == nil {
 		_, err = f.Write(make([]byte, 4096))
 		f.Close()
@@ -105,8 +104,8 @@ func TestATemporaryDeviceGoesWithItsDescriptor(t *testing.T) {
 	}
 }
 
-// A detach is refused while anybody has the device, and one that waited for its
-// last user is undone by an attach.
+// A detach is refused while anybody has the device open, and an attach undoes a detach that waits
+// for the last user.
 func TestADetachOfADeviceThatIsInUse(t *testing.T) {
 	path := image(t)
 	d := attach(t, path, false)
@@ -120,7 +119,7 @@ func TestADetachOfADeviceThatIsInUse(t *testing.T) {
 	}
 	second, err := linux.Open(d.Path, os.O_RDONLY)
 	check(t, err)
-	check(t, linux.LoopClear(user)) // somebody else's: it waits for the last close
+	check(t, linux.LoopClear(user)) // another process: it waits for the last close
 	if got := sysfs(t, d, "loop/autoclear"); got != "1" {
 		t.Fatalf("autoclear is %s", got)
 	}

@@ -2,8 +2,8 @@ package loopdev
 
 import "testing"
 
-// A loop device's name is text that a pod can set. It is a hold only as the driver writes
-// one.
+// A pod can set a loop device's name to any text. Only a name that the driver could have written is
+// a hold.
 func FuzzParseHold(f *testing.F) {
 	for _, h := range []hold{
 		{backing: file{dev: 0x10302, ino: 131077}, limit: 1 << 30, sector: 512, flags: 5},
@@ -11,7 +11,8 @@ func FuzzParseHold(f *testing.F) {
 	} {
 		f.Add(h.label())
 	}
-	for _, label := range []string{"", "crust:", "crust:1:2:3:4:zzzzzzzz:5:w", "crust:01:2:3:4:5:6:w", "crust:A:2:3:4:5:6:w", "crust:1:2:3:4:5:6:x", "crust:1:2:3:4:5:6:w:", "Crust:1:2:3:4:5:6:w"} {
+	for _, label := range []string{"", "crust:", "crust:1:2:3:4:zzzzzzzz:5:w", "crust:01:2:3:4:5:6:w", "crust:A:2:3:4:5:6:w",
+		"crust:1:2:3:4:5:6:x", "crust:1:2:3:4:5:6:w:", "Crust:1:2:3:4:5:6:w"} {
 		f.Add(label)
 	}
 	f.Fuzz(func(t *testing.T, label string) {

@@ -15,26 +15,23 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// hold is a read-only loop device of one sector that the driver binds on top of
-// a loop device before a pod is given that one's node. The ioctls of a loop device
-// need no capability, only its node. While another device is bound on top of it,
-// LOOP_CLR_FD does not unbind it, and so its number is nobody else's; the kernel
-// keeps it so when the driver dies. No pod is given the hold's own node, so what
-// its name says can be believed: what the device below was bound to at first.
+// hold is a read-only loop device of one sector that the driver binds on top of a loop device before a pod gets that device's node. A
+// loop device's ioctls need only its node, no capability. While another device is bound on top of it, LOOP_CLR_FD does not unbind it, so
+// its number is not reused; the kernel keeps that if the driver dies. No pod gets the hold's own node, so its name is trustworthy: it
+// records what the device below was bound to at first.
 type hold struct {
 	name          string // of the loop device, "loop4"
 	backing       file
 	readOnly      bool
 	sector        uint32
-	flags         uint32 // of what can be set: LoopAutoclear, LoopPartscan
+	flags         uint32 // the settable ones: LoopAutoclear, LoopPartscan
 	offset, limit uint64
 }
 
 const settable = linux.LoopAutoclear | linux.LoopPartscan
 
-// holdPrefix begins the name (lo_file_name, 63 bytes at most) of a hold. What the
-// device below was when it was held follows, in base 36: device and inode of its
-// file, offset, limit, sector size, flags, access.
+// holdPrefix begins a hold's name (lo_file_name, 63 bytes at most). The state of the device below when it was held follows, in base 36:
+// device and inode of its file, offset, limit, sector size, flags, access.
 const holdPrefix = "crust:"
 
 func (h hold) label() string {
@@ -62,19 +59,20 @@ func parseHold(name, label string) (h hold, ok bool) {
 		}
 	}
 	h = hold{
-		name: name, backing: file{n[0], n[1]}, offset: n[2], limit: n[3], sector: uint32(n[4]), flags: uint32(n[5]), readOnly: parts[6] == "r",
+		name: name, backing: file{n[0], n[1]}, offset: n[2], limit: n[3], sector: uint32(n[4]), flags: uint32(n[5]),
+		readOnly: parts[6] == "r",
 	}
-	return h, h.label() == label // what is written in another way is not ours
+	return h, h.label() == label // what the driver would write differently is not a hold
 }
 
-// holding is the holds of a moment.
+// holding is a snapshot of the holds.
 type holding struct {
 	on    map[string]hold // by the name of the device below
 	names map[string]bool // of the holds themselves
 }
 
-// holds finds the holds among all loop devices. One that could not be looked at, because this process lacked
-// something, is an error: what it holds would seem to be held by nothing.
+// holds finds the holds among all loop devices. A device that could not be examined because this process ran out of resources is an
+// error: otherwise what it holds would seem not to be held.
 func (n Nodes) holds(all survey) (holding, error) {
 	var candidates []hold
 	below := map[string]string{}
@@ -102,7 +100,7 @@ func (n Nodes) holds(all survey) (holding, error) {
 		held[lower] = true
 	}
 	for _, h := range candidates {
-		// What is held was given to a pod, which can give it a hold's name.
+		// A held device was given to a pod, which can give it a hold's name.
 		if !held[h.name] {
 			is.on[below[h.name]], is.names[h.name] = h, true
 		}
@@ -110,7 +108,7 @@ func (n Nodes) holds(all survey) (holding, error) {
 	return is, nil
 }
 
-// read is what a loop device's name said: a hold of the device rdev, or none.
+// read is the content of a loop device's name: a hold of the device rdev, or none.
 type read struct {
 	hold
 	rdev    uint64
@@ -118,9 +116,8 @@ type read struct {
 	binding string
 }
 
-// seen is what was read of loop devices that are bound to others, by their names. A
-// hold cannot be taken off while anybody has it open. So a look opens each hold once
-// for each binding. The name cannot change, because no pod has a hold's node.
+// seen caches the names of loop devices that are bound to others. A hold cannot be removed while anybody has it open, so each hold is
+// opened only once per binding. Its name cannot change, because no pod has a hold's node.
 var seen = readHolds{by: map[string]read{}}
 
 type readHolds struct {
@@ -128,7 +125,7 @@ type readHolds struct {
 	by map[string]read
 }
 
-// keep forgets those that are bound no more.
+// keep drops entries that are no longer bound.
 func (s *readHolds) keep(all survey) {
 	s.Lock()
 	defer s.Unlock()
@@ -158,7 +155,7 @@ func (n Nodes) readHold(name string) (read, bool, error) {
 	return r, r.isHold, nil
 }
 
-// loopName gives the loop device that a path's last part names.
+// loopName returns the loop device named by the last part of a path.
 func loopName(path string) (string, bool) {
 	name := filepath.Base(trimBacking(path))
 	digits, ok := strings.CutPrefix(name, "loop")
@@ -175,7 +172,7 @@ func isNumber(name string, rdev uint64) (bool, error) {
 	return err == nil && strings.TrimSpace(shown) == fmt.Sprintf("%d:%d", major, minor), err
 }
 
-// stillHeld tells whether the hold that the device was found with is on it.
+// stillHeld reports whether the hold that the device was found with is still on it.
 func (n Nodes) stillHeld(d Device) (bool, error) {
 	on, err := n.open(d.hold.name)
 	if away(err) {
@@ -188,8 +185,8 @@ func (n Nodes) stillHeld(d Device) (bool, error) {
 	return ok && h == d.hold, nil
 }
 
-// Hold binds a device of the driver's own on top of d, for as long as d is
-// attached: Detach takes it off. One that is held is left as it is.
+// Hold binds a device of the driver's own on top of d, for as long as d is attached: Detach removes it. A device that is already held is
+// left as it is.
 func (n Nodes) Hold(d Device) (Device, error) {
 	if d.Held {
 		return d, nil
@@ -210,7 +207,7 @@ func (n Nodes) Hold(d Device) (Device, error) {
 	if h.sector, err = linux.SectorSize(backing); err != nil {
 		return d, err
 	}
-	// One sector of it: nothing of the pod's data is seen on another device.
+	// One sector only: no pod data is visible through the second device.
 	h.name, err = n.bindFree(func(loop *os.File) error {
 		return linux.LoopConfigurePart(loop, backing, linux.LoopReadOnly, h.sector, uint64(h.sector), h.label())
 	})
@@ -221,7 +218,7 @@ func (n Nodes) Hold(d Device) (Device, error) {
 	return d, nil
 }
 
-// bindFree has bind bind a free loop device, whose name it gives.
+// bindFree calls bind with a free loop device, and returns its name.
 func (n Nodes) bindFree(bind func(loop *os.File) error) (string, error) {
 	ctl, err := linux.Open(control, os.O_RDWR)
 	if err != nil {
@@ -245,15 +242,14 @@ func (n Nodes) bindFree(bind func(loop *os.File) error) (string, error) {
 	return name, err
 }
 
-// Release takes the driver's holds off a device that stays bound. It is refused
-// while somebody else's loop device is on it, and changes nothing then.
+// Release removes the driver's holds from a device that stays bound. It is refused, without any change, while another loop device that is
+// not the driver's is on it.
 func (n Nodes) Release(d Device) error {
 	defer mending.Lock(d.number())()
 	return n.release(d)
 }
 
-// release takes the holds off the device. It is refused while somebody else's
-// loop device is on it, and changes nothing then.
+// release removes the holds from the device. It is refused, without any change, while a loop device that is not the driver's is on it.
 func (n Nodes) release(d Device) error {
 	if !d.Held {
 		return nil
@@ -267,7 +263,7 @@ func (n Nodes) release(d Device) error {
 		return err
 	}
 	var ours []Device
-	for name := range all { // the kubelet's is bound to a path of the kubelet's
+	for name := range all { // the kubelet's device shows a kubelet path
 		on, err := n.open(name)
 		if linux.Short(err) {
 			return err
@@ -276,8 +272,9 @@ func (n Nodes) release(d Device) error {
 			continue
 		}
 		if !holds.names[name] {
-			return fault.New(fault.State, "%s is still open under another loop device, %s (see `losetup -l`; the kubelet locks raw block volumes so); "+
-				"it is released when that one is detached", d.Path, on.Path)
+			return fault.New(fault.State,
+				"%s is still open under another loop device, %s (see `losetup -l`; the kubelet locks raw block volumes so); "+
+					"it is released when that one is detached", d.Path, on.Path)
 		}
 		ours = append(ours, on)
 	}
@@ -289,8 +286,7 @@ func (n Nodes) release(d Device) error {
 	return nil
 }
 
-// clearHold unbinds a hold, and waits until it is unbound. Its number can be
-// somebody else's the moment after.
+// clearHold unbinds a hold, and waits until it is unbound. Its number may be reused immediately afterwards.
 func clearHold(h Device) error {
 	asked := false
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
@@ -319,8 +315,7 @@ func clearHold(h Device) error {
 	}
 }
 
-// Open gives the loop device of that number, whatever it is bound to; ok is false
-// when there is none, or it is bound to nothing.
+// Open returns the loop device with that number, whatever it is bound to; ok is false if there is none, or it is unbound.
 func (n Nodes) Open(major, minor uint32) (d Device, ok bool, err error) {
 	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", major, minor))
 	if errors.Is(err, linux.ENOENT) {
@@ -356,9 +351,9 @@ func (n Nodes) Open(major, minor uint32) (d Device, ok bool, err error) {
 // File is the identity of a file.
 type File struct{ file }
 
-// Is tells whether the path leads to it.
+// Is reports whether the path leads to it.
 func (f File) Is(path string) (bool, error) {
-	at, err := linux.Openat2(nil, path, linux.OPath, 0)
+	at, err := linux.Openat2(linux.CWD, path, linux.OPath, 0)
 	if errors.Is(err, linux.ENOENT) {
 		return false, nil
 	}
@@ -370,8 +365,7 @@ func (f File) Is(path string) (bool, error) {
 	return err == nil && is == f.file, err
 }
 
-// HeldFile is what the loop device of that number was bound to when it was held;
-// ok is false when it is not held.
+// HeldFile returns the file that the loop device with that number was bound to when it was held; ok is false if it is not held.
 func (n Nodes) HeldFile(major, minor uint32) (f File, ok bool, err error) {
 	all, err := look()
 	if err != nil {

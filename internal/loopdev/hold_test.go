@@ -9,9 +9,9 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// TestA12_A14_ALookOpensNoHold: a hold cannot be taken off a device while anybody has
-// it open, so those that look do not open it again and again. That is seen by having
-// them remember something else: they believe it.
+// TestA12_A14_ALookOpensNoHold: a hold cannot be removed from a device while anybody has it open,
+// so lookups do not open it repeatedly. The test plants a different cache entry: lookups believe
+// it.
 func TestA12_A14_ALookOpensNoHold(t *testing.T) {
 	n := Nodes{Dir: t.TempDir()}
 	d, err := n.Hold(attach(t, image(t), true))
@@ -45,8 +45,8 @@ func TestA12_A14_ALookOpensNoHold(t *testing.T) {
 	finds(0)
 }
 
-// TestA12_A14_HoldsAreKnownByTheirBinding: what was read of a loop device is not
-// believed of the next that has its number.
+// TestA12_A14_HoldsAreKnownByTheirBinding: a cached name is not used for the next loop device with
+// the same number.
 func TestA12_A14_HoldsAreKnownByTheirBinding(t *testing.T) {
 	n := Nodes{Dir: t.TempDir()}
 	a, b := attach(t, image(t), true), attach(t, image(t), true)
@@ -63,8 +63,8 @@ func TestA12_A14_HoldsAreKnownByTheirBinding(t *testing.T) {
 	}
 }
 
-// TestA12_ADeviceThatIsGoneIsDetached: while the kernel unbinds a loop device, its
-// node cannot be opened (ENXIO), as if no driver had its number. It is detached then.
+// TestA12_ADeviceThatIsGoneIsDetached: while the kernel unbinds a loop device, its node cannot be
+// opened (ENXIO), as if no driver had its number. Then it counts as detached.
 func TestA12_ADeviceThatIsGoneIsDetached(t *testing.T) {
 	n := Nodes{Dir: t.TempDir()}
 	const nobodys = 240 // Documentation/admin-guide/devices.txt: for local use
@@ -88,8 +88,8 @@ func TestA12_ADeviceThatIsGoneIsDetached(t *testing.T) {
 	}
 }
 
-// TestA12_AHoldsNumberIsTakenAgain: the number of a hold that is released is the
-// next that the kernel gives out, and who has it then is not asked to let it go.
+// TestA12_AHoldsNumberIsTakenAgain: the kernel reuses the number of a released hold next, and its
+// new owner is not asked to release it.
 func TestA12_AHoldsNumberIsTakenAgain(t *testing.T) {
 	n := Nodes{Dir: t.TempDir()}
 	below := attach(t, image(t), true)
@@ -110,8 +110,8 @@ func TestA12_AHoldsNumberIsTakenAgain(t *testing.T) {
 	}
 }
 
-// TestA12_AMissingNodeIsNoMissingDevice: a device whose node somebody removed is bound
-// still, and cannot be told to be detached.
+// TestA12_AMissingNodeIsNoMissingDevice: a device whose node was removed is still bound, and must
+// not be reported as detached.
 func TestA12_AMissingNodeIsNoMissingDevice(t *testing.T) {
 	n := Nodes{Dir: t.TempDir()}
 	d := attach(t, image(t), false)

@@ -19,10 +19,9 @@ import (
 
 const control = "/dev/loop-control"
 
-// sectorSize of every device over a file, in bytes. Left to itself, Linux 6.18
-// takes what direct I/O to the file wants, which on xfs becomes 4096 when the
-// file shares extents with a snapshot; a file system that was made with
-// sectors of 512 bytes cannot be mounted then (xfs: ENOSYS, ext4: EINVAL).
+// sectorSize is the sector size of every device over a file, in bytes. By default, Linux 6.18 uses what direct I/O to the file wants,
+// which on xfs becomes 4096 when the file shares extents with a snapshot. A file system made with sectors of 512 bytes then cannot be
+// mounted (xfs: ENOSYS, ext4: EINVAL).
 const sectorSize = 512
 
 // Device is a bound loop device.
@@ -30,28 +29,25 @@ type Device struct {
 	Path         string
 	Major, Minor uint32
 	ReadOnly     bool
-	// Held: a loop device of the driver's is bound on top of it, so that it stays
-	// bound whatever is done to it; see Hold.
+	// Held means that a loop device of the driver's is bound on top of it, so that it stays bound whatever is done to it; see Hold.
 	Held bool
 
-	backing file // that it is the device of
+	backing file // the file whose device it is
 	now     linux.LoopInfo
-	hold    hold // where it is held
+	hold    hold // set if Held
 }
 
-// file identifies a backing file: by device and inode, or, where the backing
-// file is itself a block device, by the inode of its node.
+// file identifies a backing file by device and inode or, if the backing file is itself a block device, by the inode of its node.
 type file struct{ dev, ino uint64 }
 
-// Nodes makes loop device nodes where /dev lacks them, as in a container whose
-// /dev is not the host's.
+// Nodes makes loop device nodes that /dev lacks, as in a container whose /dev is not the host's.
 type Nodes struct {
 	Dir string
 
-	opens func(name string) (Device, error) // of a test
+	opens func(name string) (Device, error) // for tests
 }
 
-// Available tells whether loop devices can be made here.
+// Available returns nil if loop devices can be made here.
 func Available() error {
 	f, err := linux.Open(control, os.O_RDWR)
 	if err != nil {
@@ -65,10 +61,9 @@ func identify(f *os.File) (file, error) {
 	return file{linux.MakeDev(st.DevMajor, st.DevMinor), st.Ino}, err
 }
 
-// Attach binds the file to a loop device. For writing there is one: the one that
-// it is bound to already is found. Of read-only devices each call makes another,
-// because a pod that is given one can change what it shows (see Mend). Direct I/O
-// is used where the file's file system allows it.
+// Attach binds the file to a loop device. For writing there is only one: if the file is already bound, that device is returned. Each
+// read-only call makes another device, because a pod can change what its device shows (see Mend). Direct I/O is used if the file's file
+// system supports it.
 func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 	mode := os.O_RDWR
 	var flags uint32 = linux.LoopDirectIO
@@ -94,7 +89,7 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 				}
 				return d, err // see Mend
 			}
-			// One that was to be unbound at its last close may be so by now.
+			// A device with a pending unbind at its last close may be unbound by now.
 			if err := d.keep(); !d.gone(err) {
 				return d, err
 			}
@@ -108,10 +103,9 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 	var d Device
 	err = takeFree(ctl, func(index int) (err error) {
 		if name := "loop" + strconv.Itoa(index); noDiscard(name) {
-			// Its last user left it so. If it cannot be had anew, space is not given
-			// back, and that is all.
+			// Its last user left it so. If renewing it fails, space is not given back, with no other harm.
 			if renew(name) == nil {
-				return linux.EBUSY // gone, for a new one
+				return linux.EBUSY // gone; retry with a new one
 			}
 		}
 		if err := failpoint.Err("loop.free"); err != nil {
@@ -125,10 +119,9 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 	return d, err
 }
 
-// takeFree asks for a free device until f, which binds it, does not find it taken:
-// all that ask at once are told the same one, and one of them gets it. No lock is
-// held, because a device that hangs must not stop the others. As long as that is so there is progress,
-// which is another number each time; without any it gives up.
+// takeFree asks for a free device until f, which binds it, finds it still free: concurrent callers get the same one, and one of them
+// wins. No lock is held, because a device that hangs must not stop the others. As long as the number changes each time, there is
+// progress; without any, it gives up.
 func takeFree(ctl *os.File, f func(index int) error) error {
 	const patience = 5 * time.Second
 	last, since := -1, time.Now()
@@ -141,26 +134,26 @@ func takeFree(ctl *os.File, f func(index int) error) error {
 			last, since = index, time.Now()
 		}
 		err = f(index)
-		// One that is being made or removed is not there for a moment.
+		// A device that is being made or removed is briefly absent.
 		if !taken(err) {
 			return err
 		}
 		if time.Since(since) > patience {
-			return fault.New(fault.State, "no loop device can be had: /dev/loop%d is given out as free for %s, and %w; look at `losetup -l`, and "+
-				"who has it open: `fuser -v /dev/loop%d`", index, patience, err, index)
+			return fault.New(fault.State,
+				"no loop device can be had: /dev/loop%d is given out as free for %s, and %w; look at `losetup -l`, and "+
+					"who has it open: `fuser -v /dev/loop%d`", index, patience, err, index)
 		}
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// taken tells whether an error means that another process has taken a free device,
-// or removed it, just now.
+// taken reports whether an error means that another process has just taken or removed a free device.
 func taken(err error) bool {
 	return errors.Is(err, linux.EBUSY) || errors.Is(err, linux.ENOENT) || errors.Is(err, linux.ENXIO) || errors.Is(err, linux.ENODEV)
 }
 
-// Temporary binds an open file to a loop device that is free again as soon as
-// the returned descriptor, and whatever mounts it, is closed; also by a kill.
+// Temporary binds an open file to a loop device that becomes free as soon as the returned descriptor, and everything that mounts it, is
+// closed; also after a kill.
 func (n Nodes) Temporary(backing *os.File) (*os.File, error) {
 	ctl, err := linux.Open(control, os.O_RDWR)
 	if err != nil {
@@ -201,7 +194,7 @@ func (n Nodes) configure(index int, backing *os.File, flags uint32, name string)
 	}
 	err = linux.LoopConfigure(loop, backing, flags, sector, name)
 	if errors.Is(err, linux.EINVAL) {
-		// The file system below, or its block size, does not do direct I/O.
+		// The file system below, or its block size, does not support direct I/O.
 		err = linux.LoopConfigure(loop, backing, flags&^linux.LoopDirectIO, sector, name)
 	}
 	if err != nil {
@@ -210,7 +203,7 @@ func (n Nodes) configure(index int, backing *os.File, flags uint32, name string)
 	return status(loop)
 }
 
-// sectorFor is the sector size of a device over the file, in bytes.
+// sectorFor returns the sector size for a device over the file, in bytes.
 func sectorFor(backing *os.File) (uint32, error) {
 	st, err := linux.StatxFile(backing)
 	if err != nil || !st.IsBlock() {
@@ -219,8 +212,7 @@ func sectorFor(backing *os.File) (uint32, error) {
 	return linux.SectorSize(backing) // the same device, seen read-only
 }
 
-// node gives the path of a loop device's node, made in n.Dir when /dev has
-// none.
+// node returns the path of a loop device's node, made in n.Dir if /dev has none.
 func (n Nodes) node(name string) (path string, major, minor uint32, err error) {
 	b, err := os.ReadFile("/sys/block/" + name + "/dev")
 	if err != nil {
@@ -233,9 +225,9 @@ func (n Nodes) node(name string) (path string, major, minor uint32, err error) {
 	return path, major, minor, err
 }
 
-var making sync.Mutex // of nodes: all that ask for a free device are told the same one
+var making sync.Mutex // serializes the creation of nodes: concurrent callers get the same free device
 
-// NodeOf gives the path of a block device's node, made in n.Dir when /dev has none.
+// NodeOf returns the path of a block device's node, made in n.Dir if /dev has none.
 func (n Nodes) NodeOf(name string, major, minor uint32) (string, error) {
 	for _, path := range []string{"/dev/" + name, filepath.Join(n.Dir, name)} {
 		if st, err := linux.StatxPath(path); err == nil && st.IsBlock() && st.RdevMajor == major && st.RdevMinor == minor {
@@ -249,10 +241,10 @@ func (n Nodes) NodeOf(name string, major, minor uint32) (string, error) {
 	}
 	path := filepath.Join(n.Dir, name)
 	if st, err := linux.StatxPath(path); err == nil && st.IsBlock() && st.RdevMajor == major && st.RdevMinor == minor {
-		return path, nil // made just now
+		return path, nil // just made
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err // a node of another number, of an earlier boot
+		return "", err // a node of another number, from an earlier boot
 	}
 	if err := linux.Mknod(path, major, minor); err != nil {
 		return "", fmt.Errorf("%s: %w", path, err)
@@ -276,7 +268,7 @@ func status(loop *os.File) (Device, error) {
 	}, nil
 }
 
-// keep undoes a detach that waited for the last user to close the device.
+// keep undoes a detach that is waiting for the last user to close the device.
 func (d Device) keep() error {
 	loop, err := linux.Open(d.Path, os.O_RDWR)
 	if err != nil {
@@ -285,7 +277,7 @@ func (d Device) keep() error {
 	defer loop.Close()
 	now, err := status(loop)
 	if err == nil && now.backing != d.backing {
-		return fmt.Errorf("%s: %w", d.Path, linux.ENXIO) // it is somebody else's
+		return fmt.Errorf("%s: %w", d.Path, linux.ENXIO) // another process owns it now
 	}
 	if err != nil || now.now.Flags&linux.LoopAutoclear == 0 {
 		return err
@@ -303,8 +295,8 @@ func (d Device) SetCapacity() error {
 	return linux.LoopSetCapacity(loop)
 }
 
-// Below gives the number of the block device that a loop device is bound to; ok
-// is false when it is none, or is bound to a file.
+// Below returns the number of the block device that a loop device is bound to; ok is false if it is not a loop device, or is bound to a
+// file.
 func (n Nodes) Below(major, minor uint32) (belowMajor, belowMinor uint32, ok bool, err error) {
 	info, ok, err := n.statusOf(major, minor)
 	if err != nil || !ok || info.RDevice == 0 {
@@ -314,8 +306,7 @@ func (n Nodes) Below(major, minor uint32) (belowMajor, belowMinor uint32, ok boo
 	return belowMajor, belowMinor, true, nil
 }
 
-// statusOf is what the kernel says of the loop device with that number; ok is false
-// when it is no loop device that is bound.
+// statusOf returns the kernel's status of the loop device with that number; ok is false if it is not a bound loop device.
 func (n Nodes) statusOf(major, minor uint32) (info linux.LoopInfo, ok bool, err error) {
 	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", major, minor))
 	if err == nil && !strings.HasPrefix(filepath.Base(link), "loop") {
@@ -331,8 +322,7 @@ func (n Nodes) statusOf(major, minor uint32) (info linux.LoopInfo, ok bool, err 
 	return d.now, err == nil, err
 }
 
-// BackingFile is the path that the kernel shows for the loop device with that
-// number, empty when it is no bound loop device.
+// BackingFile returns the path that the kernel shows for the loop device with that number, "" if it is not a bound loop device.
 func BackingFile(major, minor uint32) (string, error) {
 	b, err := linux.ReadSmall(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file", major, minor))
 	if away(err) {
@@ -341,7 +331,7 @@ func BackingFile(major, minor uint32) (string, error) {
 	return trimBacking(b), err
 }
 
-// deleted is what the kernel puts behind the path of a file that is gone.
+// deleted is the kernel's suffix for the path of a deleted file.
 const deleted = " (deleted)"
 
 func trimBacking(b string) string {

@@ -12,8 +12,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// changes says what of a held device is not as the driver left it: a pod that has
-// a loop device's node can change these. loop is the device.
+// changes lists how a held device differs from what the driver left: a pod with a loop device's
+// node can change these. loop is the device.
 func (d Device) changes(loop *os.File) []string {
 	if !d.Held {
 		return nil
@@ -25,8 +25,8 @@ func (d Device) changes(loop *os.File) []string {
 		}
 	}
 	say(d.now.Device != d.backing.dev || d.now.Inode != d.backing.ino, "it shows another file")
-	say(d.now.Offset != d.hold.offset || d.now.Limit != d.hold.limit, "it shows another part of its file: offset %d, limit %d", d.now.Offset,
-		d.now.Limit)
+	say(d.now.Offset != d.hold.offset || d.now.Limit != d.hold.limit, "it shows another part of its file: offset %d, limit %d",
+		d.now.Offset, d.now.Limit)
 	say((d.now.Flags^d.hold.flags)&linux.LoopAutoclear != 0, "it was to be unbound at its last close")
 	say((d.now.Flags^d.hold.flags)&linux.LoopPartscan != 0, "the kernel was told to look for partitions on it")
 	if sector, err := linux.SectorSize(loop); err == nil {
@@ -35,8 +35,8 @@ func (d Device) changes(loop *os.File) []string {
 	return changed
 }
 
-// Mend sets a held device back to what it was when it was held, and says what was
-// changed. path is its file. What cannot be set back is a fault State.
+// Mend restores a held device to its state when it was held, and lists what was changed. path is
+// its file. A change that cannot be undone is a fault State.
 func (n Nodes) Mend(d Device, path string) (changed []string, err error) {
 	if !d.Held {
 		return nil, nil
@@ -57,10 +57,10 @@ func (n Nodes) Mend(d Device, path string) (changed []string, err error) {
 	}
 	defer mending.Lock(d.number())()
 	if held, err := n.stillHeld(d); err != nil || !held {
-		return nil, err // it is being detached, or cannot be asked
+		return nil, err // it is being detached, or cannot be queried
 	}
 	if d.now.Device != d.backing.dev || d.now.Inode != d.backing.ino {
-		// Only a read-only device can be changed so.
+		// Only a read-only device can be changed this way.
 		f, err := linux.Open(path, os.O_RDONLY)
 		if errors.Is(err, linux.ENOENT) {
 			return changed, fault.New(fault.State, "%s shows another file, and its own is gone: %w; unpublish it", d.Path, err)
@@ -73,7 +73,7 @@ func (n Nodes) Mend(d Device, path string) (changed []string, err error) {
 			err = fmt.Errorf("%s is another file now", path)
 		}
 		if err == nil {
-			err = d.show(loop, path) // it takes a file of the size that it shows
+			err = d.show(loop, path) // it accepts a file of the size that it shows
 		}
 		if err == nil {
 			err = linux.LoopChangeFD(loop, f)
@@ -94,10 +94,11 @@ func (n Nodes) Mend(d Device, path string) (changed []string, err error) {
 			err = linux.LoopSetBlockSize(loop, d.hold.sector)
 		}
 		if err != nil {
-			return changed, fault.New(fault.State, "%s has sectors of %d bytes, and cannot be set back to %d: %w", d.Path, sector, d.hold.sector, err)
+			return changed, fault.New(fault.State, "%s has sectors of %d bytes, and cannot be set back to %d: %w", d.Path, sector,
+				d.hold.sector, err)
 		}
 	}
-	// Refused where the pool's file system does none: then it had none before.
+	// Refused if the pool's file system does not support it: then the device had none before.
 	if err := linux.LoopSetDirectIO(loop); err != nil && !errors.Is(err, linux.EINVAL) {
 		return changed, fmt.Errorf("%s: %w", d.Path, err)
 	}
@@ -116,9 +117,8 @@ func (d Device) show(loop *os.File, path string) error {
 	}
 }
 
-// deletePartitions takes back devices that the kernel made of a partition table
-// that the pod wrote. That it is to look for them cannot be taken back
-// (LO_FLAGS_PARTSCAN) while the device is bound.
+// deletePartitions removes devices that the kernel made from a partition table written by the pod.
+// Partition scanning (LO_FLAGS_PARTSCAN) cannot be turned off while the device is bound.
 func (d Device) deletePartitions(loop *os.File) error {
 	name := filepath.Base(d.Path)
 	dir, err := os.ReadDir("/sys/block/" + name)

@@ -15,9 +15,8 @@ import (
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 )
 
-// Answers waits until the guest's agent has answered a call over its channel. It
-// is an error that the guest ends before, or ctx. Nobody else can have the
-// channel meanwhile.
+// Answers waits until the guest's agent has answered a call over its channel. It is an error if the
+// guest or ctx ends first. Nobody else can use the channel meanwhile.
 func (vm *VM) Answers(ctx context.Context) error {
 	magic, err := hex.DecodeString(vm.Magic)
 	if err != nil {
@@ -35,7 +34,7 @@ func (vm *VM) Answers(ctx context.Context) error {
 	conn, err := grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
 		grpc.WithContextDialer(func(dial context.Context, _ string) (net.Conn, error) {
-			// gRPC's own deadline for a dial would cut a slow boot into pieces.
+			// gRPC's own dial deadline would interrupt a slow boot repeatedly.
 			return vport.Dial(ctx, vm.Channel, magic)
 		}))
 	if err != nil {

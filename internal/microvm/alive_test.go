@@ -7,7 +7,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// A record outlives its QEMU, whose number may be somebody else's by now.
+// A record outlives its QEMU, whose pid may be reused by now.
 func TestC18_AnotherProcessOfThatNumberIsNotKilled(t *testing.T) {
 	other := exec.Command("sleep", "3600")
 	if err := other.Start(); err != nil {

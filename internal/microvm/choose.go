@@ -15,30 +15,28 @@ import (
 	"github.com/crust-csi/crust-csi/internal/record"
 )
 
-// AccelVariable is the environment variable that overrules the choice.
+// AccelVariable is the environment variable that overrides the choice.
 const AccelVariable = "CRUST_ACCEL"
 
 // Choice is how a guest will be run.
 type Choice struct {
 	Accel string // kvm or tcg (software emulation)
-	// Why is a sentence for people, where emulation was chosen and nobody had
-	// asked for it.
+	// Why is a sentence for users, set if emulation was chosen without being requested.
 	Why string
 }
 
-// trialLimit bounds a trial, unless the caller waits for longer than twice that. An
-// emulated guest answers within 5 s on an idle machine.
+// trialLimit limits a trial, unless the caller waits for longer than twice that. An emulated guest
+// answers within 5 s on an idle machine.
 const trialLimit = 30 * time.Second
 
-// Variables, so that tests can have another machine.
+// Variables, so that tests can simulate another machine.
 var (
 	kvmDevice = "/dev/kvm"
 	bootID    = "/proc/sys/kernel/random/boot_id"
 	stateDir  = "/run/crust"
 )
 
-// verdict is what a trial found. It holds for one boot of the machine and one
-// QEMU.
+// verdict is the result of a trial. It is valid for one boot of the machine and one QEMU.
 type verdict struct {
 	Boot string `json:"boot"`
 	QEMU string `json:"qemu"`
@@ -50,13 +48,12 @@ var verdicts = record.Type{Kind: "accelerator", Version: 1}
 
 func verdictFile() string { return filepath.Join(stateDir, "accelerator"+record.Extension) }
 
-// Choose decides between KVM and emulation. Config.Accel decides, where it is
-// "kvm" or "tcg"; where it is "", so does the variable CRUST_ACCEL. Otherwise
-// ("auto") KVM is chosen only if a guest's agent has answered under it: a
-// /dev/kvm that can be opened may hang every guest, after any number of lines
-// on its console. The trial takes seconds; its verdict is kept for this boot of the
-// machine. Where the trial cannot tell (there is no image, or not even an emulated
-// guest answers), this choice is emulation and the next one tries again.
+// Choose decides between KVM and emulation. A Config.Accel of "kvm" or "tcg" decides; if it is "",
+// the variable CRUST_ACCEL does likewise. Otherwise ("auto") KVM is chosen only if a guest's agent
+// has answered under it: a /dev/kvm that can be opened may still hang every guest, after any number
+// of lines on its console. The trial takes seconds; its verdict is kept for this boot of the
+// machine. If the trial is inconclusive (there is no image, or not even an emulated guest answers),
+// this choice is emulation and the next one tries again.
 func Choose(ctx context.Context, c Config) (Choice, error) {
 	asked, from := c.Accel, "accelerator"
 	if asked == "" {
@@ -96,7 +93,7 @@ func emulated(why string) Choice {
 	return Choice{Accel: "tcg", Why: why + ": the guest is emulated, which is slower (" + AccelVariable + "=kvm insists on KVM)"}
 }
 
-// verdictKey is a verdict of this boot and this QEMU, with nothing found yet.
+// verdictKey returns a verdict for this boot and this QEMU, without a result.
 func verdictKey(ctx context.Context) (verdict, error) {
 	boot, err := os.ReadFile(bootID)
 	if err != nil {
@@ -110,8 +107,8 @@ func verdictKey(ctx context.Context) (verdict, error) {
 	return verdict{Boot: strings.TrimSpace(string(boot)), QEMU: version}, nil
 }
 
-// readVerdict finds the verdict with that key. A file that is damaged, or that
-// others may write, is none.
+// readVerdict reads the verdict with that key. It ignores a file that is damaged, or that others
+// may write.
 func readVerdict(key verdict) (v verdict, known bool) {
 	f, err := linux.Open(verdictFile(), os.O_RDONLY|linux.ONofollow)
 	if err != nil {
@@ -130,8 +127,8 @@ func readVerdict(key verdict) (v verdict, known bool) {
 	return v, v.Boot == key.Boot && v.QEMU == key.QEMU
 }
 
-// write keeps the verdict, mode 0600. Several processes may do this at once, so
-// each has a file of its own until the rename.
+// write stores the verdict, mode 0600. Several processes may do this at once, so each has its own
+// file until the rename.
 func (v verdict) write() error {
 	b, err := verdicts.Encode(v)
 	if err != nil {
@@ -154,16 +151,15 @@ func (v verdict) write() error {
 	return nil
 }
 
-// answer is what became of one guest of a trial.
+// answer is the outcome of one guest of a trial.
 type answer struct {
 	took time.Duration
 	err  error
 }
 
-// try boots the image twice at once, with KVM and emulated. The emulated guest
-// tells how long a boot takes here and now, and that the image is good: KVM is to
-// blame only if emulation answers and KVM does not, given twice as long.
-// Everything else is an error: it cannot be told.
+// try boots the image twice at once, with KVM and emulated. The emulated guest shows how long a
+// boot takes here and now, and that the image is good: KVM is to blame only if emulation answers
+// and KVM does not, given twice the time. Anything else is inconclusive, and an error.
 func (c Config) try(caller context.Context, v verdict) (verdict, error) {
 	if err := c.image(); err != nil {
 		return v, err
@@ -181,8 +177,8 @@ func (c Config) try(caller context.Context, v verdict) (verdict, error) {
 		v.Why = fmt.Sprintf("%s is there, but a guest does not run under it (%v)", kvmDevice, err)
 		return v, nil
 	}
-	var failed error              // of the guest under KVM
-	var patience <-chan time.Time // with it, once the emulated one has answered
+	var failed error              // error of the guest under KVM
+	var patience <-chan time.Time // for it, once the emulated guest has answered
 	for {
 		select {
 		case k := <-kvm:
@@ -215,8 +211,8 @@ func (c Config) try(caller context.Context, v verdict) (verdict, error) {
 	}
 }
 
-// guest boots one in a directory of its own, and tells once its agent has
-// answered, or why not. stop ends it and waits for that.
+// guest boots a guest in its own directory, and sends the result once its agent has answered or
+// failed. stop ends it and waits for that.
 func (c Config) guest(ctx context.Context, accel string) (<-chan answer, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	said, done := make(chan answer, 1), make(chan struct{})
@@ -229,7 +225,7 @@ func (c Config) guest(ctx context.Context, accel string) (<-chan answer, func())
 				return answer{err: err}
 			}
 			defer removeGuest(dir)
-			// The guest ends with this goroutine's thread, so also with a process that is killed.
+			// The guest ends with this goroutine's thread, and so also with a killed process.
 			vm, err := Start(ctx, Config{Dir: dir, Kernel: c.Kernel, Initrd: c.Initrd, Accel: accel, DieWithParent: true})
 			if err != nil {
 				said, _ := os.ReadFile(filepath.Join(dir, "qemu.log"))
@@ -245,7 +241,7 @@ func (c Config) guest(ctx context.Context, accel string) (<-chan answer, func())
 	return said, func() { cancel(); <-done }
 }
 
-// removeGuest removes what Start and QEMU made in the directory.
+// removeGuest removes the files of Start and QEMU from the directory.
 func removeGuest(dir string) {
 	for _, name := range []string{"qmp.sock", "guest.sock", "console", "qemu.log", ""} {
 		_ = os.Remove(filepath.Join(dir, name)) // it is in the temporary directory

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// elsewhere has the test run on a machine with a KVM and no verdict. A program
-// named qemu-system-x86_64 is found first: the real one, except under KVM, where it does
-// what the shell script says.
+// elsewhere makes the test run on a machine with a given KVM and no verdict. A program named
+// qemu-system-x86_64 is found first: the real one, except under KVM, where it runs the shell
+// script.
 func elsewhere(t *testing.T, kvm string) (c Config, trials func() int) {
 	t.Helper()
 	dir := t.TempDir()
@@ -73,8 +73,8 @@ func choose(t *testing.T, c Config) Choice {
 	return got
 }
 
-// underKVM is the shell script of a KVM: what it does with the guest's console,
-// and an argument more. In truth it emulates.
+// underKVM returns the shell script of a KVM: where the guest's console goes, and one more
+// argument. In reality it emulates.
 func underKVM(console, more string) string {
 	return `for a; do
 	shift
@@ -104,7 +104,7 @@ func TestKVMThatHangsAfterTheFirstLineIsNotChosen(t *testing.T) {
 	if err != nil || st.Mode().Perm() != 0o600 {
 		t.Fatalf("the verdict's file: %v %v", st, err)
 	}
-	// Known from now on, and said again.
+	// Known from now on, and reported again.
 	begin := time.Now()
 	if again := choose(t, c); again != got {
 		t.Errorf("%+v, then %+v", got, again)
@@ -113,7 +113,7 @@ func TestKVMThatHangsAfterTheFirstLineIsNotChosen(t *testing.T) {
 	if n := trials(); n != 1 {
 		t.Errorf("KVM was tried %d times", n)
 	}
-	// A person's word overrules the verdict, and the flag the environment.
+	// A user's choice overrides the verdict, and the flag overrides the environment.
 	t.Setenv(AccelVariable, "kvm")
 	if got := choose(t, c); got != (Choice{Accel: "kvm"}) {
 		t.Errorf("%s=kvm: %+v", AccelVariable, got)
@@ -146,8 +146,8 @@ func TestKVMIsChosenWhenAnAgentHasAnsweredUnderIt(t *testing.T) {
 	if n := trials(); n != 1 {
 		t.Errorf("KVM was tried %d times", n)
 	}
-	// What makes the verdict void. Without an image nothing can be tried, so what is
-	// chosen shows whether the verdict holds.
+	// Cases that void the verdict. Without an image no trial is possible, so the choice shows
+	// whether the verdict holds.
 	c.Initrd = t.TempDir() + "/initramfs"
 	if got := choose(t, c); got.Accel != "kvm" {
 		t.Fatalf("%+v", got)
@@ -195,7 +195,7 @@ func TestAKVMThatQEMURefusesIsNotChosen(t *testing.T) {
 	}
 }
 
-// What cannot be told is not remembered.
+// An inconclusive result is not stored.
 func TestWithoutATrialNothingIsRemembered(t *testing.T) {
 	for what, spoil := range map[string]func(c *Config){
 		"there is no guest image": func(c *Config) { c.Initrd = t.TempDir() + "/initramfs" },
@@ -211,7 +211,7 @@ func TestWithoutATrialNothingIsRemembered(t *testing.T) {
 			t.Errorf("%s: a verdict was kept: %v", what, err)
 		}
 	}
-	// Nor is a person's impatience.
+	// Nor is the result if the user stops waiting.
 	c, _ := elsewhere(t, hangs)
 	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
 	defer cancel()
@@ -223,7 +223,7 @@ func TestWithoutATrialNothingIsRemembered(t *testing.T) {
 	}
 }
 
-// On this machine, whatever its KVM is like, a guest comes up with what is chosen.
+// On this machine, whatever its KVM is like, a guest boots with the choice.
 func TestAGuestComesUpWithWhatIsChosen(t *testing.T) {
 	guest, err := filepath.Abs("../../.cache/guest")
 	if err != nil {

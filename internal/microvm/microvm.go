@@ -1,5 +1,5 @@
-// Package microvm boots a QEMU that can be a sandbox: with the SCSI controller,
-// the port and the agent that the qemu backend wants.
+// Package microvm boots a QEMU that can be a sandbox: with the SCSI controller, the port and the
+// agent that the qemu backend needs.
 package microvm
 
 import (
@@ -21,25 +21,25 @@ import (
 	"github.com/crust-csi/crust-csi/internal/qmp"
 )
 
-// Config of a microVM.
+// Config configures a microVM.
 type Config struct {
 	Dir     string // sockets and console; made if it does not exist
 	Kernel  string
 	Initrd  string
 	Machine string // q35 or microvm
-	Accel   string // kvm, tcg, auto, or "" for what Choose makes of the environment
-	Memory  string // as QEMU takes it; default 512M
-	Append  string // more of the kernel's command line
+	Accel   string // kvm, tcg, auto, or "": Choose decides by the environment
+	Memory  string // in QEMU's syntax; default 512M
+	Append  string // appended to the kernel's command line
 	Extra   []string
-	// DieWithParent ends it with the thread that starts it, for tests. Otherwise
-	// it outlives its starter.
+	// DieWithParent ends it with the thread that starts it, for tests. Otherwise it outlives its
+	// starter.
 	DieWithParent bool
 }
 
 // VM is a microVM that was started.
 type VM struct {
 	PID     int    `json:"pid"`
-	Began   string `json:"began,omitempty"` // see linux.ProcessStart; empty: of a version that did not say it
+	Began   string `json:"began,omitempty"` // see linux.ProcessStart; empty if recorded by an older version
 	QMP     string `json:"qmp"`
 	Channel string `json:"channel"`
 	Magic   string `json:"magic"` // hexadecimal
@@ -51,7 +51,7 @@ type VM struct {
 
 const program = "qemu-system-x86_64"
 
-// image is an error where a file that the guest is booted from is missing.
+// image returns an error if a file that the guest boots from is missing.
 func (c Config) image() error {
 	for _, f := range []string{c.Kernel, c.Initrd} {
 		if _, err := os.Stat(f); err != nil {
@@ -61,7 +61,7 @@ func (c Config) image() error {
 	return nil
 }
 
-// Start starts one. It does not wait for the guest.
+// Start starts a microVM. It does not wait for the guest.
 func Start(ctx context.Context, c Config) (*VM, error) {
 	if err := c.image(); err != nil {
 		return nil, err
@@ -78,8 +78,8 @@ func Start(ctx context.Context, c Config) (*VM, error) {
 	if _, err := rand.Read(magic); err != nil {
 		return nil, err
 	}
-	// Guests up to v0.1.0 keep a message's last bytes while they could begin the magic. None ends in this byte but by
-	// chance: it is no text, and no end of a number.
+	// Guests up to v0.1.0 hold back a message's last bytes while they could begin the magic.
+	// Messages end in this byte only by chance: it is neither text nor the end of a number.
 	magic[0] = 0xfe
 	at := func(name string) string { return filepath.Join(c.Dir, name) }
 	vm := &VM{QMP: at("qmp.sock"), Channel: at("guest.sock"), Magic: hex.EncodeToString(magic), Accel: c.Accel, Console: at("console")}
@@ -123,7 +123,7 @@ func alive(c *exec.Cmd) bool {
 	return err == nil && !bytes.Contains(state, []byte(") Z "))
 }
 
-// Alive tells whether it runs. Its number may be somebody else's by now.
+// Alive reports whether it runs. Its pid may be reused by now.
 func (vm *VM) Alive() bool {
 	began, err := linux.ProcessStart(vm.PID)
 	return err == nil && (vm.Began == "" || began == vm.Began)
@@ -132,7 +132,7 @@ func (vm *VM) Alive() bool {
 // Kill ends it at once, and waits for that.
 func (vm *VM) Kill() {
 	if vm.cmd == nil {
-		p, err := os.FindProcess(vm.PID) // which keeps the number from being somebody else's
+		p, err := os.FindProcess(vm.PID) // this prevents reuse of the pid
 		if err == nil && vm.Alive() {
 			_ = p.Kill() // it may have ended
 		}
@@ -142,7 +142,7 @@ func (vm *VM) Kill() {
 	_ = vm.cmd.Wait() // "signal: killed"
 }
 
-// Save keeps what is needed to find it again.
+// Save stores what Load needs.
 func (vm *VM) Save(dir string) error {
 	b, err := json.MarshalIndent(vm, "", "  ")
 	if err != nil {
@@ -167,8 +167,8 @@ func (c Config) arguments(vm *VM) ([]string, error) {
 	}
 	cmdline := "console=ttyS0 quiet panic=-1 reboot=t random.trust_cpu=on crust.magic=" + vm.Magic
 	if c.Accel == "tcg" {
-		// x86's kernel counts the timer's ticks in a time that it measures by instructions. On a busy machine an emulated
-		// one has none, and panics: "IO-APIC + timer doesn't work".
+		// x86's kernel counts timer ticks in a time that it measures by instructions. On a busy
+		// machine an emulated kernel sees none, and panics: "IO-APIC + timer doesn't work".
 		cmdline += " no_timer_check"
 	}
 	args := []string{
@@ -178,7 +178,7 @@ func (c Config) arguments(vm *VM) ([]string, error) {
 		"-chardev", "socket,id=guest,path=" + vm.Channel + ",server=on,wait=off",
 		"-qmp", "unix:" + vm.QMP + ",server=on,wait=off",
 	}
-	// Emulated five-level page tables have cost guests their lives.
+	// Emulated five-level page tables have crashed guests.
 	cpu := "max,la57=off"
 	if c.Accel == "kvm" {
 		cpu = "host"
@@ -191,8 +191,8 @@ func (c Config) arguments(vm *VM) ([]string, error) {
 		args = append(args, "-M", "microvm,accel="+c.Accel+",pit=on,pic=on,rtc=on", "-global", "virtio-mmio.force-legacy=false",
 			"-device", "virtio-serial-device", "-device", "virtio-scsi-device,id=crust-scsi")
 		if c.Accel == "tcg" {
-			// Without a paravirtual clock the guest calibrates, fails now and then, and
-			// has no timer.
+			// Without a paravirtual clock the guest calibrates, sometimes fails, and then has no
+			// timer.
 			cmdline += " tsc_early_khz=2000000"
 		}
 	default:

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The page has every key, and its example is a file that can be used.
+// The page documents every key, and its example is a valid file.
 func TestThePageOfTheConfigurationFile(t *testing.T) {
 	page, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// FuzzParsePool: a pool is what its flag says, or nothing.
+// FuzzParsePool: a parsed pool equals its flag, or parsing fails.
 func FuzzParsePool(f *testing.F) {
 	for _, s := range []string{
 		"a=loop:/d", "a=loop:/d,overcommit=1.5,reserve=1Gi", "a=loop:/d,overcommit=0x1p3",
@@ -23,7 +23,8 @@ func FuzzParsePool(f *testing.F) {
 			return
 		}
 		if !filepath.IsAbs(p.Dir) || filepath.Clean(p.Dir) != p.Dir || volume.CheckPoolName(p.Name) != nil ||
-			p.Overcommit != 0 && !(p.Overcommit >= 1 && p.Overcommit <= 10000) || p.Reserve != 0 && (p.Reserve < 1<<20 || p.Reserve > 1<<50) {
+			p.Overcommit != 0 && !(p.Overcommit >= 1 && p.Overcommit <= 10000) ||
+			p.Reserve != 0 && (p.Reserve < 1<<20 || p.Reserve > 1<<50) {
 			t.Errorf("%q is %+v", s, p)
 		}
 		text := p.String()

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Every is how often Watch looks at the files. A volume of Kubernetes follows its
-// ConfigMap within a minute or two; there is no use in being faster.
+// Every is how often Watch looks at the files. A Kubernetes volume follows its ConfigMap within a
+// minute or two, so a shorter interval is useless.
 const Every = 10 * time.Second
 
-// Live is the configuration of a process that runs.
+// Live is the configuration of a running process.
 type Live struct {
 	source  Source
 	seen    contents
@@ -32,27 +32,26 @@ func Open(s Source) (*Live, error) {
 	return l, err
 }
 
-// Settings are those that the process started with.
+// Settings returns the settings that the process started with.
 func (l *Live) Settings() Settings { return l.current }
 
-// State tells whether the files could be used when they were read last, and whether they
-// say what only a restart brings.
+// State reports whether the files were valid when last read, and whether they contain changes that
+// need a restart.
 func (l *Live) State() (usable, restart bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.usable, l.restart
 }
 
-// Changes is who is told of what changes while the process runs.
+// Changes receives what changes while the process runs.
 type Changes struct {
 	AllowDevices func(patterns []string) error
 	Verbosity    func(int)
 	Log          *slog.Logger
 }
 
-// Watch reads the files again when they have changed, and whenever somebody asks, until
-// ctx ends. It compares what is in the files: the kubelet exchanges symbolic links, others
-// rename or write.
+// Watch rereads the files when they have changed, and on each signal in asked, until ctx ends. It
+// compares their content: the kubelet exchanges symbolic links, others rename or write.
 func (l *Live) Watch(ctx context.Context, to Changes, asked <-chan os.Signal, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -72,9 +71,8 @@ func (l *Live) Watch(ctx context.Context, to Changes, asked <-chan os.Signal, ev
 	}
 }
 
-// reload takes over what is safe: devices that may be named, and how much is logged. A
-// pool that is taken away has volumes that are mounted, and one that is added changes
-// what new volumes go to: that waits for a restart.
+// reload applies what is safe: the allowed devices, and the log level. Pools wait for a restart: a
+// removed pool has mounted volumes, and an added one changes where new volumes go.
 func (l *Live) reload(to Changes) {
 	next, err := l.seen.settings(l.source)
 	if err == nil && !slices.Equal(next.AllowDevices, l.current.AllowDevices) {
@@ -92,7 +90,8 @@ func (l *Live) reload(to Changes) {
 	to.Log.Info("the configuration was read again", "file", l.source.File, "entry", next.Entry,
 		"allow_devices", next.AllowDevices, "verbosity", next.Verbosity)
 	if restart {
-		to.Log.Warn("the pools in the configuration have changed: restart csi-node to use them. Until then it has those that it started with",
+		to.Log.Warn(
+			"the pools in the configuration have changed: restart csi-node to use them. Until then it has those that it started with",
 			"file", l.source.File, "has", l.current.Pools, "configured", next.Pools)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// files are a configuration and labels, in a directory that is exchanged by a link as
-// the kubelet does it.
+// files is a configuration and labels, in a directory that is replaced through a link as the
+// kubelet does it.
 type files struct {
 	t    *testing.T
 	dir  string
@@ -49,7 +49,7 @@ func (f *files) swap(config, labels string) {
 	}
 }
 
-// watched is a configuration that is watched, and what came of it.
+// watched is a configuration under Watch, and the observed effects.
 type watched struct {
 	*Live
 	t     *testing.T
@@ -94,7 +94,7 @@ func watch(t *testing.T, s Source, every time.Duration) *watched {
 	return w
 }
 
-// until waits for what the log is to say, and gives what it says since the last time.
+// until waits for words in the log, and returns the log since the last call.
 func (w *watched) until(words string) string {
 	w.t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
@@ -195,7 +195,7 @@ func TestABrokenFileLeavesTheConfigurationAsItWas(t *testing.T) {
 	w.want(true, false, 4, "/dev/b")
 }
 
-// A label that changes may give the node other devices, and pools after a restart.
+// A changed label may give the node other devices, and other pools after a restart.
 func TestLabelsThatChange(t *testing.T) {
 	f, s := newFiles(t, whole, "zone=\"c\"\n")
 	w := watch(t, s, 5*time.Millisecond)
@@ -209,7 +209,7 @@ func TestLabelsThatChange(t *testing.T) {
 	w.want(false, true, 4, "/dev/mapper/*")
 }
 
-// SIGHUP has the files read at once, changed or not.
+// SIGHUP makes it read the files at once, changed or not.
 func TestWhoAsksIsAnswered(t *testing.T) {
 	f, s := newFiles(t, first, none)
 	w := watch(t, s, time.Hour)
@@ -260,7 +260,7 @@ func TestFlagsAndFile(t *testing.T) {
 	}
 }
 
-// What ends the process at its start says which file it is about.
+// An error that ends the process at its start names the file.
 func TestFilesThatCannotBeUsedAtTheStart(t *testing.T) {
 	_, s := newFiles(t, whole, "zone")
 	if _, err := Open(s); err == nil || !strings.Contains(err.Error(), "--node-labels "+s.LabelsFile+": line 1") {

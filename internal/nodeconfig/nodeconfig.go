@@ -1,5 +1,5 @@
-// Package nodeconfig is the configuration of csi-node: what its flags and its
-// configuration file give a node, and which of it changes while csi-node runs.
+// Package nodeconfig is the configuration of csi-node: what its flags and its configuration file
+// give a node, and which parts may change while csi-node runs.
 package nodeconfig
 
 import (
@@ -10,14 +10,14 @@ import (
 	"strings"
 )
 
-// What a configuration file says of itself.
+// The header of a configuration file.
 const (
 	APIVersion = "csi.crust.dev/v1alpha1"
 	Kind       = "NodeConfig"
 )
 
-// Config is a configuration file. A list that is nil is not in the file; one that is
-// empty is there, and says that there is nothing.
+// Config is a configuration file. A nil list is absent from the file; an empty list is present, and
+// means none.
 type Config struct {
 	APIVersion   string     `json:"apiVersion"`
 	Kind         string     `json:"kind"`
@@ -27,7 +27,7 @@ type Config struct {
 	Nodes        []NodeItem `json:"nodes,omitzero"`
 }
 
-// Logging is about the log.
+// Logging configures the log.
 type Logging struct {
 	Verbosity *int `json:"verbosity,omitempty"`
 }
@@ -40,7 +40,7 @@ type PoolItem struct {
 	Reserve    *string  `json:"reserve,omitempty"`
 }
 
-// NodeItem is what nodes with certain labels have instead of what the top level says.
+// NodeItem overrides the top level for nodes with certain labels.
 type NodeItem struct {
 	Name         string     `json:"name"`
 	Selector     *Selector  `json:"selector,omitempty"`
@@ -48,10 +48,10 @@ type NodeItem struct {
 	AllowDevices []string   `json:"allowDevices,omitzero"`
 }
 
-// maxVerbosity is the most that -v knows.
+// maxVerbosity is the highest value of -v.
 const maxVerbosity = 5
 
-// check looks at the whole file, entries of other nodes too.
+// check validates the whole file, including entries for other nodes.
 func (c *Config) check() error {
 	if c.Logging != nil && c.Logging.Verbosity != nil && (*c.Logging.Verbosity < 0 || *c.Logging.Verbosity > maxVerbosity) {
 		return fmt.Errorf("logging.verbosity is %d; it is a number from 0 to %d", *c.Logging.Verbosity, maxVerbosity)
@@ -111,8 +111,7 @@ func readPools(items []PoolItem) ([]Pool, error) {
 	return list, nil
 }
 
-// CheckDevicePattern tells whether it is a path or pattern that static volumes may name
-// devices by.
+// CheckDevicePattern checks a path or pattern by which static volumes may name devices.
 func CheckDevicePattern(pattern string) error {
 	if _, err := filepath.Match(pattern, ""); err != nil || !filepath.IsAbs(pattern) {
 		return fmt.Errorf("%q is no absolute path or pattern", pattern)
@@ -120,16 +119,15 @@ func CheckDevicePattern(pattern string) error {
 	return nil
 }
 
-// Settings are what one node has.
+// Settings are the settings of one node.
 type Settings struct {
-	Entry        string // the name of the entry of nodes; empty for the top level, or flags
+	Entry        string // name of the entry in nodes; empty for the top level, or flags
 	Pools        []Pool // the first is the default
 	AllowDevices []string
 	Verbosity    int
 }
 
-// choose gives what the file says for a node with these labels. A nil list is said
-// nowhere.
+// choose returns the file's settings for a node with these labels. A nil list is set nowhere.
 func (c *Config) choose(labels map[string]string) (Settings, error) {
 	s := Settings{AllowDevices: c.AllowDevices, Verbosity: -1}
 	if c.Logging != nil && c.Logging.Verbosity != nil {
@@ -172,7 +170,7 @@ func (c *Config) choose(labels map[string]string) (Settings, error) {
 	return s, err
 }
 
-// labelsAskedFor tells what a node has of the labels that selectors name.
+// labelsAskedFor describes which of the labels in selectors a node has.
 func (c *Config) labelsAskedFor(labels map[string]string) string {
 	var has, lacks []string
 	for _, key := range c.keys() {

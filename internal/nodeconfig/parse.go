@@ -20,13 +20,12 @@ import (
 // maxSize is the most that a ConfigMap holds.
 const maxSize = 1 << 20
 
-// Parse reads a configuration file. What it does not know is an error, and so is what
-// YAML or JSON would let through in silence: keys in another case, a key that is there
-// twice, a second document, a key without a value.
+// Parse reads a configuration file. Anything unknown is an error, and so is what YAML or JSON would
+// silently accept: keys in another case, duplicate keys, a second document, a key without a value.
 func Parse(b []byte) (*Config, error) {
 	c, err := parse(b)
 	if err != nil {
-		// It quotes the file, in which a key may have several lines.
+		// The error quotes the file, in which a key may have several lines.
 		return nil, errors.New(plain.Text(err.Error(), plain.Most))
 	}
 	return c, nil
@@ -47,7 +46,7 @@ func parse(b []byte) (*Config, error) {
 		APIVersion string `json:"apiVersion"`
 		Kind       string `json:"kind"`
 	}
-	// Before all other keys: those of another version are not known here.
+	// Before all other keys: those of another version are unknown here.
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(text, &head); err != nil {
 		return nil, plainType(err)
 	}
@@ -66,10 +65,10 @@ func parse(b []byte) (*Config, error) {
 	return c, c.check()
 }
 
-// checkDocument looks at what the conversion to JSON would hide.
+// checkDocument rejects what the conversion to JSON would hide.
 func checkDocument(b []byte) error {
 	d := goyaml.NewDecoder(bytes.NewReader(b))
-	d.SetStrict(true) // no key twice
+	d.SetStrict(true) // no duplicate keys
 	var tree, more any
 	if err := d.Decode(&tree); errors.Is(err, io.EOF) || err == nil && tree == nil {
 		return fmt.Errorf("the file is empty; it begins with apiVersion: %s and kind: %s", APIVersion, Kind)
@@ -111,7 +110,7 @@ var (
 	setTwice  = regexp.MustCompile(`key "?(.*?)"? already set in map`)
 )
 
-// plainYAML makes one line of what the YAML package says.
+// plainYAML puts an error of the YAML package on one line.
 func plainYAML(err error) error {
 	text := strings.Join(strings.Fields(yamlNoise.ReplaceAllString(err.Error(), "")), " ")
 	return errors.New(setTwice.ReplaceAllString(text, `the key "$1" is there twice: leave one out`))
@@ -154,7 +153,7 @@ func plainField(err error) error {
 
 var index = regexp.MustCompile(`\[\d+\]`)
 
-// knownKeys are those of the struct at a path such as nodes[0].selector.
+// knownKeys lists the keys of the struct at a path such as nodes[0].selector.
 func knownKeys(t reflect.Type, path string) []string {
 	for _, key := range strings.Split(index.ReplaceAllString(path, ""), ".") {
 		for i := range t.NumField() {

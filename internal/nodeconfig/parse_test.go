@@ -59,7 +59,7 @@ func TestWhatANodeIsGiven(t *testing.T) {
 	}
 }
 
-// A node that no entry matches has the top level's pools, if the top level says which.
+// A node that no entry matches gets the top level's pools, if the top level has any.
 func TestANodeThatNoEntryMatches(t *testing.T) {
 	const nodes = "\nnodes: [{name: a, selector: {matchLabels: {disk: a}, matchExpressions: [{key: gpu, operator: Exists}]}, pools: []}]"
 	for top, word := range map[string]string{"": "label the node", "allowDevices: [/dev/a]": "label the node", "pools: []": ""} {
@@ -67,8 +67,9 @@ func TestANodeThatNoEntryMatches(t *testing.T) {
 		if word == "" && err != nil || word != "" && (err == nil || !strings.Contains(err.Error(), word)) {
 			t.Errorf("%q: %v", top, err)
 		}
-		// The way out needs what the node has of the labels that count, and nothing else.
-		if err != nil && (!strings.Contains(err.Error(), "has disk=b and lacks the label gpu") || strings.Contains(err.Error(), "hostname")) {
+		// The message needs the node's values of the relevant labels, and nothing else.
+		if err != nil && (!strings.Contains(err.Error(), "has disk=b and lacks the label gpu") ||
+			strings.Contains(err.Error(), "hostname")) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -91,7 +92,7 @@ nodes:
 	}
 }
 
-// Each error names the key and the way out, in one line.
+// Each error names the key and the solution, in one line.
 func TestTheFileIsReadStrictly(t *testing.T) {
 	const entry = head + "nodes: [{name: a, "
 	for _, c := range [][2]string{
@@ -156,7 +157,8 @@ func TestTheFileIsReadStrictly(t *testing.T) {
 		{entry + "selector: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}, pools: []}]", "matchExpressions[0]"},
 		{entry + "selector: {matchLabels: {a: b}}, pools: [{name: a, path: a}]}]", `nodes[0] ("a"): pools[0]`},
 		{entry + "selector: {matchLabels: {a: b}}, allowDevices: [a]}]", `nodes[0] ("a"): allowDevices`},
-		{entry + "selector: {matchLabels: {a: b}}, pools: []}, " + "{name: a, selector: {matchLabels: {a: c}}, pools: []}]", "the same name"},
+		{entry + "selector: {matchLabels: {a: b}}, pools: []}, " + "{name: a, selector: {matchLabels: {a: c}}, pools: []}]",
+			"the same name"},
 		{head + "nodes: [{selector: {matchLabels: {a: b}}, pools: []}]", "nodes[0] has no name"},
 		{head + "#" + strings.Repeat("x", maxSize), "larger"},
 	} {
@@ -168,7 +170,7 @@ func TestTheFileIsReadStrictly(t *testing.T) {
 	}
 }
 
-// Devices that some nodes have are no reason to have pools in the file.
+// Devices for some nodes do not require pools in the file.
 func TestEntriesWithoutPools(t *testing.T) {
 	c := mustParse(t, head+"nodes: [{name: a, selector: {matchLabels: {disk: a}}, allowDevices: [/dev/a]}]")
 	if s, err := c.choose(map[string]string{"disk": "b"}); err != nil || s.AllowDevices != nil || s.Pools != nil || s.Entry != "" {
@@ -176,12 +178,13 @@ func TestEntriesWithoutPools(t *testing.T) {
 	}
 }
 
-// Selectors match what Kubernetes' own would.
+// Selectors match what those of Kubernetes would match.
 func TestSelectorsAreThoseOfKubernetes(t *testing.T) {
 	nodes := []map[string]string{{}, {"a": "1"}, {"a": "2", "b": ""}, {"b": "1"}, {"a": "1", "b": "2"}}
 	for _, text := range []string{
 		"{matchLabels: {a: '1'}}", "{matchLabels: {a: '1', b: '2'}}", "{matchLabels: {b: ''}}",
-		"{matchExpressions: [{key: a, operator: In, values: ['1', '2']}]}", "{matchExpressions: [{key: a, operator: NotIn, values: ['1']}]}",
+		"{matchExpressions: [{key: a, operator: In, values: ['1', '2']}]}",
+		"{matchExpressions: [{key: a, operator: NotIn, values: ['1']}]}",
 		"{matchExpressions: [{key: b, operator: Exists}]}", "{matchExpressions: [{key: b, operator: DoesNotExist}]}",
 		"{matchLabels: {a: '1'}, matchExpressions: [{key: b, operator: DoesNotExist}]}",
 		"{matchExpressions: [{key: a, operator: Exists}, {key: b, operator: NotIn, values: ['2']}]}",
@@ -209,13 +212,14 @@ func TestSelectorsAreThoseOfKubernetes(t *testing.T) {
 	}
 }
 
-// FuzzParseConfig: what is read says the same when it is written out again, every pool
-// of it is one that --pool takes, and every node is given something or told why not.
+// FuzzParseConfig: a parsed file stays the same when written and read again, --pool accepts each of
+// its pools, and every node gets settings or an error.
 func FuzzParseConfig(f *testing.F) {
 	for _, s := range []string{
 		whole, head, head + "pools: [{name: a, path: /a, reserve: 2Mi, overcommit: 1e3}]", head + "---\npools: []", head + "pools: ~",
 		head + "allowDevices: &a [/dev/x]\nnodes: [{name: a, selector: {matchLabels: {a: b}}, allowDevices: *a}]",
-		"{\"apiVersion\": \"csi.crust.dev/v1alpha1\", \"kind\": \"NodeConfig\", \"pools\": []}", head + "<<: {pools: []}", head + "? [a]\n: b",
+		"{\"apiVersion\": \"csi.crust.dev/v1alpha1\", \"kind\": \"NodeConfig\", \"pools\": []}", head + "<<: {pools: []}",
+		head + "? [a]\n: b",
 	} {
 		f.Add([]byte(s), "a", "b")
 	}
@@ -247,7 +251,7 @@ func FuzzParseConfig(f *testing.F) {
 		}
 		for _, p := range s.Pools {
 			if strings.ContainsAny(p.Dir, ",") {
-				continue // only the file has directories with commas
+				continue // only the file allows directories with commas
 			}
 			if flag, err := ParsePool(p.String()); err != nil || flag != p {
 				t.Errorf("%q: %+v is not %+v (%v)", b, p, flag, err)

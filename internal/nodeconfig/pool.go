@@ -9,7 +9,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// PoolSyntax is what ParsePool reads.
+// PoolSyntax is the syntax of ParsePool.
 const PoolSyntax = "NAME=loop:DIR[,overcommit=N][,reserve=SIZE]"
 
 // Pool is a pool of volumes that are files in a directory.
@@ -55,7 +55,7 @@ func ParsePool(s string) (Pool, error) {
 	return spec, nil
 }
 
-// String is the pool as --pool takes it.
+// String formats the pool for --pool.
 func (p Pool) String() string {
 	text := p.Name + "=loop:" + p.Dir
 	if p.Overcommit != 0 {
@@ -83,7 +83,7 @@ func checkOvercommit(n float64) error {
 	return nil
 }
 
-// parseSize reads bytes, or a number of Ki, Mi or Gi.
+// parseSize reads a number of bytes, or of Ki, Mi or Gi.
 func parseSize(s string) (int64, error) {
 	const least = 1 << 20
 	number, shift := s, 0
@@ -99,7 +99,7 @@ func parseSize(s string) (int64, error) {
 	return n << shift, nil
 }
 
-// pool is what an entry of the file says.
+// pool returns the pool of an entry in the file.
 func (i PoolItem) pool() (Pool, error) {
 	p := Pool{Name: i.Name, Dir: filepath.Clean(i.Path)}
 	if err := volume.CheckPoolName(i.Name); err != nil {
@@ -123,7 +123,7 @@ func (i PoolItem) pool() (Pool, error) {
 	return p, nil
 }
 
-// CheckPools looks at the pools of one node together.
+// CheckPools checks the pools of one node together.
 func CheckPools(pools []Pool) error {
 	names, dirs := map[string]bool{}, map[string]string{}
 	for _, p := range pools {

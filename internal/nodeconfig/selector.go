@@ -10,14 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// Selector is a LabelSelector of Kubernetes. The type there brings half of its API
-// machinery into a program that is root; a test compares what the two match.
+// Selector is a LabelSelector of Kubernetes. Kubernetes' type would bring half of its API machinery
+// into a program that runs as root; a test compares their matches.
 type Selector struct {
 	MatchLabels      map[string]string `json:"matchLabels,omitempty"`
 	MatchExpressions []Expression      `json:"matchExpressions,omitempty"`
 }
 
-// Expression is a requirement of one label.
+// Expression is a requirement on one label.
 type Expression struct {
 	Key      string   `json:"key"`
 	Operator string   `json:"operator"`
@@ -30,7 +30,7 @@ var operators = map[string]selection.Operator{
 
 type labelSet = labels.Set
 
-// compile makes what matches. A selector that is empty matches every node; that is
+// compile makes the matcher. An empty selector, which would match every node, is refused: that is
 // what the top level is for.
 func (s *Selector) compile() (labels.Selector, error) {
 	if s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
@@ -58,12 +58,12 @@ func (s *Selector) compile() (labels.Selector, error) {
 	return selector, nil
 }
 
-// oneLine makes one line of an error that is a list.
+// oneLine puts an error that is a list on one line.
 func oneLine(err error) error {
 	return errors.New(strings.Join(strings.Fields(err.Error()), " "))
 }
 
-// keys are the labels that it asks for.
+// keys lists the labels that it uses.
 func (s *Selector) keys() []string {
 	var keys []string
 	for key := range s.MatchLabels {

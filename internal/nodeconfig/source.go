@@ -10,27 +10,27 @@ import (
 	"github.com/crust-csi/crust-csi/internal/nodelabels"
 )
 
-// Flags are what the command line says of what the file can say too.
+// Flags are the command line's values of settings that the file can contain too.
 type Flags struct {
 	Pools          []Pool
 	AllowDevices   []string
 	Verbosity      int
-	VerbosityGiven bool // Verbosity is not the default
+	VerbosityGiven bool // Verbosity was set explicitly
 }
 
 // Source is where the settings of a node come from.
 type Source struct {
-	File       string // of --config; empty for none
-	LabelsFile string // of --node-labels; empty for none
+	File       string // value of --config; may be empty
+	LabelsFile string // value of --node-labels; may be empty
 	Flags      Flags
 }
 
-// Load gives the settings of this node.
+// Load returns the settings of this node.
 func (s Source) Load() (Settings, error) {
 	return s.read().settings(s)
 }
 
-// contents are the files as they were at one time.
+// contents holds the files at one moment.
 type contents struct {
 	config, labels       string
 	configErr, labelsErr error
@@ -47,7 +47,7 @@ func (s Source) read() contents {
 	return c
 }
 
-// same tells whether there is nothing new.
+// same reports whether nothing has changed.
 func (c contents) same(d contents) bool {
 	return c.config == d.config && c.labels == d.labels && fmt.Sprint(c.configErr, c.labelsErr) == fmt.Sprint(d.configErr, d.labelsErr)
 }
@@ -58,7 +58,7 @@ func readFile(path string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxSize+1)) // one byte more, so that the parser says that it is too large
+	b, err := io.ReadAll(io.LimitReader(f, maxSize+1)) // one byte more, so that the parser can report the excess
 	return string(b), err
 }
 
@@ -88,7 +88,7 @@ func (c contents) settings(s Source) (Settings, error) {
 	return settings, nil
 }
 
-// or is what the file says, and where it says nothing what the flags do.
+// or returns the file's settings, completed by the flags.
 func (s Settings) or(flags Settings) Settings {
 	if s.Pools == nil {
 		s.Pools = flags.Pools
@@ -133,8 +133,8 @@ func (c contents) nodeLabels(s Source, config *Config) (map[string]string, error
 	return labels, nil
 }
 
-// conflict refuses what flags and file both say: neither wins. It looks at the entries of
-// other nodes too, so that all nodes of a cluster say the same.
+// conflict refuses settings in both flags and file: neither wins. It also checks the entries of
+// other nodes, so that all nodes of a cluster give the same answer.
 func (c *Config) conflict(flags Flags) error {
 	pools, devices := c.Pools != nil, c.AllowDevices != nil
 	for _, n := range c.Nodes {
@@ -155,8 +155,8 @@ func (c *Config) conflict(flags Flags) error {
 	return nil
 }
 
-// Describe tells what this node would have, as flags, or why it would not start. Without
-// labels it only looks at the file.
+// Describe returns this node's settings as flags, or the reason why it would not start. Without
+// labels it only checks the file.
 func (s Source) Describe() (string, error) {
 	if s.File != "" && s.LabelsFile == "" {
 		c := s.read()
@@ -165,7 +165,8 @@ func (s Source) Describe() (string, error) {
 			return "", err
 		}
 		if len(config.Nodes) > 0 {
-			return fmt.Sprintf("%s can be used. It has entries for nodes: give --node-labels FILE to see which one a node has.\n", s.File), nil
+			return fmt.Sprintf("%s can be used. It has entries for nodes: give --node-labels FILE to see which one a node has.\n",
+				s.File), nil
 		}
 	}
 	settings, err := s.Load()

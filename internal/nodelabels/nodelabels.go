@@ -1,5 +1,5 @@
-// Package nodelabels reads and writes the file that tells a program the labels of its
-// node. Its lines are those of a downward-API volume: key="value".
+// Package nodelabels reads and writes the file with the labels of a program's node. Its lines are
+// those of a downward-API volume: key="value".
 package nodelabels
 
 import (
@@ -62,7 +62,7 @@ func Parse(b []byte) (map[string]string, error) {
 		}
 		labels[key] = value
 	}
-	// Every node of Kubernetes has labels. A file without any was not written to its end.
+	// Every Kubernetes node has labels. A file without any is truncated.
 	if len(labels) == 0 {
 		return nil, errors.New(`the file has no labels; each line is a label: key="value"`)
 	}
@@ -90,7 +90,7 @@ func check(key, value string) error {
 	return nil
 }
 
-// Format gives the text of the file.
+// Format returns the text of the file.
 func Format(labels map[string]string) []byte {
 	var b bytes.Buffer
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
@@ -99,7 +99,7 @@ func Format(labels map[string]string) []byte {
 	return b.Bytes()
 }
 
-// Write writes the file. Whoever reads it sees the old one or the new one, whole.
+// Write replaces the file atomically.
 func Write(path string, labels map[string]string) error {
 	text := Format(labels)
 	if _, err := Parse(text); err != nil {
@@ -109,12 +109,12 @@ func Write(path string, labels map[string]string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(f.Name()) }() // nothing has that name after the rename
+	defer func() { _ = os.Remove(f.Name()) }() // fails after the rename, when the name is gone
 	defer f.Close()
 	if _, err := f.Write(text); err != nil {
 		return err
 	}
-	// Another user reads it: labels are no secret.
+	// Another user reads it; labels are not secret.
 	if err := f.Chmod(0o644); err != nil {
 		return err
 	}

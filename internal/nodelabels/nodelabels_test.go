@@ -70,7 +70,7 @@ func TestLabelsThatAreWrittenAreRead(t *testing.T) {
 	}
 }
 
-// FuzzParse: labels that are read are what their own text says, and nothing else.
+// FuzzParse: parsed labels are exactly those in the text.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{"a=\"b\"\n", "a=\"b\"\na=\"c\"", "a.example/b=\"\\x41\"\n", "a=\"b\"\r\n", "=\"\"", "a=\"\n\""} {
 		f.Add([]byte(s))

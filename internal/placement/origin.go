@@ -14,20 +14,20 @@ import (
 
 var errNotYet = errors.New("not there yet")
 
-// origin is what a claim asks for a copy of.
+// origin is what a claim wants to copy.
 type origin struct {
-	what string // as a person calls it
-	node string // that has it; empty if another driver made it
+	what string // description for people
+	node string // the node that has it; empty if another driver made it
 }
 
-// source is what a claim wants to be a copy of; nil for nothing, or nothing that a driver copies.
+// source returns what a claim wants to copy; nil if nothing, or nothing that a driver copies.
 func source(claim *corev1.PersistentVolumeClaim) *corev1.TypedObjectReference {
 	ref := claim.Spec.DataSourceRef
 	if ref == nil {
 		return nil // the API server fills it in from dataSource
 	}
 	if ref.Namespace != nil && *ref.Namespace != claim.Namespace {
-		return nil // CrossNamespaceVolumeDataSource: the provisioners do not have it switched on
+		return nil // CrossNamespaceVolumeDataSource: not enabled in the provisioners
 	}
 	group := ""
 	if ref.APIGroup != nil {
@@ -72,8 +72,8 @@ func (c *Controller) ofSnapshot(ctx context.Context, namespace, name string) (or
 	return o, nil
 }
 
-// orNotYet takes what does not exist for what does not exist yet: a tenant may name what never will, and the log is not
-// for that.
+// orNotYet treats a missing object as one that does not exist yet: a tenant may name objects that
+// will never exist, and they should not fill the log.
 func orNotYet(err error) error {
 	if apierrors.IsNotFound(err) {
 		return fmt.Errorf("%w: %w", errNotYet, err)
@@ -104,7 +104,7 @@ func (c *Controller) ofClaim(ctx context.Context, namespace, name string) (origi
 	return o, nil
 }
 
-// nodeOf is the one node that a volume's affinity allows.
+// nodeOf returns the single node that a volume's affinity allows.
 func nodeOf(pv *corev1.PersistentVolume, key string) string {
 	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil || len(pv.Spec.NodeAffinity.Required.NodeSelectorTerms) != 1 {
 		return ""

@@ -1,7 +1,7 @@
-// Package placement has copies made where their origin is. A claim that asks for a copy of
-// a snapshot or of another claim gets the annotation with which the scheduler chooses a node
-// (volume.kubernetes.io/selected-node), because the pools of nodes share nothing: only the
-// node that has the origin can make the copy. Pods follow their claim.
+// Package placement has copies made where their origin is. The pools of nodes share nothing, so
+// only the node that has the origin can make the copy. A claim for a copy of a snapshot or of
+// another claim therefore gets the annotation with which the scheduler chooses a node
+// (volume.kubernetes.io/selected-node). Pods follow their claim.
 package placement
 
 import (
@@ -26,14 +26,14 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// selectedNode is the annotation that the scheduler sets. If a claim has it, the scheduler
-// excludes all other nodes, and that node's provisioner makes the volume.
+// selectedNode is the annotation that the scheduler sets. If a claim has it, the scheduler excludes
+// all other nodes, and that node's provisioner makes the volume.
 const selectedNode = "volume.kubernetes.io/selected-node"
 
-// patience is how many tries a copy has before the log says what it waits for: some ten seconds.
+// patience is the number of tries, some ten seconds, before the log reports what a copy waits for.
 const patience = 6
 
-// Config is what a Controller works with.
+// Config configures a Controller.
 type Config struct {
 	Client    kubernetes.Interface
 	Snapshots snapshots.Interface
@@ -42,21 +42,21 @@ type Config struct {
 	Log       *slog.Logger
 }
 
-// Controller watches the claims of a cluster. One of a cluster is enough.
+// Controller watches the claims of a cluster. A cluster needs only one.
 type Controller struct {
 	Config
 	claims  cache.SharedIndexInformer
 	classes storagelisters.StorageClassLister
 	queue   workqueue.TypedRateLimitingInterface[string]
-	// A provisioner whose node has no room takes the annotation off. How often it did decides
-	// how long the claim waits until it gets the annotation again.
+	// A provisioner whose node is full removes the annotation. The number of removals decides how
+	// long the claim waits until it gets the annotation again.
 	again workqueue.TypedRateLimiter[string]
 
 	mu     sync.Mutex
 	placed map[string]types.UID
 }
 
-// New gives a controller that does nothing until Run.
+// New returns a controller that does nothing until Run.
 func New(cfg Config) *Controller {
 	return &Controller{
 		Config: cfg,
@@ -89,7 +89,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	classes.Informer() // asked for before the start, so that it starts
+	classes.Informer() // requested before the factory starts, so that it starts too
 	factory.Start(ctx.Done())
 	if !cache.WaitForCacheSync(ctx.Done(), c.claims.HasSynced, classes.Informer().HasSynced) {
 		return ctx.Err()
@@ -108,7 +108,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// slim drops managedFields, often the larger part of a claim: a cluster may have very many.
+// slim drops managedFields, often the largest part of a claim: a cluster may have very many claims.
 func slim(obj any) (any, error) {
 	if claim, ok := obj.(*corev1.PersistentVolumeClaim); ok {
 		claim.ManagedFields = nil
@@ -129,7 +129,7 @@ func (c *Controller) seen(claim *corev1.PersistentVolumeClaim) {
 	}
 }
 
-// waits tells whether a claim is a copy that no node was chosen for.
+// waits reports whether a claim is a copy without a chosen node.
 func waits(claim *corev1.PersistentVolumeClaim) bool {
 	_, chosen := claim.Annotations[selectedNode]
 	return claim.Spec.VolumeName == "" && claim.DeletionTimestamp == nil && !chosen && source(claim) != nil &&
@@ -186,7 +186,7 @@ func (c *Controller) next(ctx context.Context) bool {
 	return true
 }
 
-// place chooses the node of a claim, if the claim is a copy of something that the driver made.
+// place chooses the node of a claim, if the claim copies something that the driver made.
 func (c *Controller) place(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	class, err := c.classes.Get(*claim.Spec.StorageClassName)
 	if err != nil {
@@ -208,8 +208,9 @@ func (c *Controller) place(ctx context.Context, claim *corev1.PersistentVolumeCl
 		return fmt.Errorf("node %s, which has %s: %w", o.node, o.what, err)
 	}
 	if node.Spec.Unschedulable {
-		c.Events.Eventf(claim, corev1.EventTypeWarning, "OriginCordoned", "%s is on node %s, which is cordoned: nothing new is made there, and no "+
-			"other node can make the copy", o.what, o.node)
+		c.Events.Eventf(claim, corev1.EventTypeWarning, "OriginCordoned",
+			"%s is on node %s, which is cordoned: nothing new is made there, and no "+
+				"other node can make the copy", o.what, o.node)
 		return fmt.Errorf("node %s, which has %s, is cordoned: %w", o.node, o.what, errNotYet)
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
@@ -223,8 +224,8 @@ func (c *Controller) place(ctx context.Context, claim *corev1.PersistentVolumeCl
 		metav1.PatchOptions{}); err != nil {
 		return err
 	}
-	// It is noted after the patch. If the scheduler chose a node first, the provisioner gives that choice
-	// back, and the claim must be placed at once.
+	// Record it after the patch. If the scheduler chose a node first, the provisioner gives that
+	// choice back, and the claim must be placed at once.
 	c.mu.Lock()
 	c.placed[key] = claim.UID
 	c.mu.Unlock()

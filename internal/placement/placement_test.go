@@ -18,8 +18,9 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// A provisioner whose node has no room takes the annotation off. The claim gets it again, but later each time: the two would
-// write to the API server as fast as they can. (test/kubernetes has what a cluster does: TestFleet_Copies*.)
+// A provisioner whose node is full removes the annotation. The claim gets it again, but later each
+// time: otherwise the two would write to the API server as fast as they can. (TestFleet_Copies* in
+// test/kubernetes test a real cluster.)
 func TestFleet_AClaimThatIsGivenBackWaits(t *testing.T) {
 	class, node := "crust", "node-1"
 	group := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: "ns", Name: name} }
@@ -28,8 +29,9 @@ func TestFleet_AClaimThatIsGivenBackWaits(t *testing.T) {
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
 		&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "csi.crust.dev"}},
-			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
-				{Key: "topology.csi.crust.dev/node", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}}}}}},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{
+					{Key: "topology.csi.crust.dev/node", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}}}}}},
 		&corev1.PersistentVolumeClaim{ObjectMeta: group("origin"), Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}},
 		&corev1.PersistentVolumeClaim{ObjectMeta: group("copy"), Spec: corev1.PersistentVolumeClaimSpec{
 			StorageClassName: &class, DataSourceRef: &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "origin"}}},
@@ -56,7 +58,7 @@ func TestFleet_AClaimThatIsGivenBackWaits(t *testing.T) {
 		}
 		waited = append(waited, time.Since(begin))
 		delete(claim.Annotations, selectedNode)
-		begin = time.Now() // what is seen of the update may be seen before it returns
+		begin = time.Now() // the update may be observed before it returns
 		if _, err := claims.Update(ctx, claim, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -68,8 +70,8 @@ func TestFleet_AClaimThatIsGivenBackWaits(t *testing.T) {
 	}
 }
 
-// A copy is not made on a node that is cordoned, nor of what does not exist: neither is an error that the log
-// has at each try.
+// A copy is not made on a cordoned node, nor of a missing origin: neither is an error that is
+// logged at each try.
 func TestFleet_ACopyWaitsForItsNodeAndItsOrigin(t *testing.T) {
 	client := fake.NewClientset(
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: corev1.NodeSpec{Unschedulable: true}},
@@ -78,10 +80,12 @@ func TestFleet_ACopyWaitsForItsNodeAndItsOrigin(t *testing.T) {
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchExpressions: []corev1.NodeSelectorRequirement{
 					{Key: "topology.csi.crust.dev/node", Operator: corev1.NodeSelectorOpIn, Values: []string{"node-1"}}}}}}}}},
-		&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "origin"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}},
+		&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "origin"},
+			Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}},
 	)
 	events := record.NewFakeRecorder(100)
-	c := New(Config{Client: client, Snapshots: snapshots.NewSimpleClientset(), Driver: "csi.crust.dev", Events: events, Log: slog.New(slog.DiscardHandler)})
+	c := New(Config{Client: client, Snapshots: snapshots.NewSimpleClientset(), Driver: "csi.crust.dev", Events: events,
+		Log: slog.New(slog.DiscardHandler)})
 	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "crust"}, Provisioner: "csi.crust.dev"}
 	known := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	if err := known.Add(class); err != nil {
@@ -93,8 +97,9 @@ func TestFleet_ACopyWaitsForItsNodeAndItsOrigin(t *testing.T) {
 		if kind == "VolumeSnapshot" {
 			group = "snapshot.storage.k8s.io"
 		}
-		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "copy"}, Spec: corev1.PersistentVolumeClaimSpec{
-			StorageClassName: &class.Name, DataSourceRef: &corev1.TypedObjectReference{APIGroup: &group, Kind: kind, Name: name}}}
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "copy"},
+			Spec: corev1.PersistentVolumeClaimSpec{
+				StorageClassName: &class.Name, DataSourceRef: &corev1.TypedObjectReference{APIGroup: &group, Kind: kind, Name: name}}}
 		if err := c.place(t.Context(), claim); !errors.Is(err, errNotYet) {
 			t.Errorf("a copy of %s %s: %v", kind, name, err)
 		}

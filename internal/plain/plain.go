@@ -1,8 +1,7 @@
-// Package plain makes text that somebody else chose harmless to show: a guest's, a
-// container runtime's, a file system's label. Such text gets into events, logs and
-// terminals, where control characters move the cursor, escape sequences do more,
-// and characters that change the direction of writing show something else than
-// what is there.
+// Package plain makes text from elsewhere safe to show: from a guest, a container runtime, a file
+// system's label. Such text gets into events, logs and terminals. There, control characters move
+// the cursor, escape sequences do more, and characters that change the writing direction disguise
+// the text.
 package plain
 
 import (
@@ -12,12 +11,11 @@ import (
 	"unicode/utf8"
 )
 
-// Most is a bound for texts that are shown to people, in bytes: an event of
-// Kubernetes has 1024.
+// Most is a limit for texts that are shown to people, in bytes: a Kubernetes event has 1024.
 const Most = 1500
 
-// Text is s on one line, of at most that many bytes and a few for saying that there
-// was more. What cannot be printed is written as Go writes it in strings.
+// Text returns s on one line, with at most that many bytes plus a short note if it was cut.
+// Unprintable characters are written as in Go strings.
 func Text(s string, most int) string { return show(s, most, false) }
 
 // Lines is Text that keeps line ends and tabs.

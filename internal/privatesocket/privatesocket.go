@@ -1,5 +1,5 @@
-// Package privatesocket makes unix sockets that at no moment more users can connect to
-// than their mode lets in, and leaves those of other servers alone.
+// Package privatesocket makes unix sockets that are never reachable with wider permissions than
+// their mode, and leaves those of other servers alone.
 package privatesocket
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// Path is the path of an endpoint, unix:///absolute/path.
+// Path returns the path of an endpoint, unix:///absolute/path.
 func Path(endpoint string) (string, error) {
 	path, ok := strings.CutPrefix(endpoint, "unix://")
 	if !ok || !filepath.IsAbs(path) {
@@ -24,9 +24,9 @@ func Path(endpoint string) (string, error) {
 	return path, nil
 }
 
-// Listen makes the socket of an endpoint, with that mode, and its directory. It takes over a
-// socket whose server is gone. It leaves alone one that answers, or of which it cannot tell.
-// Close removes the socket.
+// Listen makes the socket of an endpoint, with that mode, and its directory. It takes over a socket
+// whose server is gone. It leaves alone a socket that answers, or whose state is unclear. Close
+// removes the socket.
 func Listen(endpoint string, mode os.FileMode) (net.Listener, error) {
 	path, err := Path(endpoint)
 	if err != nil {

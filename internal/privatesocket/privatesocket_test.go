@@ -14,7 +14,7 @@ import (
 
 func endpoint(t *testing.T) (endpoint, path string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "s") // short: the path of a socket has 108 bytes
+	dir, err := os.MkdirTemp("", "s") // short: a socket path has at most 108 bytes
 	ok(t, err)
 	t.Cleanup(func() { ok(t, os.Remove(dir)) }) // nothing is left in it
 	path = filepath.Join(dir, "socket")
@@ -59,7 +59,7 @@ func TestASocketHasItsModeAndAnotherServerIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A server that was killed has left its socket.
+// A killed server leaves its socket behind.
 func TestASocketWithoutAServerIsTakenOver(t *testing.T) {
 	at, path := endpoint(t)
 	dead, err := net.Listen("unix", path)
@@ -71,7 +71,7 @@ func TestASocketWithoutAServerIsTakenOver(t *testing.T) {
 	ok(t, l.Close())
 }
 
-// A server that is too busy to accept is still there: its socket is not taken from it.
+// A server that is too busy to accept is still there: it keeps its socket.
 func TestAServerThatDoesNotAcceptKeepsItsSocket(t *testing.T) {
 	at, path := endpoint(t)
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)

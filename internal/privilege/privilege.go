@@ -1,11 +1,10 @@
-// Package privilege is about the capabilities of daemons that are root: which they
-// need and for what, and how they give back all others.
+// Package privilege manages the capabilities of daemons that run as root: which they need and why,
+// and how they drop all others.
 //
-// A container that is privileged, as one that opens block devices has to be on
-// Kubernetes, has every capability whatever its manifest drops: containerd and
-// CRI-O ignore capabilities.drop then. So the daemons drop them themselves, before
-// they do anything else, from the bounding set: no program that they start has
-// them either.
+// A privileged container, which Kubernetes requires for opening block devices, has every capability
+// whatever its manifest drops: containerd and CRI-O then ignore capabilities.drop. So the daemons
+// drop them themselves, before they do anything else, from the bounding set: no program that they
+// start has them either.
 package privilege
 
 import (
@@ -24,19 +23,20 @@ const All = "all"
 // Need is a capability that a daemon needs.
 type Need struct {
 	Name string // without CAP_
-	// Without says what fails where it is not held.
+	// Without describes what fails without it.
 	Without string
-	// Vital ones are those without which no volume can be mounted.
+	// Vital means that no volume can be mounted without it.
 	Vital bool
 }
 
-// Needs are one daemon's.
+// Needs are the needs of one daemon.
 type Needs []Need
 
-// Storage are what csi-node needs.
+// Storage lists the needs of csi-node.
 var Storage = Needs{
 	{Name: "CHOWN", Without: "volumes cannot be given to a pod's fsGroup"},
-	{Name: "DAC_OVERRIDE", Without: "files that belong to other users, on volumes and in pods' directories, cannot be reached", Vital: true},
+	{Name: "DAC_OVERRIDE", Without: "files that belong to other users, on volumes and in pods' directories, cannot be reached",
+		Vital: true},
 	{Name: "FOWNER", Without: "the modes of files that belong to other users cannot be changed for a pod's fsGroup"},
 	{Name: "FSETID", Without: "directories lose their setgid bit when they are given to a pod's fsGroup"},
 	{Name: "MKNOD", Without: "devices that have no node in /dev cannot be opened: a /dev that is not the host's, or not all of it"},
@@ -44,17 +44,18 @@ var Storage = Needs{
 	{Name: "SETGID", Without: "no user namespaces, so no id-mapped mounts (fsGroupStrategy: idmap)"},
 	{Name: "SETUID", Without: "no user namespaces, so no id-mapped mounts (fsGroupStrategy: idmap)"},
 	{Name: "SYS_ADMIN", Without: "no device can be attached and nothing can be mounted", Vital: true},
-	{Name: "SYS_CHROOT", Without: "other mount namespaces cannot be entered, so no volume can be formatted or checked, or deferred to a pod's sandbox"},
+	{Name: "SYS_CHROOT",
+		Without: "other mount namespaces cannot be entered, so no volume can be formatted or checked, or deferred to a pod's sandbox"},
 	{Name: "SYS_PTRACE", Without: "the host's mount namespace cannot be opened, and errors do not say which process holds a device"},
 	{Name: "SYS_RESOURCE", Without: "ext4 does not grow while it is mounted, only when it is next staged"},
 }
 
-// Sandboxes are what crustd needs. It makes no user namespace.
+// Sandboxes lists the needs of crustd. It makes no user namespace.
 var Sandboxes = slices.DeleteFunc(slices.Clone(Storage), func(n Need) bool {
 	return slices.Contains([]string{"SETFCAP", "SETGID", "SETUID"}, n.Name)
 })
 
-// List is their names, as a flag takes them.
+// List returns the names in the syntax of the flag.
 func (l Needs) List() string {
 	var names []string
 	for _, n := range l {
@@ -63,7 +64,7 @@ func (l Needs) List() string {
 	return strings.Join(names, ",")
 }
 
-// Check tells what is wrong with a list.
+// Check validates a list.
 func Check(list string) error {
 	_, err := bits(list)
 	return err
@@ -84,9 +85,8 @@ func bits(list string) (uint64, error) {
 	return set, nil
 }
 
-// Keep gives back every capability that the list does not have. Where there are
-// any, it starts this program again without them, and returns only when that
-// failed. Nothing may have been opened or started yet.
+// Keep drops every capability that is not in the list. If there are any, it restarts this program
+// without them, and returns only if that failed. Nothing may have been opened or started yet.
 func Keep(list string) error {
 	keep, err := bits(list)
 	if err != nil {
@@ -97,9 +97,9 @@ func Keep(list string) error {
 		return err
 	}
 	if effective, err := linux.CapabilitiesOf("/proc/thread-self/status", "CapEff"); err != nil || effective&^keep == 0 {
-		return err // not root: it has none that it would have to give back
+		return err // not root: it has none to drop
 	}
-	runtime.LockOSThread() // until execve: bounding sets are a thread's
+	runtime.LockOSThread() // until execve: the bounding set belongs to a thread
 	defer runtime.UnlockOSThread()
 	for number := range 64 {
 		if held&^keep&(1<<number) == 0 {
@@ -117,8 +117,7 @@ func Keep(list string) error {
 	return linux.Exec(self, os.Args, os.Environ())
 }
 
-// Missing are those that a process does not hold, by its status file,
-// /proc/PID/status.
+// Missing returns the needs that a process lacks, according to its status file, /proc/PID/status.
 func (l Needs) Missing(statusFile string) (Needs, error) {
 	held, err := linux.CapabilitiesOf(statusFile, "CapEff")
 	if err != nil {
@@ -130,8 +129,7 @@ func (l Needs) Missing(statusFile string) (Needs, error) {
 	}), nil
 }
 
-// Ready is an error that names the vital capabilities that this process does not
-// hold.
+// Ready returns an error that names the vital capabilities that this process lacks.
 func (l Needs) Ready() error {
 	missing, err := l.Missing("/proc/self/status")
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/plain"
 )
 
-// qemu answers on a socket: a greeting, the first command, and whatever is in answer to
-// the second. Then it hangs up, and tells how many bytes of these were taken.
+// qemu answers on a socket: a greeting, the first command, and then answer to the second. It then
+// hangs up, and reports how many bytes of answer were read.
 func qemu(t *testing.T, greeting, answer []byte) (socket string, taken <-chan int) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
@@ -51,7 +51,7 @@ func qemu(t *testing.T, greeting, answer []byte) (socket string, taken <-chan in
 	return path, done
 }
 
-// success tells whether a stream has an answer to command 2 that says "return".
+// success reports whether a stream contains a "return" answer to command 2.
 func success(stream []byte) bool {
 	d := json.NewDecoder(bytes.NewReader(stream))
 	for {
@@ -75,8 +75,8 @@ func success(stream []byte) bool {
 	}
 }
 
-// said is what a QEMU says: a greeting, and an answer to the second command that has
-// the filler many times.
+// said is what a QEMU sends: a greeting, and an answer to the second command that repeats the
+// filler many times.
 type said struct {
 	greeting, before, filler string
 	times                    int
@@ -85,9 +85,9 @@ type said struct {
 
 const hello = `{"QMP": {"version": {}, "capabilities": []}}`
 
-// try has the QEMU say it, and looks at what became of that: no command succeeds that was
-// not answered so, at worst the connection ends, and neither words nor events take much
-// room, though nobody reads them. It gives how many bytes were taken.
+// try makes the QEMU send it, and checks the outcome: no command succeeds without such an answer,
+// at worst the connection ends, and neither text nor unread events use much memory. It returns the
+// number of bytes read.
 func try(t *testing.T, s said, list any) int {
 	t.Helper()
 	answer := []byte(s.before + strings.Repeat(s.filler, s.times) + s.after)
@@ -151,7 +151,7 @@ func FuzzQEMU(f *testing.F) {
 	})
 }
 
-// TestQEMUThatSaysALot is FuzzQEMU with what takes long.
+// TestQEMUThatSaysALot is FuzzQEMU for slow cases.
 func TestQEMUThatSaysALot(t *testing.T) {
 	half := strings.Repeat("x", 1<<19)
 	for name, s := range map[string]said{
@@ -171,7 +171,7 @@ func TestQEMUThatSaysALot(t *testing.T) {
 	}
 }
 
-// live is how much memory is in use, for answers large enough for that to matter.
+// live returns the memory in use, for answers large enough to affect it.
 func live(size int) int64 {
 	if size < 1<<20 {
 		return 0

@@ -1,5 +1,5 @@
-// Package qmp is a client of QEMU's machine protocol: commands matched to their
-// answers by number, events told to whoever listens.
+// Package qmp is a client of the QEMU Machine Protocol: it matches answers to commands by number,
+// and delivers events to listeners.
 package qmp
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/plain"
 )
 
-// Event is something that QEMU tells by itself.
+// Event is an asynchronous message from QEMU.
 type Event struct {
 	Name string          `json:"event"`
 	Data json.RawMessage `json:"data"`
@@ -31,7 +31,7 @@ type Error struct {
 
 func (e *Error) Error() string { return "QEMU: " + plain.Text(e.Desc, plain.Most) }
 
-// ErrGone is a connection that has ended, as it does with QEMU.
+// ErrGone means that the connection has ended, as it does with QEMU.
 var ErrGone = errors.New("QEMU has ended, or closed its QMP socket")
 
 type message struct {
@@ -53,14 +53,14 @@ type Client struct {
 	subs  map[chan Event]bool
 }
 
-// maxMessage bounds what QEMU may say at once.
+// maxMessage limits a single message from QEMU, in bytes.
 const maxMessage = 4 << 20
 
-// maxEvent bounds an event: many are kept for those who listen. QEMU's have a few
+// maxEvent limits an event, in bytes: many are queued for listeners. QEMU's events have a few
 // hundred bytes.
 const maxEvent = 64 << 10
 
-// Dial connects to a QMP socket and makes it ready for commands.
+// Dial connects to a QMP socket and prepares it for commands.
 func Dial(ctx context.Context, socket string) (*Client, error) {
 	raw, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
@@ -88,8 +88,8 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 	return c, nil
 }
 
-// PID is the process that serves the socket, 0 where it is of another pid
-// namespace (SO_PEERCRED, unix(7)).
+// PID returns the process that serves the socket, 0 if it is in another pid namespace (SO_PEERCRED,
+// unix(7)).
 func (c *Client) PID() (int, error) {
 	raw, err := c.conn.SyscallConn()
 	if err != nil {
@@ -141,8 +141,8 @@ func (c *Client) read(d *json.Decoder, limited *io.LimitedReader) {
 	}
 }
 
-// Events gives what happens from now on; call it before the command that makes
-// it happen, and stop when it is not needed any more.
+// Events returns events from now on. Call it before the command that causes them, and call stop
+// afterwards.
 func (c *Client) Events() (events <-chan Event, stop func()) {
 	s := make(chan Event, 64)
 	c.mu.Lock()
@@ -183,12 +183,12 @@ func (c *Client) run(ctx context.Context, command string, args, out any, f *os.F
 	}
 	b = append(b, '\n')
 	c.write.Lock()
-	// A write that comes too late would end the connection, which is everybody's.
+	// A write past its deadline would end the connection, which all callers share.
 	if err := ctx.Err(); err != nil {
 		c.write.Unlock()
 		return err
 	}
-	// A QEMU that does not read must not hold up those that wait for the lock.
+	// A QEMU that does not read must not block those that wait for the lock.
 	const patience = 10 * time.Second
 	deadline := time.Now().Add(patience)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
@@ -205,7 +205,7 @@ func (c *Client) run(ctx context.Context, command string, args, out any, f *os.F
 	}
 	c.write.Unlock()
 	if err != nil {
-		// What was written of it cannot be taken back.
+		// A partial write cannot be undone.
 		return errors.Join(fmt.Errorf("%w: %w", ErrGone, err), c.conn.Close())
 	}
 	select {

@@ -16,8 +16,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// uuidPrefix begins the uuid of a mapped device; the number of the device below
-// follows, "7:3".
+// uuidPrefix begins the uuid of a mapped device; the number of the device below follows, "7:3".
 const uuidPrefix = "CRUST-RAW-"
 
 var errInUse = errors.New("somebody has it open exclusively")
@@ -26,8 +25,8 @@ func nameOf(d loopdev.Device) string { return fmt.Sprintf("crust-%s", filepath.B
 
 func uuidOf(d loopdev.Device) string { return fmt.Sprintf("%s%d:%d", uuidPrefix, d.Major, d.Minor) }
 
-// segments are two: the kernel hands an ioctl to the device below one segment, and
-// answers ENOTTY for several.
+// segments returns two segments: the kernel passes an ioctl on to the device below a single
+// segment, and answers ENOTTY for several.
 func segments(d loopdev.Device, size int64) []devmapper.Segment {
 	first := int64(1 << 20)
 	if size <= first {
@@ -54,14 +53,15 @@ func (g Guard) mapped(d loopdev.Device) (mounter.Device, error) {
 		return mounter.Device{}, err
 	}
 	if ok && m.UUID != uuidOf(d) {
-		return mounter.Device{}, fault.New(fault.State, "the device-mapper device %s is not the driver's; remove or rename it (dmsetup)", m.Name)
+		return mounter.Device{}, fault.New(fault.State,
+			"the device-mapper device %s is not the driver's; remove or rename it (dmsetup)", m.Name)
 	}
 	size, err := mounter.DeviceSize(loopNode(d))
 	if err != nil {
 		return mounter.Device{}, err
 	}
 	if ok {
-		if m.Size() != size { // a process died before it was whole
+		if m.Size() != size { // a process died before the device was complete
 			err = c.Load(m.Name, d.ReadOnly, segments(d, size))
 		}
 	} else {
@@ -117,7 +117,7 @@ func (g Guard) unmap(d loopdev.Device) error {
 	if err != nil {
 		return err
 	}
-	const patience = 500 * time.Millisecond // udev looks at a device that changed
+	const patience = 500 * time.Millisecond // udev examines a device that changed
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		m, ok, err := c.Find(nameOf(d))
 		if err != nil || !ok || m.UUID != uuidOf(d) {
@@ -138,8 +138,8 @@ func (g Guard) unmap(d loopdev.Device) error {
 	}
 }
 
-// writeBack writes what the page cache has of a mapped device. Its pages are its own: the loop device below knows nothing
-// of a write of them that failed, and the error goes with the mapped device.
+// writeBack flushes the page cache of a mapped device. That cache is separate: the loop device
+// below does not see a failed write of its pages, and the error is lost with the mapped device.
 func (g Guard) writeBack(d loopdev.Device, m devmapper.Device) error {
 	path, err := g.Loops.NodeOf(fmt.Sprintf("dm-%d", m.Minor), m.Major, m.Minor)
 	if err != nil {
@@ -150,7 +150,7 @@ func (g Guard) writeBack(d loopdev.Device, m devmapper.Device) error {
 		return fmt.Errorf("/dev/mapper/%s: %w", m.Name, err)
 	}
 	if err != nil {
-		return nil // one that cannot be opened has no pages; to remove it tells why
+		return nil // a device that cannot be opened has no pages; its removal reports the reason
 	}
 	defer f.Close()
 	if err := linux.WriteBack(f); err != nil && !d.ReadOnly {
@@ -159,8 +159,7 @@ func (g Guard) writeBack(d loopdev.Device, m devmapper.Device) error {
 	return nil
 }
 
-// Below gives the device that a mapped device is made of, and any other device as
-// it is.
+// Below returns the device below a mapped device, and any other device unchanged.
 func Below(d mounter.Device) (mounter.Device, error) {
 	uuid, err := devmapper.UUID(d.Major, d.Minor)
 	rest, ok := strings.CutPrefix(uuid, uuidPrefix)
@@ -169,7 +168,7 @@ func Below(d mounter.Device) (mounter.Device, error) {
 	}
 	var major, minor uint32
 	if _, err := fmt.Sscanf(rest, "%d:%d", &major, &minor); err != nil {
-		return d, nil // nobody but the driver gives such identities out
+		return d, nil // only the driver creates such identities
 	}
 	return mounter.Device{Major: major, Minor: minor}, nil
 }

@@ -1,7 +1,6 @@
-// Package rawdevice decides what a pod with a raw block volume is given the node
-// of. A loop device takes ioctls that change what it shows, and unbind it, from
-// anybody who has it open, with no capability at all. So a pod is never given a
-// bare one; docs/raw-block.md says what that leaves.
+// Package rawdevice decides which node a pod with a raw block volume gets. Anybody who has a loop
+// device open can use ioctls that change what it shows, or unbind it, without any capability. So a
+// pod never gets a bare one; docs/raw-block.md describes what remains possible.
 package rawdevice
 
 import (
@@ -13,14 +12,14 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// Guard makes loop devices ready for pods.
+// Guard makes loop devices safe for pods.
 type Guard struct{ Loops loopdev.Nodes }
 
-// Publish gives the device whose node a pod may have, and d as it is then. Detach
-// undoes it. Where the kernel has device-mapper the pod gets a mapped device,
-// which passes no ioctl on; elsewhere the loop device itself, held.
+// Publish returns the device whose node a pod may have, and the new state of d. Detach undoes it.
+// If the kernel has device-mapper the pod gets a mapped device, which passes no ioctl on; otherwise
+// the loop device itself, held.
 func (g Guard) Publish(d loopdev.Device) (published mounter.Device, now loopdev.Device, err error) {
-	if !d.Held { // or pods have its node already
+	if !d.Held { // otherwise pods already have its node
 		published, err = g.mapped(d)
 		if err == nil || !errors.Is(err, devmapper.ErrAbsent) && !errors.Is(err, errInUse) {
 			return published, d, err
@@ -32,7 +31,7 @@ func (g Guard) Publish(d loopdev.Device) (published mounter.Device, now loopdev.
 	return mounter.Device{Path: d.Path, Major: d.Major, Minor: d.Minor, ReadOnly: d.ReadOnly}, now, nil
 }
 
-// Release takes off what Publish put on a device that the caller goes on to have.
+// Release undoes Publish on a device that the caller continues to use.
 func (g Guard) Release(d loopdev.Device) error {
 	if err := g.unmap(d); err != nil {
 		return err
@@ -40,8 +39,7 @@ func (g Guard) Release(d loopdev.Device) error {
 	return g.Loops.Release(d)
 }
 
-// Detach unbinds the device, and undoes Publish before. It is refused while
-// anybody uses either.
+// Detach undoes Publish and unbinds the device. It is refused while anybody uses either.
 func (g Guard) Detach(d loopdev.Device) error {
 	if err := g.unmap(d); err != nil {
 		return err
@@ -49,8 +47,7 @@ func (g Guard) Detach(d loopdev.Device) error {
 	return g.Loops.Detach(d)
 }
 
-// Describe says what pods are given on this node, and why. A node may be made in
-// dir.
+// Describe describes what pods get on this node, and why. It may make a node in dir.
 func Describe(dir string) string {
 	c, err := devmapper.Open(dir)
 	const name = "raw block volumes: "
@@ -59,13 +56,14 @@ func Describe(dir string) string {
 		c.Close()
 		return name + "mapped (pods get a device-mapper device, which passes no ioctl on)"
 	case errors.Is(err, devmapper.ErrAbsent):
-		return name + "held (this kernel has no device-mapper: pods get the node of a loop device that the driver keeps bound, and what they " +
+		return name +
+			"held (this kernel has no device-mapper: pods get the node of a loop device that the driver keeps bound, and what they " +
 			"change of it is set back)"
 	}
 	return fmt.Sprintf("%scannot tell (%v): publishing one will tell", name, err)
 }
 
-// HeldAilment says that a pod has the node of a loop device; it is no fault.
+// HeldAilment reports that a pod has the node of a loop device; it is not a fault.
 var HeldAilment = mounter.Ailment{
 	Reason: "RawDeviceHeld", Informational: true,
 	Message: "pods have the node of the volume's loop device: they cannot unbind it, and what else they change is set back at the next " +

@@ -1,6 +1,6 @@
-// Package record keeps small facts on disk as versioned JSON files that
-// survive a crash at any moment: a reader sees the old content or the new,
-// never a mixture, and never a version it does not understand.
+// Package record stores small facts on disk as versioned JSON files that survive a crash at any
+// moment: a reader sees the old content or the new, never a mixture, and never a version it does
+// not understand.
 package record
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// maxSize bounds what is read: a record is a few hundred bytes.
+// maxSize limits what is read, in bytes: a record has a few hundred.
 const maxSize = 1 << 20
 
 // Extension of every record's file name.
@@ -30,14 +30,13 @@ type envelope struct {
 	Data    json.RawMessage `json:"data"`
 }
 
-// Type names a kind of record and the newest version of it that this program
-// understands.
+// Type names a kind of record and the newest version of it that this program understands.
 type Type struct {
 	Kind    string
 	Version int
 }
 
-// Encode gives the file content of v.
+// Encode returns the file content of v.
 func (t Type) Encode(v any) ([]byte, error) {
 	b, err := t.compact(v)
 	if err != nil {
@@ -58,9 +57,8 @@ func (t Type) compact(v any) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// Decode reads a file's content into v. A newer version, another kind, an
-// unknown field and a torn file are errors: a program that does not fully
-// understand a record must not act on it.
+// Decode reads a file's content into v. A newer version, another kind, an unknown field and a torn
+// file are errors: a program that does not fully understand a record must not act on it.
 func (t Type) Decode(b []byte, v any) error {
 	var e envelope
 	if err := strict(b, &e); err != nil {
@@ -91,14 +89,12 @@ func strict(b []byte, v any) error {
 	return nil
 }
 
-// Write replaces the record at path durably: when it returns nil the record
-// survives power loss.
+// Write replaces the record at path durably: once it returns nil, the record survives power loss.
 func (t Type) Write(path string, v any) error { return t.write(path, v, true) }
 
-// WriteVolatile replaces the record at path atomically for this boot: a crash
-// of the process leaves the old or the new, or, where there was none, a torn
-// one that Read refuses; a crash of the machine may leave anything. For facts
-// that a reboot makes void anyway.
+// WriteVolatile replaces the record at path atomically, for this boot only. After a crash of the
+// process there is the old record or the new, or, if there was none, a torn one that Read refuses.
+// A crash of the machine may leave anything. For facts that a reboot voids anyway.
 func (t Type) WriteVolatile(path string, v any) error {
 	b, err := t.compact(v)
 	if err != nil {
@@ -123,8 +119,8 @@ func (t Type) write(path string, v any, durable bool) (err error) {
 	if err != nil {
 		return err
 	}
-	// One writer a record (its volume's lock), so one temporary name does;
-	// one left by a crash is overwritten.
+	// Each record has one writer (under its volume's lock), so one temporary name is enough; a
+	// leftover of a crash is overwritten.
 	tmp := path + ".tmp"
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -155,7 +151,7 @@ func (t Type) write(path string, v any, durable bool) (err error) {
 	return nil
 }
 
-// Read reads the record at path; the error is fs.ErrNotExist where none is.
+// Read reads the record at path; fs.ErrNotExist if there is none.
 func (t Type) Read(path string, v any) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -172,7 +168,7 @@ func (t Type) Read(path string, v any) error {
 	return nil
 }
 
-// Remove deletes the record durably; one that is not there is fine.
+// Remove deletes the record durably; a missing one is no error.
 func Remove(path string) error {
 	if err := ignoreNotExist(os.Remove(path)); err != nil {
 		return err
@@ -183,8 +179,7 @@ func Remove(path string) error {
 // RemoveVolatile deletes a record of WriteVolatile.
 func RemoveVolatile(path string) error { return ignoreNotExist(os.Remove(path)) }
 
-// Names lists the records in dir, without Extension. A directory that does not
-// exist has none.
+// Names lists the records in dir, without Extension. A directory that does not exist has none.
 func Names(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -199,7 +194,7 @@ func Names(dir string) ([]string, error) {
 	return names, nil
 }
 
-// SyncDir makes what was renamed, created or removed in dir durable.
+// SyncDir makes renames, creations and removals in dir durable.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

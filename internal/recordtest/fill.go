@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Fill gives every field of what v points to a value, so that none is left out of a record.
+// Fill sets every field of what v points to, so that none is left out of a record.
 func Fill(v any) { fill(reflect.ValueOf(v).Elem(), 0) }
 
 func fill(v reflect.Value, depth int) {

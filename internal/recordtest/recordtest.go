@@ -1,5 +1,5 @@
-// Package recordtest tests that today's program reads the records that releases have written:
-// the fixtures in test/skew/testdata.
+// Package recordtest tests that today's program reads the records that releases have written: the
+// fixtures in test/skew/testdata.
 package recordtest
 
 import (
@@ -14,10 +14,10 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// Next is the directory of what no release has written yet.
+// Next is the directory of fixtures that no release has written yet.
 const Next = "next"
 
-// Files gives the fixtures of a kind, by release.
+// Files returns the fixtures of a kind, by release.
 func Files(t testing.TB, kind string) []string {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join(testnode.Root(t), "test/skew/testdata/*", kind, "*"))
@@ -27,8 +27,8 @@ func Files(t testing.TB, kind string) []string {
 	return names
 }
 
-// Read reads every fixture of a kind into an R, and wants all in it that was written. Each field that R
-// has is in a fixture.
+// Read reads every fixture of a kind into an R, and checks that nothing is lost. Each field of R
+// must be in a fixture.
 func Read[R any](t *testing.T, kind record.Type) {
 	t.Helper()
 	names := Files(t, kind.Kind)
@@ -70,7 +70,7 @@ func encoded(t *testing.T, kind record.Type, r any) []byte {
 	return b
 }
 
-// content is what a record says.
+// content returns the data of a record.
 func content(t *testing.T, b []byte) map[string]any {
 	t.Helper()
 	var r struct{ Data map[string]any }
@@ -80,7 +80,7 @@ func content(t *testing.T, b []byte) map[string]any {
 	return r.Data
 }
 
-// Same wants all that a fixture says, in JSON, in what was read of it.
+// Same checks that the value read contains everything in the JSON fixture.
 func Same(t *testing.T, name string, fixture []byte, read any) {
 	t.Helper()
 	again, err := json.Marshal(read)
@@ -101,7 +101,7 @@ func same(t *testing.T, name string, was, is any) {
 	}
 }
 
-// fields notes the names that have a value.
+// fields collects the names that have a value.
 func fields(v any, at string, into map[string]bool) {
 	m, ok := v.(map[string]any)
 	if !ok {
@@ -113,7 +113,7 @@ func fields(v any, at string, into map[string]bool) {
 	}
 }
 
-// missing tells what of was is not in is.
+// missing describes what of was is not in is.
 func missing(was, is any, at string) string {
 	from, ok := was.(map[string]any)
 	if !ok {

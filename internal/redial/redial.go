@@ -1,5 +1,6 @@
-// Package redial says how soon a gRPC client of a local socket tries again. The default waits up to two minutes: a
-// client that others call all the time would stay deaf so long after its server is back.
+// Package redial sets how soon a gRPC client of a local socket reconnects. The default waits up to
+// two minutes: a client that others call all the time would be unavailable that long after its
+// server is back.
 package redial
 
 import (
@@ -9,12 +10,13 @@ import (
 	"google.golang.org/grpc/backoff"
 )
 
-// Longest is the pause between two attempts, but for what chance adds to it.
+// Longest is the maximum pause between two attempts, before jitter.
 const Longest = time.Second
 
-// Soon has a client try again after a twentieth of a second, and after Longest at last.
+// Soon makes a client reconnect after a twentieth of a second, and later after Longest.
 func Soon() grpc.DialOption {
 	return grpc.WithConnectParams(grpc.ConnectParams{
-		Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: Longest}, MinConnectTimeout: 5 * time.Second,
+		Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: Longest},
+		MinConnectTimeout: 5 * time.Second,
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/redial"
 )
 
-// The default comes four times in this time, and ever more seldom.
+// By default there are four attempts in this time, ever less often.
 func TestC21_AServerThatIsAwayIsTriedOften(t *testing.T) {
 	var tries atomic.Int32
 	c, err := grpc.NewClient("passthrough:///away", redial.Soon(), grpc.WithTransportCredentials(insecure.NewCredentials()),

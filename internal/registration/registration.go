@@ -1,7 +1,6 @@
-// Package registration makes a CSI driver known to the kubelet, as the
-// node-driver-registrar sidecar does: by the kubelet's plugin registration
-// service (k8s.io/kubelet/pkg/apis/pluginregistration/v1) on a socket in its
-// directory of plugins.
+// Package registration registers a CSI driver with the kubelet, as the node-driver-registrar
+// sidecar does: through the kubelet's plugin registration service
+// (k8s.io/kubelet/pkg/apis/pluginregistration/v1) on a socket in its directory of plugins.
 package registration
 
 import (
@@ -30,8 +29,8 @@ type Server struct {
 
 const waiting = "the kubelet has not asked yet"
 
-// Serve makes the socket DIR/DRIVER-reg.sock. endpoint is the driver's own,
-// unix:///path, with the path that the kubelet sees.
+// Serve makes the socket DIR/DRIVER-reg.sock. endpoint is the driver's own, unix:///path, with the
+// path that the kubelet sees.
 func Serve(dir, driver, endpoint string, log *slog.Logger) (*Server, error) {
 	socket, ok := strings.CutPrefix(endpoint, "unix://")
 	if !ok || !filepath.IsAbs(socket) {
@@ -54,7 +53,7 @@ func Serve(dir, driver, endpoint string, log *slog.Logger) (*Server, error) {
 
 func (s *Server) set(text string) { s.state.Store(&text) }
 
-// Err is nil once the kubelet has registered the driver.
+// Err returns nil once the kubelet has registered the driver.
 func (s *Server) Err() error {
 	if text := *s.state.Load(); text != "" {
 		return errors.New("registration with the kubelet: " + text)
@@ -62,16 +61,16 @@ func (s *Server) Err() error {
 	return nil
 }
 
-// Stop takes the socket away, which tells the kubelet that the driver is gone.
+// Stop removes the socket, which tells the kubelet that the driver is gone.
 func (s *Server) Stop() { s.grpc.Stop() }
 
-// GetInfo tells the kubelet where the driver is.
+// GetInfo tells the kubelet the driver's name and endpoint.
 func (s *Server) GetInfo(context.Context, *pluginv1.InfoRequest) (*pluginv1.PluginInfo, error) {
 	return &pluginv1.PluginInfo{Type: pluginv1.CSIPlugin, Name: s.driver, Endpoint: s.socket, SupportedVersions: []string{"1.0.0"}}, nil
 }
 
-// NotifyRegistrationStatus hears from the kubelet what became of it. The kubelet
-// itself tries again after a failure.
+// NotifyRegistrationStatus receives the result of the registration from the kubelet, which retries
+// after a failure.
 func (s *Server) NotifyRegistrationStatus(
 	_ context.Context, st *pluginv1.RegistrationStatus,
 ) (*pluginv1.RegistrationStatusResponse, error) {

@@ -13,7 +13,7 @@ import (
 	pluginv1 "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// The test is the kubelet: it finds the socket, asks, and says what became of it.
+// The test acts as the kubelet: it finds the socket, asks, and reports the result.
 func TestTheKubeletIsAnswered(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Serve(dir, "csi.example", "unix:///plugins/csi.sock", slog.New(slog.DiscardHandler))
@@ -21,7 +21,8 @@ func TestTheKubeletIsAnswered(t *testing.T) {
 		t.Fatal(err)
 	}
 	socket := filepath.Join(dir, "csi.example-reg.sock")
-	if _, err := Serve(dir, "csi.example", "unix:///plugins/csi.sock", slog.Default()); err == nil || !strings.Contains(err.Error(), "another server answers") {
+	if _, err := Serve(dir, "csi.example", "unix:///plugins/csi.sock", slog.Default()); err == nil ||
+		!strings.Contains(err.Error(), "another server answers") {
 		t.Errorf("a second one: %v", err)
 	}
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -31,7 +32,8 @@ func TestTheKubeletIsAnswered(t *testing.T) {
 	defer conn.Close()
 	kubelet := pluginv1.NewRegistrationClient(conn)
 	info, err := kubelet.GetInfo(t.Context(), &pluginv1.InfoRequest{})
-	if err != nil || info.Type != "CSIPlugin" || info.Name != "csi.example" || info.Endpoint != "/plugins/csi.sock" || len(info.SupportedVersions) != 1 {
+	if err != nil || info.Type != "CSIPlugin" || info.Name != "csi.example" || info.Endpoint != "/plugins/csi.sock" ||
+		len(info.SupportedVersions) != 1 {
 		t.Errorf("%v, %v", info, err)
 	}
 	if err := s.Err(); err == nil {

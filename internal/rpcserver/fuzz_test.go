@@ -19,8 +19,8 @@ type nobody struct{}
 
 func (nobody) Started(string) func(string) { return func(string) {} }
 
-// FuzzLog: whatever a caller sends, the log has one line of the call, as text and as JSON,
-// and none of the caller's secrets.
+// FuzzLog: whatever a caller sends, the log has one line about the call, as text and as JSON, and
+// none of the caller's secrets.
 func FuzzLog(f *testing.F) {
 	var all []protoreflect.MessageType
 	protoregistry.GlobalTypes.RangeMessages(func(m protoreflect.MessageType) bool {
@@ -36,7 +36,8 @@ func FuzzLog(f *testing.F) {
 	if len(all) < 8 {
 		f.Fatalf("%d requests have secrets", len(all))
 	}
-	seed, err := proto.Marshal(&csi.NodeStageVolumeRequest{VolumeId: "v\n\x1b[2J", StagingTargetPath: "/s", VolumeContext: map[string]string{"a": "b\nlevel=ERROR"}})
+	seed, err := proto.Marshal(&csi.NodeStageVolumeRequest{VolumeId: "v\n\x1b[2J", StagingTargetPath: "/s",
+		VolumeContext: map[string]string{"a": "b\nlevel=ERROR"}})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -46,10 +47,12 @@ func FuzzLog(f *testing.F) {
 	f.Fuzz(func(t *testing.T, which uint8, b []byte, key, failure string, json bool) {
 		const secret = "hunter2-do-not-tell"
 		m := all[int(which)%len(all)].New()
-		if proto.Unmarshal(b, m.Interface()) != nil || bytes.Contains(b, []byte(secret)) || strings.Contains(failure, secret) || strings.Contains(key, secret) {
+		if proto.Unmarshal(b, m.Interface()) != nil || bytes.Contains(b, []byte(secret)) || strings.Contains(failure, secret) ||
+			strings.Contains(key, secret) {
 			return
 		}
-		m.Mutable(m.Descriptor().Fields().ByName("secrets")).Map().Set(protoreflect.ValueOfString(key).MapKey(), protoreflect.ValueOfString(secret))
+		m.Mutable(m.Descriptor().Fields().ByName("secrets")).Map().Set(protoreflect.ValueOfString(key).MapKey(),
+			protoreflect.ValueOfString(secret))
 		format := "text"
 		if json {
 			format = "json"

@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// MetricsConnections is how many connections the port of metrics and health has at
-// most. It is far below the usual limit of descriptors (1024), which calls need too.
+// MetricsConnections is the maximum number of connections to the port of metrics and health. It is
+// far below the usual limit of descriptors (1024), which calls need too.
 const MetricsConnections = 64
 
-// ServeHTTP serves metrics and health at --metrics-address until it is closed;
-// nothing where that is empty. What ends it otherwise is sent to failed. Whoever can
-// reach the port can take nothing from the daemon: connections are few, and short.
+// ServeHTTP serves metrics and health at --metrics-address until it is closed; an empty address
+// disables it. Any other end is sent to failed. Clients of the port cannot exhaust the daemon:
+// connections are few, and short.
 func ServeHTTP(address string, h http.Handler, failed chan<- error) (closer func(), err error) {
 	if address == "" {
 		return func() {}, nil
@@ -43,8 +43,8 @@ func ServeHTTP(address string, h http.Handler, failed chan<- error) (closer func
 	return func() { _ = s.Close() }, nil // the listener is gone either way
 }
 
-// listenAddress reads HOST:PORT. Without a host only this machine is meant; every
-// interface is to be asked for, as "*".
+// listenAddress reads HOST:PORT. Without a host it means only this machine; all interfaces must be
+// requested with "*".
 func listenAddress(address string) (string, error) {
 	host, port, err := net.SplitHostPort(address)
 	if host == "*" {
@@ -53,8 +53,8 @@ func listenAddress(address string) (string, error) {
 	return net.JoinHostPort(cmp.Or(host, "127.0.0.1"), port), err
 }
 
-// connections keeps their number down. A new one ends the oldest, and is not kept
-// waiting: otherwise who holds many would keep the kubelet's probes out.
+// connections limits their number. A new connection closes the oldest and does not wait: otherwise
+// a client that holds many would block the kubelet's probes.
 type connections struct {
 	most int
 	mu   sync.Mutex

@@ -5,7 +5,7 @@ import (
 	"log/slog"
 )
 
-// Logger writes to w as text or json; verbosity is that of the commands' -v.
+// Logger writes to w as text or json; verbosity is the value of the commands' -v.
 func Logger(w io.Writer, format string, verbosity int) *slog.Logger {
 	return LoggerAt(w, format, LevelOf(verbosity))
 }
@@ -19,7 +19,7 @@ func LoggerAt(w io.Writer, format string, level slog.Leveler) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, h))
 }
 
-// LevelOf is the level of what is logged with -v.
+// LevelOf returns the log level for -v.
 func LevelOf(verbosity int) slog.Level {
 	switch {
 	case verbosity >= 5:

@@ -12,8 +12,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// peerCredentials is plain text that remembers which process connected
-// (SO_PEERCRED, unix(7)).
+// peerCredentials is plain text that remembers which process connected (SO_PEERCRED, unix(7)).
 type peerCredentials struct {
 	credentials.TransportCredentials
 }
@@ -49,7 +48,7 @@ func (c peerCredentials) Clone() credentials.TransportCredentials {
 	return peerCredentials{c.TransportCredentials.Clone()}
 }
 
-// caller says who makes a call, for the audit log.
+// caller identifies the caller, for the audit log.
 func caller(ctx context.Context, method string, id uint64) audit.Caller {
 	c := audit.Caller{Method: method, RequestID: id}
 	if p, ok := peer.FromContext(ctx); ok {

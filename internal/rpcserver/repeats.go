@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// repeats remembers recently logged errors. Orchestrators retry a refused call several
-// times a minute, for each volume. The log shows the first error, and then one line in
-// ten minutes with the number of calls that were left out. A call that succeeds ends it.
+// repeats remembers recently logged errors. Orchestrators retry a refused call several times a
+// minute, for each volume. The log shows the first error, and then one line in ten minutes with the
+// number of omitted calls. A successful call ends it.
 type repeats struct {
 	mu     sync.Mutex
 	seed   maphash.Seed
@@ -26,7 +26,7 @@ const (
 	mostRepeats = 1024 // callers choose names, so the map is cleared at this size
 )
 
-// call identifies a call by its method and what it is about.
+// call identifies a call by its method and object.
 func (r *repeats) call(parts ...string) uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -42,8 +42,8 @@ func (r *repeats) call(parts ...string) uint64 {
 	return h.Sum64()
 }
 
-// again reports whether to log this error of a call now, and how many equal errors it
-// left out since the last line.
+// again reports whether to log this error of a call now, and how many equal errors were omitted
+// since the last line.
 func (r *repeats) again(now time.Time, call uint64, err string) (loud bool, unsaid int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -14,12 +14,13 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// B10: that another node has to make a volume is routine.
+// B10: a volume that another node has to make is routine.
 func TestB10_WhatBelongsOnAnotherNodeIsNoError(t *testing.T) {
 	for kind, level := range map[fault.Kind]string{fault.Elsewhere: "WARN", fault.NoSpace: "ERROR"} {
 		var log bytes.Buffer
 		i := &interceptor{log: Logger(&log, "text", 2), metrics: nobody{}}
-		_, _ = i.unary(context.Background(), &csi.CreateVolumeRequest{Name: "a"}, &grpc.UnaryServerInfo{FullMethod: "/csi.v1.Controller/CreateVolume"},
+		_, _ = i.unary(context.Background(), &csi.CreateVolumeRequest{Name: "a"},
+			&grpc.UnaryServerInfo{FullMethod: "/csi.v1.Controller/CreateVolume"},
 			func(context.Context, any) (any, error) { return nil, fault.New(kind, "not here") })
 		if got := log.String(); !strings.Contains(got, "level="+level) || !strings.Contains(got, "code=ResourceExhausted") {
 			t.Errorf("%s: %s", kind, got)
@@ -27,14 +28,15 @@ func TestB10_WhatBelongsOnAnotherNodeIsNoError(t *testing.T) {
 	}
 }
 
-// B10: a class with a mistake is asked for again and again; the log has it once, and
-// without the request.
+// B10: a StorageClass with an error is retried again and again; the log has it once, and without
+// the request.
 func TestB10_ARefusalIsLoggedOnce(t *testing.T) {
 	var log bytes.Buffer
 	i := &interceptor{log: Logger(&log, "text", 2), metrics: nobody{}}
 	call := func(name string, err error) {
 		_, _ = i.unary(context.Background(), &csi.CreateVolumeRequest{Name: name, Parameters: map[string]string{"provisoning": "thin"}},
-			&grpc.UnaryServerInfo{FullMethod: "/csi.v1.Controller/CreateVolume"}, func(context.Context, any) (any, error) { return nil, err })
+			&grpc.UnaryServerInfo{FullMethod: "/csi.v1.Controller/CreateVolume"},
+			func(context.Context, any) (any, error) { return nil, err })
 	}
 	for range 50 {
 		call("pvc-1", fault.New(fault.Invalid, "parameter \"provisoning\" is unknown"))
@@ -59,7 +61,7 @@ func TestB10_ARefusalIsLoggedOnce(t *testing.T) {
 	if strings.Count(log.String(), "request=") != 2 {
 		t.Errorf("the driver's own fault is without the request, or said once:\n%s", &log)
 	}
-	// What has succeeded meanwhile and fails again is news.
+	// A failure after a success is news.
 	log.Reset()
 	call("pvc-1", nil)
 	call("pvc-1", fault.New(fault.NoSpace, "the pool is full"))
@@ -82,7 +84,7 @@ func TestB10_WhatIsRepeatedIsSaidAgain(t *testing.T) {
 	expect(repeatAfter-time.Second, false, 0)
 	expect(repeatAfter, true, 2)
 	expect(repeatAfter+time.Second, false, 0)
-	for n := range 10 * mostRepeats { // from callers that choose
+	for n := range 10 * mostRepeats { // callers can choose names
 		r.again(now, r.call("CreateVolume", fmt.Sprint(n)), "no")
 		r.again(now, r.call("CreateVolume", "x"), fmt.Sprint(n))
 	}

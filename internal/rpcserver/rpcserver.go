@@ -1,5 +1,5 @@
-// Package rpcserver serves gRPC on a unix socket with what every call gets: an
-// id, a log line without secrets, metrics, and a panic turned into an error.
+// Package rpcserver serves gRPC on a unix socket and gives every call an id, a log line without
+// secrets, metrics, and recovery from panics as errors.
 package rpcserver
 
 import (
@@ -27,7 +27,7 @@ import (
 // LevelRequests is the log level at which whole requests are written.
 const LevelRequests = slog.LevelDebug - 4
 
-// ShareSocket lets a group connect to the socket of an endpoint besides root.
+// ShareSocket lets a group besides root connect to the socket of an endpoint.
 func ShareSocket(endpoint string, gid int) error {
 	file := strings.TrimPrefix(endpoint, "unix://")
 	if err := os.Chown(file, -1, gid); err != nil {
@@ -48,11 +48,11 @@ type interceptor struct {
 	repeats repeats
 }
 
-// New makes a server. Errors of its handlers get their code from Status.
+// New makes a server. Status determines the codes of its handlers' errors.
 func New(log *slog.Logger, metrics Observer, options ...grpc.ServerOption) *grpc.Server {
 	i := &interceptor{log: log, metrics: metrics}
-	// Workers that stay keep the stacks that they grew: a fifth less for a call.
-	// More calls than workers run beside each other as before.
+	// Reused workers keep their grown stacks: a fifth less time per call. Calls beyond that number
+	// run concurrently as before.
 	const workers = 8
 	return grpc.NewServer(append([]grpc.ServerOption{grpc.UnaryInterceptor(i.unary), grpc.NumStreamWorkers(workers),
 		grpc.Creds(newPeerCredentials())}, options...)...)
@@ -71,7 +71,7 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 			err = status.Errorf(codes.Internal, "%s: the driver met a bug (%v); its log has the details under request_id %d", method, p, id)
 		}
 		code := status.Code(err).String()
-		if elsewhere { // ResourceExhausted would tell that a pool is full
+		if elsewhere { // ResourceExhausted would mean that a pool is full
 			code = fault.Elsewhere.String()
 		}
 		ended(code)
@@ -83,15 +83,15 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 	return resp, faultgrpc.Status(err)
 }
 
-// quiet are the calls that orchestrators repeat all the time.
+// quiet lists the calls that orchestrators repeat all the time.
 var quiet = map[string]bool{
 	"Probe": true, "GetPluginInfo": true, "GetPluginCapabilities": true, "GetCapacity": true, "NodeGetInfo": true,
 	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "RuntimeGetCapabilities": true, "RuntimeGetSupportedFileSystems": true,
 	"RuntimeGetVolumeStats": true, "ListSandboxes": true, "NodeGetVolumeStats": true, "NodeGetVolumeHealth": true,
 }
 
-// refused are the codes of a call that asked for what cannot be, which is no
-// failure of the driver's.
+// refused lists the codes of calls that asked for the impossible, which is no failure of the
+// driver.
 var refused = map[codes.Code]bool{
 	codes.InvalidArgument: true, codes.NotFound: true, codes.AlreadyExists: true, codes.FailedPrecondition: true,
 	codes.OutOfRange: true, codes.Aborted: true, codes.Canceled: true, codes.Unimplemented: true,
@@ -113,7 +113,7 @@ func (i *interceptor) say(ctx context.Context, id uint64, method string, req, re
 	switch {
 	case err == nil:
 		i.repeats.over(call)
-	case status.Code(err) == codes.Internal: // each may be another
+	case status.Code(err) == codes.Internal: // each may be a different one
 	default:
 		var loud bool
 		if loud, unsaid = i.repeats.again(time.Now(), call, err.Error()); !loud {
@@ -147,18 +147,18 @@ func (i *interceptor) say(ctx context.Context, id uint64, method string, req, re
 			attrs = append(attrs, slog.Int("repeated", unsaid))
 		}
 	}
-	// A refusal's error already says what was asked. To find a bug, an internal error
-	// needs the whole request.
+	// A refusal's error already describes the object. To find a bug, an internal error needs the
+	// whole request.
 	if status.Code(err) == codes.Internal || i.log.Enabled(ctx, LevelRequests) {
 		attrs = append(attrs, slog.String("request", protosanitizer.StripSecrets(req).String()))
 	}
 	i.log.LogAttrs(ctx, level, "call", attrs...)
 }
 
-// aboutKeys name what about returns, in the log.
+// aboutKeys are the log keys for the results of about.
 var aboutKeys = [...]string{"name", "volume_id", "snapshot_id", "sandbox_id", "host_volume_id", "target_path"}
 
-// about returns what a request is about; empty where it does not say.
+// about returns the object of a request; empty if the request names none.
 func about(req any) []string {
 	all := make([]string, len(aboutKeys))
 	if r, ok := req.(interface{ GetName() string }); ok {

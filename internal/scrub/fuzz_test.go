@@ -8,12 +8,15 @@ import (
 
 const mark = "LEFTOUT" // LeftOut without a space
 
-// FuzzMountLine: of options only known ones are shown, and nobody who logs in.
+// FuzzMountLine: only known options are shown, and no login names.
 func FuzzMountLine(f *testing.F) {
 	const head = "36 35 98:0 / /mnt rw,noatime master:1 - "
 	for _, s := range []string{
-		head + "ext4 /dev/loop3 rw,errors=continue", head + "cifs //me:secret@server/share rw,password=secret", head + "fuse.x me:secret@server rw,secret",
-		head + "nfs4 server:/share rw,vers=4.2,addr=10.0.0.1", strings.Replace(head, "rw", "//rw@", 1) + "a b c d", "a b c d e f - g h", "36 35 98:0 /mnt rw,secret master:1 - ext4 a rw", strings.Replace(head, "/mnt", "/m\u00a0nt", 1) + "a b c", head + "a //b@c context=//x,rw@ y",
+		head + "ext4 /dev/loop3 rw,errors=continue", head + "cifs //me:secret@server/share rw,password=secret",
+		head + "fuse.x me:secret@server rw,secret",
+		head + "nfs4 server:/share rw,vers=4.2,addr=10.0.0.1", strings.Replace(head, "rw", "//rw@", 1) + "a b c d", "a b c d e f - g h",
+		"36 35 98:0 /mnt rw,secret master:1 - ext4 a rw", strings.Replace(head, "/mnt", "/m\u00a0nt", 1) + "a b c",
+		head + "a //b@c context=//x,rw@ y",
 	} {
 		f.Add(s)
 	}
@@ -48,7 +51,8 @@ func FuzzRecord(f *testing.F) {
 	for _, s := range []string{
 		`{"kind": "crust-csi.staged", "version": 1, "data": {"volumeID": "v", "share": "nfs://me:secret@server", "superblockOptions": "ro,password=secret"}}`,
 		`{"kind": "crust-csi.x", "data": {"options": {"ro": "", "password": "secret", "data": {"a": ["b"]}}, "volume": {"parameters": {"pool": ["p"], "x": 1}}}}`,
-		`{"kind": "crust-csi.//me:secret@h"}`, `{"kind": "crust-csi.x", "data": "secret"}`, `{"kind": "crust-csi.x", "data": ["secret", {"id": "v"}]}`, `{"Kind": "crust-csi.x"} x`,
+		`{"kind": "crust-csi.//me:secret@h"}`, `{"kind": "crust-csi.x", "data": "secret"}`,
+		`{"kind": "crust-csi.x", "data": ["secret", {"id": "v"}]}`, `{"Kind": "crust-csi.x"} x`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -73,7 +77,7 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// shown fails the test for what should not be there, below a key.
+// shown fails the test for anything that should not be below a key.
 func shown(t *testing.T, key string, v any) {
 	switch v := v.(type) {
 	case string:
@@ -106,7 +110,7 @@ func shown(t *testing.T, key string, v any) {
 	}
 }
 
-// FuzzArgs: what is neither a known flag nor the value of one is not shown.
+// FuzzArgs: only known flags and their values are shown.
 func FuzzArgs(f *testing.F) {
 	f.Add("csi-node\n--pool\na=loop:/pool\n-v=4\n--token=secret\n--password\nsecret\nsecret\n--pool\n--token=secret")
 	f.Add("csi-node\n--v\n--v\nx\n---v\ny\n-\n--\n//a@b")

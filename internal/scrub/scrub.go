@@ -1,5 +1,5 @@
-// Package scrub makes a copy of the driver's records and of what the kernel says of its
-// mounts that can be given to strangers: what is not known to be harmless is left out.
+// Package scrub makes copies of the driver's records and of the kernel's mount information that can
+// be shared with strangers: everything not known to be harmless is left out.
 package scrub
 
 import (
@@ -9,16 +9,16 @@ import (
 	"strings"
 )
 
-// LeftOut stands where something was left out.
+// LeftOut replaces what was left out.
 const LeftOut = "(left out)"
 
-// user matches who logs in, in an address. A password may have / and @ in it.
+// user matches the credentials in an address. A password may contain / and @.
 var user = regexp.MustCompile(`//[^\s"']*@`)
 
-// Text leaves out names and passwords of addresses.
+// Text removes names and passwords from addresses.
 func Text(s string) string { return user.ReplaceAllString(s, "//"+LeftOut+"@") }
 
-// options are those of mounts that say nothing secret, by name.
+// options lists the mount options that contain no secret, by name.
 var options = words(`
 	ro rw nosuid suid nodev dev noexec exec noatime atime relatime norelatime nodiratime diratime strictatime lazytime nolazytime sync async dirsync
 	nosymfollow mand nomand silent loud remount bind defaults idmapped
@@ -33,8 +33,8 @@ var options = words(`
 	timeo retrans retry acregmin acregmax acdirmin acdirmax actimeo ac noac cto nocto lookupcache local_lock lock nolock intr nointr
 	resvport noresvport sharecache nosharecache nconnect max_connect rdirplus nordirplus migration nomigration fsc nofsc trunkdiscovery xprtsec`)
 
-// Options leaves out the options of a mount that are not known to be harmless: those of
-// file systems that log in somewhere carry passwords.
+// Options removes mount options that are not known to be harmless: file systems with a login have
+// passwords there.
 func Options(s string) string {
 	if s == "" {
 		return s
@@ -50,11 +50,11 @@ func Options(s string) string {
 
 var device = regexp.MustCompile(`^\d+:\d+$`)
 
-// MountLine leaves out what a line of mountinfo has of the options of Options; a line
-// that is none is left out.
+// MountLine removes from a line of mountinfo the options that Options removes; it removes an
+// invalid line.
 func MountLine(line string) string {
 	before, after, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
-	// The kernel escapes this space in names, and no other.
+	// The kernel escapes only this space in names.
 	head, tail := strings.Split(before, " "), strings.Split(after, " ")
 	if !ok || len(head) < 6 || !device.MatchString(head[2]) || !strings.HasPrefix(head[4], "/") || len(tail) < 2 {
 		return LeftOut
@@ -68,7 +68,7 @@ func MountLine(line string) string {
 	return Text(strings.Join(head, " ") + " - " + strings.Join(tail, " "))
 }
 
-// source leaves out who logs in, which is not only in addresses with a // (FUSE).
+// source removes credentials, which are not only in addresses with // (FUSE).
 func source(s string) string {
 	before, _, _ := strings.Cut(s, "@")
 	at := strings.LastIndex(s, "@")
@@ -82,16 +82,16 @@ func source(s string) string {
 	return s[:start] + LeftOut + s[at:]
 }
 
-// flags of csi-node. Their values are no secrets: a test of csi-node's looks that all
-// are here.
+// flags lists csi-node's flags. Their values are no secrets; a test of csi-node checks that the
+// list is complete.
 var flags = words(`endpoint endpoint-group capabilities node-id driver-name pool allow-device state-dir kubelet-dir fsgroup-policy expansion idmap-probe
 	runtime-assisted-mounts host-mount-namespace kubelet-registration-dir metrics-address log-format v version
 	config node-labels check-config`)
 
-// KnowsFlag tells whether Args shows a flag of csi-node.
+// KnowsFlag reports whether Args shows a flag of csi-node.
 func KnowsFlag(name string) bool { return flags[name] }
 
-// Args leaves out, of a command line of csi-node, what belongs to no flag of it.
+// Args removes from csi-node's command line everything that belongs to none of its flags.
 func Args(args []string) []string {
 	out := []string{}
 	wanted := false // the next argument is the value of a known flag
@@ -110,20 +110,20 @@ func Args(args []string) []string {
 	return out
 }
 
-// keys of records whose values are kept. What is below another key is left out.
+// keys lists the keys of records whose values are kept. Everything below another key is left out.
 var keys = words(`kind version data state volume snapshot id name sizeBytes created thick block fsType share sourceSnapshot sourceVolume parameters facts
 	formatting formatted givenRaw givenToGuest growDue identityDue type volumeID bootID stagingPath accessMode device superblockOptions hostMayMount
 	Path Major Minor ReadOnly path major minor target source options shown readOnly group dir server format identity value startBytes lengthBytes rawAs read
 	witness doneBytes volumes pool provisioning allowRuntimeAssistedMount hostMayMount fsGroupStrategy fsGroupChangePolicy recursiveReadOnly
 	csi.storage.k8s.io/fstype csi.storage.k8s.io/pvc/name csi.storage.k8s.io/pvc/namespace csi.storage.k8s.io/pv/name`)
 
-// listed are the keys whose values are options of a mount.
+// listed contains the keys whose values are mount options.
 var listed = words("superblockOptions options")
 
 var kind = regexp.MustCompile(`^crust-csi\.[a-z-]+$`)
 
-// Record leaves out the fields of a record that this package does not know, and of mount
-// options those that Options leaves out. What is no record of this project is an error.
+// Record removes a record's unknown fields, and the mount options that Options removes. Anything
+// that is not a record of this project is an error.
 func Record(b []byte) ([]byte, error) {
 	var e struct {
 		Kind    string         `json:"kind"`

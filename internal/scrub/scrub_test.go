@@ -54,7 +54,8 @@ func TestB08_OnlyKnownFieldsOfRecordsAreKept(t *testing.T) {
 	if strings.Contains(string(got), secret) {
 		t.Errorf("the secret is there:\n%s", got)
 	}
-	for _, want := range []string{`"volumeID": "pool.v1"`, `"/dev/loop1"`, `"noatime,` + LeftOut + `"`, `"ro": ""`, `"pool": "p"`, `"accessMode": 1`} {
+	for _, want := range []string{`"volumeID": "pool.v1"`, `"/dev/loop1"`, `"noatime,` + LeftOut + `"`, `"ro": ""`, `"pool": "p"`,
+		`"accessMode": 1`} {
 		if !strings.Contains(string(got), want) {
 			t.Errorf("%s is not there:\n%s", want, got)
 		}

@@ -1,5 +1,5 @@
-// Package statedir keeps a daemon's state directory for one process at a time.
-// Two that shared one would each undo what the other has begun.
+// Package statedir reserves a daemon's state directory for one process at a time. Two processes
+// that shared one would undo each other's work.
 package statedir
 
 import (
@@ -14,10 +14,9 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// Lock makes the directory if there is none, and takes it for this process. The
-// lock lasts until the descriptor is closed or the process ends, however it
-// ends. Call it before anything in the directory is read. Where another process
-// has the directory, the error names that process.
+// Lock makes the directory if necessary, and locks it for this process. The lock lasts until the
+// descriptor is closed or the process ends in any way. Call it before reading anything in the
+// directory. If another process has the directory, the error names it.
 func Lock(dir, program string) (*os.File, error) {
 	f, err := lock(dir, program)
 	if err != nil {
@@ -30,7 +29,7 @@ func lock(dir, program string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("%w; give a directory that can be written and that survives restarts", err)
 	}
-	f, err := linux.Openat(nil, filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE|linux.ONofollow, 0o600)
+	f, err := linux.Openat(linux.CWD, filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE|linux.ONofollow, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -46,12 +45,13 @@ func lock(dir, program string) (*os.File, error) {
 	return f, nil
 }
 
-// sign leaves word for those that come later. A full disk is no reason not to
-// start: the lock holds without it.
+// sign records the owner for later processes. A full disk does not prevent the start: the lock
+// holds without it.
 func sign(f *os.File, program string) error {
 	err := f.Truncate(0)
 	if err == nil {
-		_, err = fmt.Fprintf(io.NewOffsetWriter(f, 0), "%s, process %d, since %s\n", program, os.Getpid(), time.Now().UTC().Format(time.RFC3339))
+		_, err = fmt.Fprintf(io.NewOffsetWriter(f, 0), "%s, process %d, since %s\n", program, os.Getpid(),
+			time.Now().UTC().Format(time.RFC3339))
 	}
 	if errors.Is(err, linux.ENOSPC) {
 		return nil

@@ -2,8 +2,8 @@ package telemetry
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Config shows whether the configuration file could be used when it was read last, and
-// whether it says what only a restart brings.
+// Config shows whether the configuration file was valid when last read, and whether it contains
+// changes that need a restart.
 func (m *Metrics) Config(ask func() (usable, restart bool)) {
 	m.registry.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{

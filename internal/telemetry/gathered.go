@@ -6,27 +6,27 @@ import (
 )
 
 const (
-	// patience is how long a look may take before it is no longer waited for.
+	// patience is how long callers wait for a look.
 	patience = 2 * time.Second
-	// lost is when a look that has not come back makes its last result worthless.
+	// lost is how long a look may hang before its last result is worthless.
 	lost = 30 * time.Second
 )
 
-// gathered is the result of a look at something that may hang, such as a disk. The look
-// runs in the background. There is one at a time, so that no more than one can hang.
+// gathered caches the result of a look at something that may hang, such as a disk. The look runs in
+// the background, one at a time, so that no more than one can hang.
 type gathered[T any] struct {
 	look  func() T
-	again time.Duration // a result is this old before there is another look
+	again time.Duration // maximum age of a result before another look
 
 	mu       sync.Mutex
 	last     T
 	known    bool          // there is a result
-	begun    time.Time     // when the last look began
-	finished time.Time     // when the last result came
-	running  chan struct{} // closed when the look that runs has ended; nil: none runs
+	begun    time.Time     // start of the last look
+	finished time.Time     // when the last result arrived
+	running  chan struct{} // closed when the running look ends; nil: none runs
 }
 
-// latest gives the result of a new look, or the last result if the look takes longer than
+// latest returns the result of a new look, or the last result if the look takes longer than
 // patience. ok is false if there is no result yet, or if the look seems to hang.
 func (g *gathered[T]) latest() (last T, ok bool) {
 	g.mu.Lock()

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// scraper gives a function that reads the metrics, and fails the test if that took longer than bound.
+// scraper returns a function that reads the metrics, and fails the test if that takes longer than
+// bound.
 func scraper(t *testing.T, m *Metrics) func(bound time.Duration) string {
 	h := m.Handler(func() error { return nil })
 	return func(bound time.Duration) string {
@@ -38,8 +39,8 @@ func wantLines(t *testing.T, page string, lines ...string) {
 	}
 }
 
-// A scrape waits for no disk that hangs: the pool's last sizes are shown, and -1 when it has
-// hung for long. Many scrapes make one look only.
+// A scrape does not wait for a hung disk: it shows the pool's last sizes, and -1 after a long hang.
+// Many scrapes share one look.
 func TestMonitoring_AScrapeWaitsForNoSickDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looks, free atomic.Int64
@@ -60,7 +61,7 @@ func TestMonitoring_AScrapeWaitsForNoSickDisk(t *testing.T) {
 
 		wantLines(t, scrape(0), available("7"), growth)
 		free.Store(8)
-		wantLines(t, scrape(0), available("8")) // a pool that answers is looked at anew
+		wantLines(t, scrape(0), available("8")) // a pool that answers is read again
 		answer := make(chan struct{})
 		hang.Store(&answer)
 		wantLines(t, scrape(patience), available("8"), growth)
@@ -81,7 +82,7 @@ func TestMonitoring_AScrapeWaitsForNoSickDisk(t *testing.T) {
 	})
 }
 
-// The volumes are looked at every ten seconds at most.
+// The volumes are read every ten seconds at most.
 func TestMonitoring_ScrapesShareALook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0

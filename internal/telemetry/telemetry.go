@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Metrics are all of one process.
+// Metrics are the metrics of one process.
 type Metrics struct {
 	registry *prometheus.Registry
 	duration *prometheus.HistogramVec
@@ -30,7 +30,7 @@ type Metrics struct {
 	deferrals        *prometheus.CounterVec
 }
 
-// New makes them.
+// New makes and registers them.
 func New(version string) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
@@ -44,21 +44,25 @@ func New(version string) *Metrics {
 		checked:  counter("crust_filesystem_checks_total", "File system checks, by outcome: clean, repaired, needs-human.", "outcome"),
 		grown:    counter("crust_filesystems_grown_total", "File systems grown, by how: online, offline.", "fs_type", "how"),
 		programs: counter("crust_programs_started_total", "Programs started (mkfs, fsck and the like).", "program"),
-		copied:   counter("crust_pool_copied_bytes_total", "Bytes copied for snapshots and clones where extents could not be shared.", "pool"),
+		copied: counter("crust_pool_copied_bytes_total", "Bytes copied for snapshots and clones where extents could not be shared.",
+			"pool"),
 
 		ownership: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "crust_ownership_duration_seconds", Help: "How long giving a volume to the pod's fsGroup took.",
 			Buckets: []float64{.0001, .001, .01, .1, 1, 10, 60, 300, 1800},
 		}, []string{"strategy"}),
-		ownershipLooked: counter("crust_ownership_files_looked_at_total", "Files and directories that walks for fsGroup looked at.", "strategy"),
-		ownershipChanged: counter("crust_ownership_files_changed_total", "Files and directories whose group or mode was changed for fsGroup.",
+		ownershipLooked: counter("crust_ownership_files_looked_at_total", "Files and directories that walks for fsGroup looked at.",
+			"strategy"),
+		ownershipChanged: counter("crust_ownership_files_changed_total",
+			"Files and directories whose group or mode was changed for fsGroup.",
 			"strategy"),
 		ownershipSkipped: counter("crust_ownership_skipped_total",
 			"Publishes without a walk for fsGroup, by reason: no-group, read-only, record, share.", "reason"),
 		contextMounts: counter("crust_selinux_context_mounts_total", "Mounts with a SELinux context, by outcome: applied, "+
 			"conflict (the volume is mounted with another label, or none), mismatch, error; and by the volume's access mode: RWO, RWOP, ROX, RWX, other.",
 			"outcome", "access_mode"),
-		readOnly: counter("crust_read_only_publishes_total", "Read-only publishes, by what was applied: recursive, plain, device.", "applied"),
+		readOnly: counter("crust_read_only_publishes_total", "Read-only publishes, by what was applied: recursive, plain, device.",
+			"applied"),
 	}
 	m.deferrals = counter("crust_agent_volumes_total",
 		"Volumes of pods with a CRUST runtime, by what became of them: deferred, host, published, failed.", "outcome")
@@ -70,8 +74,8 @@ func New(version string) *Metrics {
 	return m
 }
 
-// Expect makes the series of what can happen to file systems, at 0: Prometheus sees no increase in a series that begins
-// with its first event.
+// Expect creates the series of possible file system events, at 0: Prometheus sees no increase in a
+// series that begins with its first event.
 func (m *Metrics) Expect(filesystems, programs, outcomes []string) {
 	for _, fs := range filesystems {
 		m.made.WithLabelValues(fs)
@@ -86,7 +90,7 @@ func (m *Metrics) Expect(filesystems, programs, outcomes []string) {
 	}
 }
 
-// ExpectDeferrals makes the series of Deferral, at 0.
+// ExpectDeferrals creates the series of Deferral, at 0.
 func (m *Metrics) ExpectDeferrals() {
 	for _, outcome := range []string{"deferred", "host", "published", "failed"} {
 		m.deferrals.WithLabelValues(outcome)
@@ -97,7 +101,7 @@ func counter(name, help string, labels ...string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 }
 
-// Started counts a call that begins; the returned function counts its end.
+// Started counts the start of a call; the returned function counts its end.
 func (m *Metrics) Started(method string) func(code string) {
 	begin := time.Now()
 	gauge := m.inFlight.WithLabelValues(method)
@@ -124,7 +128,7 @@ func (m *Metrics) OwnershipApplied(strategy string, took time.Duration, looked, 
 	m.ownershipChanged.WithLabelValues(strategy).Add(float64(changed))
 }
 
-// OwnershipSkipped counts a publish that looked at no file.
+// OwnershipSkipped counts a publish that examined no file.
 func (m *Metrics) OwnershipSkipped(reason string) { m.ownershipSkipped.WithLabelValues(reason).Inc() }
 
 // ContextMount counts a mount with a SELinux context.
@@ -135,22 +139,22 @@ func (m *Metrics) ContextMount(outcome, accessMode string) {
 // ReadOnlyPublish counts a read-only publish.
 func (m *Metrics) ReadOnlyPublish(applied string) { m.readOnly.WithLabelValues(applied).Inc() }
 
-// Deferral counts what became of a volume that crust-agent decided on.
+// Deferral counts the outcome of a volume that crust-agent decided on.
 func (m *Metrics) Deferral(outcome string) { m.deferrals.WithLabelValues(outcome).Inc() }
 
-// ProgramStarted counts a program.
+// ProgramStarted counts the start of a program.
 func (m *Metrics) ProgramStarted(program string) { m.programs.WithLabelValues(program).Inc() }
 
-// Copied counts bytes copied in a pool.
+// Copied returns a function that counts bytes copied in a pool.
 func (m *Metrics) Copied(pool string) func(int64) {
 	c := m.copied.WithLabelValues(pool)
 	return func(n int64) { c.Add(float64(n)) }
 }
 
-// PoolBytes are the sizes that are shown of a pool.
+// PoolBytes are the reported sizes of a pool, in bytes.
 type PoolBytes struct{ Size, Available, Used, Promised, Left, Reserve int64 }
 
-// poolSizes asks a pool once for each look at the metrics.
+// poolSizes queries a pool once per scrape.
 type poolSizes struct {
 	list  []*prometheus.Desc
 	sizes *gathered[PoolBytes]
@@ -159,8 +163,8 @@ type poolSizes struct {
 // unreadable are the sizes of a pool that cannot be read.
 var unreadable = PoolBytes{-1, -1, -1, -1, -1, -1}
 
-// Pool shows how large a pool is, what is left of it and what is promised. -1:
-// it cannot be read. ask runs in the background: a disk that hangs does not hang the metrics.
+// Pool shows a pool's size, free space and promised space; -1 if it cannot be read. ask runs in the
+// background: a disk that hangs does not hang the metrics.
 func (m *Metrics) Pool(name string, ask func() (PoolBytes, error)) {
 	p := poolSizes{sizes: &gathered[PoolBytes]{look: func() PoolBytes {
 		b, err := ask()
@@ -198,8 +202,7 @@ func (p poolSizes) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// Handler serves /metrics, /healthz (the process answers) and /readyz (it can
-// do its work).
+// Handler serves /metrics, /healthz (the process answers) and /readyz (it can do its work).
 func (m *Metrics) Handler(ready func() error) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
@@ -214,5 +217,5 @@ func answer(w http.ResponseWriter, err error) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		text = err.Error() + "\n"
 	}
-	_, _ = w.Write([]byte(text)) // the client may be gone; nobody else wants to know
+	_, _ = w.Write([]byte(text)) // the client may be gone; nobody else needs the error
 }

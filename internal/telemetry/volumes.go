@@ -7,20 +7,20 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Volumes are what is shown of the volumes on this node that need somebody's attention.
-// There are no series of the others, so there are few.
+// Volumes lists the volumes on this node that need attention. The others have no series, so there
+// are few.
 type Volumes struct {
 	Unhealthy []Unhealthy
 	Growth    []Growth
 }
 
-// Unhealthy is one thing that is wrong with a volume.
+// Unhealthy is one problem of a volume.
 type Unhealthy struct{ VolumeID, Reason, Status string }
 
 // Growth is a growth that waits.
 type Growth struct{ VolumeID, Reason string }
 
-// volumesAgain is how old what is shown of volumes may be.
+// volumesAgain is the maximum age of the reported volumes.
 const volumesAgain = 10 * time.Second
 
 type volumes struct {
@@ -29,13 +29,14 @@ type volumes struct {
 	walks                   func() map[string]time.Time
 }
 
-// Volumes shows which volumes need attention. ask runs in the background. walks tells, by
-// volume, when the walk over its files began; it runs in the scrape, and must not wait: one
-// that has ended is not shown any more.
+// Volumes shows which volumes need attention. ask runs in the background. walks returns, by volume,
+// the start of the walk over its files; it runs in the scrape and must not block, so that an ended
+// walk disappears at once.
 func (m *Metrics) Volumes(ask func() Volumes, walks func() map[string]time.Time) {
 	m.registry.MustRegister(volumes{
-		unhealthy: prometheus.NewDesc("crust_volume_unhealthy", "1 for each thing that is wrong with a volume that is staged here, or lost writes here. "+
-			"status: degraded, inaccessible, data_loss. A sound volume has no series.", []string{"volume_id", "reason", "status"}, nil),
+		unhealthy: prometheus.NewDesc("crust_volume_unhealthy",
+			"1 for each thing that is wrong with a volume that is staged here, or lost writes here. "+
+				"status: degraded, inaccessible, data_loss. A sound volume has no series.", []string{"volume_id", "reason", "status"}, nil),
 		growth: prometheus.NewDesc("crust_volume_growth_waiting", "1 for a volume whose growth was asked for and is not done. "+
 			"reason: file_system (the device is larger, its file system is not), no_room (the pool had no room).",
 			[]string{"volume_id", "reason"}, nil),
@@ -65,5 +66,5 @@ func (v volumes) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// valid is an id as a label has to be. Volumes of administrators have any text as one.
+// valid returns an id as a valid label. Ids of administrators' volumes may be any text.
 func valid(id string) string { return strings.ToValidUTF8(id, "?") }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Ids of volumes are any text: none keeps the metrics from being read.
+// Volume ids may be any text: none makes the metrics unreadable.
 func TestMonitoring_AnyVolumeCanBeShown(t *testing.T) {
 	m := New("test")
 	m.Volumes(func() Volumes {
@@ -36,7 +36,7 @@ func TestMonitoring_AnyVolumeCanBeShown(t *testing.T) {
 	}
 }
 
-// A walk that has ended is not shown any more, though what is looked up may be some seconds old.
+// An ended walk is not shown any more, though cached results may be some seconds old.
 func TestMonitoring_AWalkThatHasEndedIsNotShown(t *testing.T) {
 	m := New("test")
 	running := map[string]time.Time{"v": time.UnixMilli(1500)}

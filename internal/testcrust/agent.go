@@ -25,12 +25,12 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// Agent is a crust-agent before the csi-node of a server. What it asks an API server
-// for, and the container runtime's side of NRI, is answered by the test; the driver,
-// the runtime's CRUST server and the sandboxes are real.
+// Agent is a crust-agent in front of a server's csi-node. The test plays the API server and the
+// container runtime's side of NRI; the driver, the runtime's CRUST server and the sandboxes are
+// real.
 type Agent struct {
 	S       *Server
-	At      testnode.Failpoints // of a program that was built with them
+	At      testnode.Failpoints // if the program was built with them
 	Dir     string
 	NRI     *ContainerRuntime
 	Kubelet *csiclient.Client
@@ -43,7 +43,7 @@ type Agent struct {
 
 const agentNamespace = "tenant"
 
-// NewAgent starts bin, a crust-agent, before a server's csi-node.
+// NewAgent starts bin, a crust-agent, in front of a server's csi-node.
 func NewAgent(t testing.TB, s *Server, bin string) *Agent {
 	t.Helper()
 	a := &Agent{S: s, At: testnode.NewFailpoints(t), Dir: filepath.Join(s.Node.Dir, "agent"), Bin: bin, log: &testnode.LogBuffer{}}
@@ -72,7 +72,8 @@ func NewAgent(t testing.TB, s *Server, bin string) *Agent {
 func (a *Agent) Start() {
 	a.S.T.Helper()
 	cmd := exec.Command(a.Bin,
-		"--driver", a.S.Node.Endpoint(), "--endpoint", "unix://"+filepath.Join(a.Dir, "agent.sock"), "--state-dir", filepath.Join(a.Dir, "state"),
+		"--driver", a.S.Node.Endpoint(), "--endpoint", "unix://"+filepath.Join(a.Dir, "agent.sock"),
+		"--state-dir", filepath.Join(a.Dir, "state"),
 		"--kubelet-registration-dir", filepath.Join(a.Dir, "registry"), "--nri-socket", a.NRI.socket, "--node-name", "node-1",
 		"--kubeconfig", filepath.Join(a.Dir, "kubeconfig"), "-v", "4")
 	cmd.Env = append(os.Environ(), a.At.Env()...)
@@ -90,7 +91,7 @@ func (a *Agent) Start() {
 	})
 }
 
-// Dead tells whether the process has ended.
+// Dead reports whether the process has ended.
 func (a *Agent) Dead() bool {
 	select {
 	case <-a.exited:
@@ -120,8 +121,8 @@ func (a *Agent) Kill() {
 	}
 }
 
-// apiServer answers what the agent asks for by name. It has no watches: what an agent
-// has not been told, it asks for.
+// apiServer answers the agent's requests for named objects. It has no watches: the agent requests
+// every object that it has not been given.
 func (a *Agent) apiServer(w http.ResponseWriter, r *http.Request) {
 	class := "sandbox"
 	var answer any
@@ -141,13 +142,15 @@ func (a *Agent) apiServer(w http.ResponseWriter, r *http.Request) {
 	case dir == "/apis/node.k8s.io/v1/runtimeclasses/":
 		answer = &nodev1.RuntimeClass{
 			TypeMeta: metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"}, Handler: "h",
-			ObjectMeta: metav1.ObjectMeta{Name: class, Annotations: map[string]string{"crust.csi.dev/fs-mgmt-socket": "unix://" + a.S.Socket()}},
+			ObjectMeta: metav1.ObjectMeta{Name: class,
+				Annotations: map[string]string{"crust.csi.dev/fs-mgmt-socket": "unix://" + a.S.Socket()}},
 		}
 	case dir == "/api/v1/persistentvolumes/":
 		answer = &corev1.PersistentVolume{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolume"}, ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec: corev1.PersistentVolumeSpec{StorageClassName: "class", AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
-				ClaimRef: &corev1.ObjectReference{Namespace: agentNamespace, Name: "claim"}},
+			Spec: corev1.PersistentVolumeSpec{StorageClassName: "class",
+				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
+				ClaimRef:    &corev1.ObjectReference{Namespace: agentNamespace, Name: "claim"}},
 		}
 	case dir == "/apis/storage.k8s.io/v1/storageclasses/":
 		answer = &storagev1.StorageClass{

@@ -7,7 +7,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// NewHolder starts the process; nothing knows of it yet.
+// NewHolder starts the process; it is not registered anywhere yet.
 func (s *Server) NewHolder(t testing.TB, id string) *Holder {
 	t.Helper()
 	n := &Holder{T: t, S: s, ID: id, Cmd: exec.Command("sleep", "3600")}
@@ -16,8 +16,8 @@ func (s *Server) NewHolder(t testing.TB, id string) *Holder {
 	return n
 }
 
-// Holder is a sandbox of the namespace backend. Its process stands for the
-// one that holds a pod's namespaces.
+// Holder is a sandbox of the namespace backend. Its process stands for the one that holds a pod's
+// namespaces.
 type Holder struct {
 	T   testing.TB
 	S   *Server
@@ -33,10 +33,10 @@ func (n *Holder) Kill() {
 	}
 }
 
-// Path is where it sees what the host's target is.
+// Path is the path in the sandbox of a host target.
 func (n *Holder) Path(target string) string { return target }
 
-// Pin is its mount namespace.
+// Pin is the path of its mount namespace.
 func (n *Holder) Pin() string {
 	list, err := n.S.Client.ListSandboxes(Context(n.T), &crustv1alpha1.ListSandboxesRequest{})
 	OK(n.T, err)

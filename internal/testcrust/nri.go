@@ -12,8 +12,8 @@ import (
 	"github.com/containerd/ttrpc"
 )
 
-// ContainerRuntime is the runtime's side of NRI, as containerd has it: it calls one
-// plugin, and tells it of the sandboxes at each connection.
+// ContainerRuntime is the runtime's side of NRI, as in containerd: it calls one plugin, and lists
+// the sandboxes at each connection.
 type ContainerRuntime struct {
 	socket string
 
@@ -71,7 +71,7 @@ func (c *ContainerRuntime) connect(conn net.Conn) error {
 	return nil
 }
 
-// registrar is told by a plugin that it is there.
+// registrar receives a plugin's registration.
 type registrar struct {
 	c      *ContainerRuntime
 	client api.PluginService
@@ -102,7 +102,7 @@ func (*registrar) UpdateContainers(context.Context, *api.UpdateContainersRequest
 	return nil, errors.New("nobody asks for it")
 }
 
-// Plugin is the agent's side, nil while none is connected.
+// Plugin is the agent's side, nil while no agent is connected.
 func (c *ContainerRuntime) Plugin() api.PluginService {
 	c.mu.Lock()
 	defer c.mu.Unlock()

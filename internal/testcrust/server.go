@@ -1,5 +1,5 @@
-// Package testcrust runs the real crustd and crust-agent for tests, beside a csi-node of
-// internal/testnode. The API server and the container runtime are played by the test.
+// Package testcrust runs the real crustd and crust-agent for tests, next to a csi-node of
+// internal/testnode. The test plays the API server and the container runtime.
 package testcrust
 
 import (
@@ -22,18 +22,18 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// Size of the volumes.
+// Size is the size of the volumes, in bytes.
 const Size = 320 << 20
 
 var longest atomic.Int64
 
-// Longest is what one call may take: a minute, or what Allow allowed.
+// Longest is the time limit of one call: a minute, or the value given to Allow.
 func Longest() time.Duration { return max(time.Minute, time.Duration(longest.Load())) }
 
-// Allow has calls take as long as that. Tests with guests need it.
+// Allow sets the time limit of calls. Tests with guests need it.
 func Allow(d time.Duration) { longest.Store(int64(d)) }
 
-// Context is what a call of a test is made with.
+// Context returns the context for a test's call.
 func Context(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*Longest())
 	t.Cleanup(cancel)
@@ -48,7 +48,7 @@ func OK(t testing.TB, err error) {
 	}
 }
 
-// Refused wants an error with that code, whose text contains the words.
+// Refused checks that the error has this code, and that its text contains the words.
 func Refused(t testing.TB, err error, code codes.Code, words ...string) {
 	t.Helper()
 	if status.Code(err) != code {
@@ -61,7 +61,7 @@ func Refused(t testing.TB, err error, code codes.Code, words ...string) {
 	}
 }
 
-// Eventually polls until it is so.
+// Eventually polls until is returns true.
 func Eventually(t testing.TB, most time.Duration, what string, is func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(most); !is(); time.Sleep(5 * time.Millisecond) {
@@ -71,7 +71,7 @@ func Eventually(t testing.TB, most time.Duration, what string, is func() bool) {
 	}
 }
 
-// Server is a crustd beside a csi-node.
+// Server is a crustd next to a csi-node.
 type Server struct {
 	T       testing.TB
 	Node    *testnode.Node
@@ -84,8 +84,8 @@ type Server struct {
 	Log     *testnode.LogBuffer
 }
 
-// NewServer starts bin, a crustd, beside a node, and has it stopped, and looked after, when
-// the test ends.
+// NewServer starts bin, a crustd, next to a node. At the end of the test it stops the process and
+// checks for leftovers.
 func NewServer(t testing.TB, node *testnode.Node, backend, bin string, args ...string) *Server {
 	t.Helper()
 	s := &Server{T: t, Node: node, Backend: backend, Bin: bin, Args: args}
@@ -102,7 +102,7 @@ func (s *Server) Become(bin string) {
 	s.Start()
 }
 
-// Socket is its path.
+// Socket is the path of its socket.
 func (s *Server) Socket() string { return filepath.Join(s.Node.Dir, "crust.sock") }
 
 // StateDir is its --state-dir.
@@ -158,7 +158,7 @@ func (s *Server) Kill() {
 	}
 }
 
-// Stop is SIGTERM; it must end well.
+// Stop is SIGTERM; the process must exit successfully.
 func (s *Server) Stop() {
 	s.T.Helper()
 	if s.Cmd != nil {
@@ -174,7 +174,7 @@ func (s *Server) Stop() {
 // Restart is kill -9 and a new process.
 func (s *Server) Restart() { s.T.Helper(); s.Kill(); s.Start() }
 
-// CleanUp stops it, at a test's end, and looks for what is left.
+// CleanUp stops it at the end of a test, and checks for leftovers.
 func (s *Server) CleanUp() {
 	if s.Cmd == nil {
 		s.Env = nil
@@ -194,7 +194,7 @@ func (s *Server) CleanUp() {
 		_, _ = s.Client.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: sb.GetSandboxId()})
 	}
 	s.Stop()
-	// Nothing of it may be left, whatever became of it before.
+	// Nothing of it may remain, whatever happened before.
 	for _, dir := range []string{"sandboxes", "ns", "binds", "scratch"} {
 		names, _ := os.ReadDir(filepath.Join(s.StateDir(), dir))
 		for _, n := range names {
@@ -203,7 +203,7 @@ func (s *Server) CleanUp() {
 	}
 }
 
-// Volume makes and stages one that may be deferred.
+// Volume makes and stages a volume that may be deferred.
 func (s *Server) Volume(name, fstype string, options ...string) csiclient.Volume {
 	s.T.Helper()
 	v := csiclient.Volume{FSType: fstype, MountFlags: options, Context: map[string]string{"allowRuntimeAssistedMount": "true"}}

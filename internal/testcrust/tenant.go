@@ -16,8 +16,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 )
 
-// Tenant is a pod with one volume, as the kubelet and the container runtime bring it
-// up and take it away.
+// Tenant is a pod with one volume, as the kubelet and the container runtime start and stop it.
 type Tenant struct {
 	A       *Agent
 	Name    string
@@ -27,7 +26,7 @@ type Tenant struct {
 	Holder  *Holder
 }
 
-// Tenant is a new one, whose sandbox's process runs already.
+// Tenant returns a new tenant, whose sandbox process is already running.
 func (a *Agent) Tenant(t testing.TB, name string, v csiclient.Volume) *Tenant {
 	t.Helper()
 	holder := a.S.NewHolder(t, "")
@@ -39,7 +38,7 @@ func (a *Agent) Tenant(t testing.TB, name string, v csiclient.Volume) *Tenant {
 	}
 }
 
-// hook is a call of the agent's by the container runtime, which gives up after 2 s.
+// hook is a call from the container runtime to the agent; the runtime gives up after 2 s.
 func (p *Tenant) hook(ctx context.Context, f func(context.Context, api.PluginService) error) error {
 	plugin := p.A.NRI.Plugin()
 	if plugin == nil {
@@ -66,7 +65,7 @@ func (p *Tenant) Publish(ctx context.Context) error {
 	return err
 }
 
-// Run tells the agent of the sandbox's start, once, whatever the agent answers.
+// Run reports the sandbox's start to the agent, once, whatever it answers.
 func (p *Tenant) Run(ctx context.Context) error {
 	p.A.NRI.mu.Lock()
 	p.A.NRI.sandboxes[p.Sandbox.GetId()] = p.Sandbox
@@ -77,7 +76,7 @@ func (p *Tenant) Run(ctx context.Context) error {
 	})
 }
 
-// Create tells the agent that a container is made.
+// Create reports the creation of a container to the agent.
 func (p *Tenant) Create(ctx context.Context) error {
 	return p.hook(ctx, func(ctx context.Context, plugin api.PluginService) error {
 		container := &api.Container{Id: "c", PodSandboxId: p.Sandbox.GetId()}
@@ -86,7 +85,7 @@ func (p *Tenant) Create(ctx context.Context) error {
 	})
 }
 
-// Stats are NodeGetVolumeStats.
+// Stats is NodeGetVolumeStats.
 func (p *Tenant) Stats(ctx context.Context) error {
 	r, err := p.A.Kubelet.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
 		VolumeId: p.V.ID, VolumePath: p.Target, StagingTargetPath: p.A.Kubelet.StagingPath(p.V.ID),
@@ -97,7 +96,7 @@ func (p *Tenant) Stats(ctx context.Context) error {
 	return err
 }
 
-// Stop tells the agent of the sandbox's end, once; then the sandbox ends.
+// Stop reports the sandbox's end to the agent, once; then the sandbox ends.
 func (p *Tenant) Stop(ctx context.Context) error {
 	err := p.hook(ctx, func(ctx context.Context, plugin api.PluginService) error {
 		_, err := plugin.StopPodSandbox(ctx, &api.StopPodSandboxRequest{Pod: p.Sandbox})

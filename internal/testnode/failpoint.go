@@ -8,20 +8,20 @@ import (
 	"time"
 )
 
-// Failpoints switches those of a running process, which was built with the tag
-// "failpoint" and has Env in its environment (see internal/failpoint).
+// Failpoints controls the failpoints of a running process that was built with the tag "failpoint"
+// and has Env in its environment (see internal/failpoint).
 type Failpoints struct{ file string }
 
-// NewFailpoints keeps its file in a directory of the test's.
+// NewFailpoints keeps its file in a directory of the test.
 func NewFailpoints(t testing.TB) Failpoints {
 	t.Helper()
 	return Failpoints{filepath.Join(t.TempDir(), "failpoint")}
 }
 
-// Env is what the process has to have in its environment.
+// Env returns the variables that the process needs in its environment.
 func (f Failpoints) Env() []string { return []string{"CRUST_FAILPOINT_FILE=" + f.file} }
 
-// Set has one point do something: "error", "hang" or "kill".
+// Set makes one point do something: "error", "hang" or "kill".
 func (f Failpoints) Set(t testing.TB, point, mode string) {
 	t.Helper()
 	if err := os.Remove(f.mark()); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -30,10 +30,10 @@ func (f Failpoints) Set(t testing.TB, point, mode string) {
 	f.write(t, point+" "+mode)
 }
 
-// Off has none do anything; what hangs goes on.
+// Off deactivates all points; calls that hang continue.
 func (f Failpoints) Off(t testing.TB) { t.Helper(); f.write(t, "none") }
 
-// Reached tells whether the point that was Set last has done what it was to do.
+// Reached reports whether the last point given to Set was reached.
 func (f Failpoints) Reached() bool {
 	_, err := os.Stat(f.mark())
 	return err == nil
@@ -51,8 +51,8 @@ func (f Failpoints) write(t testing.TB, text string) {
 	}
 }
 
-// Hang has a point hang, runs calls, and waits until they hang there or have ended.
-// Those that hang end when the point is Off.
+// Hang makes a point hang, runs calls, and waits until they hang there or have ended. Calls that
+// hang end when the point is Off.
 func (f Failpoints) Hang(t testing.TB, point string, calls func() error) (hung bool, ended <-chan error) {
 	t.Helper()
 	f.Set(t, point, "hang")

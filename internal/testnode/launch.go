@@ -12,7 +12,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// LogBuffer keeps what a process writes, and may be read meanwhile.
+// LogBuffer collects a process's output, and can be read meanwhile.
 type LogBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -30,8 +30,8 @@ func (l *LogBuffer) String() string {
 	return l.b.String()
 }
 
-// LaunchCommand builds one of cmd and starts it. env is added to the test's own
-// environment, and log gets what the process writes. The caller ends the process.
+// LaunchCommand builds a command of cmd and starts it. env is added to the test's environment, and
+// log receives the output. The caller ends the process.
 func LaunchCommand(t testing.TB, name, tags string, env []string, log *LogBuffer, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(BuildCommand(t, name, tags), args...)
@@ -43,8 +43,8 @@ func LaunchCommand(t testing.TB, name, tags string, env []string, log *LogBuffer
 	return cmd
 }
 
-// Ended tells when a process has ended. /proc/PID/stat cannot tell it: while another thread than the first is in
-// execve(2), the first is a zombie.
+// Ended returns a channel that is closed when a process has ended. /proc/PID/stat cannot show this:
+// while another thread than the first is in execve(2), the first is a zombie.
 func Ended(t testing.TB, pid int) <-chan struct{} {
 	t.Helper()
 	end, err := linux.ProcessEnd(pid)
@@ -63,8 +63,8 @@ func Ended(t testing.TB, pid int) <-chan struct{} {
 	return ended
 }
 
-// Listens waits until a process takes connections at a socket. gRPC waits a second before it tries again, so it
-// must not come too early.
+// Listens waits until a process accepts connections at a socket. gRPC waits a second before it
+// retries, so it must not connect too early.
 func Listens(socket string, most time.Duration) {
 	for deadline := time.Now().Add(most); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		if c, err := net.Dial("unix", socket); err == nil {

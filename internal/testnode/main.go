@@ -20,7 +20,7 @@ var builds struct {
 // Build compiles csi-node, once for each set of tags in a test binary.
 func Build(t testing.TB, tags string) string { return BuildCommand(t, "csi-node", tags) }
 
-// BuildCommand builds one of cmd, once for each test binary.
+// BuildCommand builds a command of cmd, once for each test binary.
 func BuildCommand(t testing.TB, name, tags string) string {
 	t.Helper()
 	builds.Lock()
@@ -47,8 +47,8 @@ func BuildCommand(t testing.TB, name, tags string) string {
 	return bin
 }
 
-// AtOnce has so many of a package's parallel tests run at a time, where -parallel does not say it. Tests with
-// csi-node wait for the kernel most of their time, so more of them than processors take no longer.
+// AtOnce sets how many of a package's parallel tests run at a time, unless -parallel is given.
+// Tests with csi-node mostly wait for the kernel, so more tests than processors take no longer.
 func AtOnce(tests int) {
 	flag.Parse()
 	said := false
@@ -61,10 +61,10 @@ func AtOnce(tests int) {
 	}
 }
 
-// Main runs a package's tests in a temporary directory of their own, and fails
-// them when they leave a mount, a loop device or a file.
+// Main runs a package's tests in their own temporary directory, and fails if they leave a mount, a
+// loop device or a file.
 func Main(m *testing.M) {
-	dir, err := os.MkdirTemp("", "c") // short: the path of a socket has 108 bytes
+	dir, err := os.MkdirTemp("", "c") // short: a socket path has at most 108 bytes
 	if err == nil {
 		err = os.Setenv("TMPDIR", dir)
 	}

@@ -26,7 +26,7 @@ func Root(t testing.TB) string {
 	return ""
 }
 
-// Releases are the versions in test/skew/releases, the oldest first.
+// Releases returns the versions in test/skew/releases, oldest first.
 func Releases(t testing.TB) []string {
 	t.Helper()
 	f, err := os.Open(filepath.Join(Root(t), "test/skew/releases"))

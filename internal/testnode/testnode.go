@@ -1,5 +1,5 @@
-// Package testnode runs the real csi-node for tests: the binary as a process,
-// real pools in a temporary directory, and a check that nothing is left.
+// Package testnode runs the real csi-node for tests: the binary as a process, real pools in a
+// temporary directory, and a check for leftovers.
 package testnode
 
 import (
@@ -27,16 +27,16 @@ import (
 // Node is a csi-node process and its directories.
 type Node struct {
 	T           testing.TB
-	Dir         string // holds everything
+	Dir         string // contains everything
 	Client      *csiclient.Client
-	Args        []string // beside the usual ones
+	Args        []string // in addition to the usual ones
 	Env         []string
 	Under       []string // a command that execs the driver
 	Pool        string   // directory of its pool, if not the usual one
 	PoolName    string   // if not "pool"
 	NoPoolFlag  bool     // a --config in Args has the pools
-	PoolOptions string   // what follows the directory in --pool, with a comma before it
-	Bin         string   // the program, if it is not today's
+	PoolOptions string   // follows the directory in --pool, beginning with a comma
+	Bin         string   // the program, if not today's
 
 	cmd *exec.Cmd
 	log *LogBuffer
@@ -52,7 +52,7 @@ func New(t testing.TB, tags string, args ...string) *Node {
 	return n
 }
 
-// shortDir is t.TempDir without the test's name: the path of a socket has 108 bytes.
+// shortDir is t.TempDir without the test's name: a socket path has at most 108 bytes.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "node")
@@ -67,8 +67,8 @@ func shortDir(t testing.TB) string {
 	return dir
 }
 
-// removeTree removes a directory, entry by entry, and stops at a mount: what lies
-// behind it is somebody's data.
+// removeTree removes a directory entry by entry, and stops at a mount, which may contain somebody's
+// data.
 func removeTree(dir string) error {
 	var names []string
 	err := filepath.WalkDir(dir, func(name string, _ os.DirEntry, err error) error {
@@ -106,7 +106,7 @@ func unbind(name string) error {
 // NewStopped makes a node; Begin starts it.
 func NewStopped(t testing.TB, tags string, args ...string) *Node {
 	t.Helper()
-	// Tests make many sparse volumes in whatever room their machine has.
+	// Tests make many sparse volumes in little space.
 	n := &Node{T: t, Dir: shortDir(t), PoolOptions: ",overcommit=1000,reserve=1Mi", Bin: Build(t, tags), Args: args}
 	if err := os.MkdirAll(n.KubeletDir(), 0o750); err != nil {
 		t.Fatal(err)
@@ -114,8 +114,7 @@ func NewStopped(t testing.TB, tags string, args ...string) *Node {
 	return n
 }
 
-// Begin starts the node and has it stopped, and looked after, when the test
-// ends.
+// Begin starts the node. At the end of the test it stops the node and checks for leftovers.
 func (n *Node) Begin() {
 	n.T.Helper()
 	n.T.Cleanup(n.cleanUp)
@@ -136,15 +135,15 @@ func (n *Node) PoolDir() string {
 // Endpoint is its socket.
 func (n *Node) Endpoint() string { return "unix://" + filepath.Join(n.Dir, "csi.sock") }
 
-// Target is a path where the kubelet would want a volume of a pod.
+// Target is the path where the kubelet would publish a pod's volume.
 func (n *Node) Target(pod string) string {
 	return filepath.Join(n.KubeletDir(), "pods", pod, "volumes/kubernetes.io~csi/pv/mount")
 }
 
-// Log is what the process wrote.
+// Log returns the output of the process.
 func (n *Node) Log() string { return n.log.String() }
 
-// PID is the process's.
+// PID is the process's pid.
 func (n *Node) PID() int { return n.cmd.Process.Pid }
 
 // Launch starts the process without waiting for it to serve.
@@ -191,7 +190,7 @@ func (n *Node) Start() {
 	n.T.Fatalf("csi-node does not serve: %v\n%s", err, n.Log())
 }
 
-// Wait waits until the process has ended and tells how.
+// Wait waits for the end of the process and returns its result.
 func (n *Node) Wait() error {
 	if n.cmd == nil {
 		return nil
@@ -210,7 +209,7 @@ func (n *Node) Kill() {
 	_ = n.Wait()             // "signal: killed"
 }
 
-// Stop is SIGTERM; it must end well.
+// Stop is SIGTERM; the process must exit successfully.
 func (n *Node) Stop() {
 	n.T.Helper()
 	if n.cmd == nil {
@@ -240,14 +239,15 @@ func (n *Node) Restart() {
 	n.Start()
 }
 
-// descriptors names what the process has open beside sockets, the runtime's
-// own, and user namespaces, of which it keeps a bounded number.
+// descriptors lists the process's open descriptors, without sockets, the Go runtime's own, and user
+// namespaces, of which it keeps a limited number.
 func (n *Node) descriptors() []string {
 	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", n.PID()))
 	var open []string
 	for _, fd := range fds {
 		name, err := os.Readlink(fd)
-		if err != nil || strings.HasPrefix(name, "socket:") || strings.HasPrefix(name, "pipe:") || strings.HasPrefix(name, "anon_inode:[event") ||
+		if err != nil || strings.HasPrefix(name, "socket:") || strings.HasPrefix(name, "pipe:") ||
+			strings.HasPrefix(name, "anon_inode:[event") ||
 			strings.HasPrefix(name, "anon_inode:[pidfd]") || strings.HasPrefix(name, "user:[") {
 			continue
 		}
@@ -257,8 +257,8 @@ func (n *Node) descriptors() []string {
 	return open
 }
 
-// checkDescriptors fails the test when the process holds more than after its
-// start: a descriptor on a mount would keep a file system from going away.
+// checkDescriptors fails the test if the process has more descriptors than after its start: a
+// descriptor on a mount would keep its file system in use.
 func (n *Node) checkDescriptors() {
 	if n.cmd == nil || n.started == nil {
 		return
@@ -299,7 +299,7 @@ func (n *Node) cleanUp() {
 			n.T.Errorf("left bound: %s %s", l, b)
 			for _, on := range loops { // the holds of raw block devices
 				if o, _ := os.ReadFile(on); strings.TrimSpace(string(o)) == "/dev/"+strings.Split(l, "/")[3] {
-					_ = unbind(strings.Split(on, "/")[3]) // it was said already
+					_ = unbind(strings.Split(on, "/")[3]) // already reported
 				}
 			}
 			_ = unbind(strings.Split(l, "/")[3])

@@ -10,18 +10,19 @@ import (
 	"google.golang.org/grpc"
 )
 
-// afterStarts has a call begin when whoever is being started beside it is through: until its execve(2) a child has copies of all
-// descriptors, those of files on volumes too, and csi-node would find a volume in use.
-func afterStarts(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+// afterStarts delays a call until concurrently started children are through: until its execve(2) a
+// child has copies of all descriptors, including those of files on volumes, and csi-node would find
+// a volume in use.
+func afterStarts(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
+	opts ...grpc.CallOption) error {
 	syscall.ForkLock.RLock()
 	syscall.ForkLock.RUnlock() //nolint:staticcheck // an empty section is what is meant
 	return invoke(ctx, method, req, reply, cc, opts...)
 }
 
-// Unmount takes the mount at dir away, as umount(8) does, and waits for whoever
-// has it in use only for a moment. Tests run beside each other, and a child that
-// one of them starts has copies of all descriptors until its execve(2): on a busy
-// machine that may be a second.
+// Unmount unmounts dir, as umount(8) does, and waits briefly for its users. Tests run in parallel,
+// and a child that one of them starts has copies of all descriptors until its execve(2): on a busy
+// machine that may take a second.
 func Unmount(t testing.TB, dir string) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {

@@ -7,33 +7,33 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// What a kubelet tells of a pod, in a volume's context, and how OpenTelemetry calls it.
+// ofPod maps the kubelet's keys for a pod, in a volume's context, to OpenTelemetry's names.
 var ofPod = map[string]attribute.Key{
 	"csi.storage.k8s.io/pod.name":      "k8s.pod.name",
 	"csi.storage.k8s.io/pod.namespace": "k8s.namespace.name",
 	"csi.storage.k8s.io/pod.uid":       "k8s.pod.uid",
 }
 
-// Volume says which volume a span is about.
+// Volume is the attribute for a span's volume.
 func Volume(id string) attribute.KeyValue { return attribute.String("csi.volume.id", id) }
 
-// Sandbox says which sandbox a span is about.
+// Sandbox is the attribute for a span's sandbox.
 func Sandbox(id string) attribute.KeyValue { return attribute.String("crust.sandbox.id", id) }
 
-// ExitCode says on the context's span how a program ended.
+// ExitCode records on the context's span how a program ended.
 func ExitCode(ctx context.Context, code int) {
 	trace.SpanFromContext(ctx).SetAttributes(attribute.Int("process.exit.code", code))
 }
 
-// Pod says which pod a span is about.
+// Pod returns the attributes for a span's pod.
 func Pod(namespace, name, uid string) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.String("k8s.namespace.name", namespace), attribute.String("k8s.pod.name", name), attribute.String("k8s.pod.uid", uid),
 	}
 }
 
-// Describe says on the context's span what a request is about. It names what it takes
-// of the request: nothing else, such as secrets and mount options, gets into a trace.
+// Describe describes a request on the context's span. It selects fields by name: nothing else, such
+// as secrets and mount options, gets into a trace.
 func Describe(ctx context.Context, request any) {
 	if !Sampled(ctx) {
 		return

@@ -1,6 +1,6 @@
-// Package tracing makes spans of what takes time inside a call. A span is made
-// only below one that is sampled: while traces are off, nothing is measured and
-// nothing is kept. The package does not send spans; see its directory otlp.
+// Package tracing makes spans for slow steps inside a call. It makes a span only below a sampled
+// one: while traces are off, nothing is measured and nothing is stored. The package does not send
+// spans; its subpackage otlp does.
 package tracing
 
 import (
@@ -15,18 +15,18 @@ import (
 
 const scope = "github.com/crust-csi/crust-csi/internal/tracing"
 
-// Sampled tells whether the context's span is sampled.
+// Sampled reports whether the context's span is sampled.
 func Sampled(ctx context.Context) bool { return trace.SpanContextFromContext(ctx).IsSampled() }
 
-// tracer is that of the context's span; it makes no spans if that span does not.
+// tracer returns the tracer of the context's span; it makes no spans if that span does not.
 func tracer(ctx context.Context) trace.Tracer {
 	return trace.SpanFromContext(ctx).TracerProvider().Tracer(scope)
 }
 
 func nobody(error) {}
 
-// Begin begins a span below the context's, also if that one has ended. The
-// returned function ends it; an error is its status, without a word of its text.
+// Begin begins a span below the context's, even if that one has ended. The returned function ends
+// it; an error sets its status, without the error's text.
 func Begin(ctx context.Context, name string, attributes ...attribute.KeyValue) (context.Context, func(error)) {
 	if !Sampled(ctx) {
 		return ctx, nobody
@@ -50,7 +50,7 @@ func Call(ctx context.Context, name string) (context.Context, func(error)) {
 	}
 }
 
-// Past makes a span, below the context's, of what somebody else has measured.
+// Past makes a span, below the context's, from another process's measurements.
 func Past(ctx context.Context, name string, begin, end time.Time, attributes ...attribute.KeyValue) {
 	if !Sampled(ctx) {
 		return
@@ -59,11 +59,11 @@ func Past(ctx context.Context, name string, begin, end time.Time, attributes ...
 	span.End(trace.WithTimestamp(end))
 }
 
-// Fail notes that what the context's span is of has failed.
+// Fail marks the context's span as failed.
 func Fail(ctx context.Context, err error) { fail(trace.SpanFromContext(ctx), err) }
 
-// fail gives no description: an error's text may quote what a request said. The log
-// has it, with the trace's id.
+// fail adds no description: an error's text may quote a request. The log has it, with the trace's
+// id.
 func fail(span trace.Span, err error) {
 	if err != nil {
 		span.SetStatus(codes.Error, "")
@@ -72,17 +72,17 @@ func fail(span trace.Span, err error) {
 
 const traceparent = "traceparent"
 
-// Parent is the context's span as W3C's traceparent, empty if there is none. Of a span
-// that is not sampled it says so: what goes on below it is not sampled either.
+// Parent returns the context's span as W3C traceparent, "" if there is none. It includes the
+// sampling decision: spans below an unsampled one are not sampled either.
 func Parent(ctx context.Context) string {
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(ctx, carrier)
 	return carrier[traceparent]
 }
 
-// Continue begins a span below the one that parent names, in another process or
-// another life of this one. A parent that is none, or empty, makes it a trace of its
-// own. A nil tracer makes nothing.
+// Continue begins a span below the one that parent names, in another process or an earlier run of
+// this one. If parent is invalid or empty, the span starts its own trace. A nil tracer makes
+// nothing.
 func Continue(ctx context.Context, t trace.Tracer, parent, name string, attributes ...attribute.KeyValue) (context.Context, func(error)) {
 	if t == nil {
 		return ctx, nobody

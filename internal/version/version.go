@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// release is the version of the release that this is, or that comes next. It is
-// said here and nowhere else.
+// release is the version of this or the next release. It is not written anywhere else.
 //
 //go:embed VERSION
 var release string
@@ -15,7 +14,7 @@ var release string
 // number is set by the build of a release: -ldflags "-X .../internal/version.number=1.2.3".
 var number string
 
-// String gives it: a build that is no release has "-dev" behind it.
+// String returns the version: a build that is not a release has the suffix "-dev".
 func String() string {
 	if number != "" {
 		return number

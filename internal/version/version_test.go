@@ -30,7 +30,7 @@ func TestTheVersionIsTheReleasesOrAheadOfIt(t *testing.T) {
 	}
 }
 
-// The first release in the CHANGELOG is this one, and what comes after it is above.
+// The CHANGELOG's first release is this one, and newer changes are above it.
 func TestTheChangelogHasTheVersion(t *testing.T) {
 	titles := regexp.MustCompile(`(?m)^## (.*)$`).FindAllStringSubmatch(read(t, "CHANGELOG.md"), 2)
 	if len(titles) != 2 || titles[0][1] != "Unreleased" {
@@ -42,7 +42,7 @@ func TestTheChangelogHasTheVersion(t *testing.T) {
 	}
 }
 
-// A version that is written down a second time is forgotten there at the next one.
+// A second copy of the version would be forgotten at the next release.
 func TestNothingElseNamesTheVersion(t *testing.T) {
 	for _, name := range []string{
 		"Makefile", "deploy/image/build.sh", "deploy/image/compile.sh", "scripts/release.sh", "scripts/release-check.sh",
@@ -51,7 +51,7 @@ func TestNothingElseNamesTheVersion(t *testing.T) {
 			t.Errorf("%s has the version; take it from internal/version/VERSION", name)
 		}
 	}
-	// That of the Helm chart has to be written: `make release` compares it, and so does this.
+	// The Helm chart must contain the version: `make release` compares it, and so does this.
 	chart, err := os.ReadFile("../../deploy/helm/crust-csi/Chart.yaml")
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)

@@ -16,11 +16,11 @@ type stale struct {
 	partly int
 	echo   bool
 	fresh  []byte // behind the echo
-	step   int    // how many bytes at a time, at first
+	step   int    // initial number of bytes per read
 }
 
-// try connects to such a guest: the connection begins behind the echo of its own marker.
-// Without one there is none, and a guest that goes on and on is not listened to for ever.
+// try connects to such a guest: the connection begins after the echo of its own marker. Without an
+// echo there is no connection, and an endless stream is cut off.
 func try(t *testing.T, s stale) {
 	t.Helper()
 	before, sent, begun := s.times*len(s.bytes), make(chan int, 1), make(chan []byte, 1)
@@ -30,7 +30,7 @@ func try(t *testing.T, s stale) {
 		if s.echo {
 			said = append(append(said, marker...), s.fresh...)
 		}
-		if i := bytes.Index(said, marker); i >= 0 { // a part of it and it may have it earlier
+		if i := bytes.Index(said, marker); i >= 0 { // given a part of it, it may have it earlier
 			begun <- said[i+len(marker):]
 		}
 		wrote := 0

@@ -1,18 +1,14 @@
-// Package vport makes connections, one after the other, of one virtio-serial
-// port.
+// Package vport makes successive connections over one virtio-serial port.
 //
-// Such a port is one stream of bytes that outlives whoever has its host end
-// open. When that end is closed and opened again quickly, the guest may see no
-// end of file in between, or see it after the newcomer's first bytes; and what
-// the guest wrote last is delivered to the newcomer. So each connection begins
-// with a marker that both ends wait for:
+// Such a port is one stream of bytes that outlives its host-side clients. When the host end is closed and quickly opened again, the guest
+// may see no end of file in between, or see it after the new client's first bytes; and the guest's last output is delivered to the new
+// client. So each connection begins with a marker that both ends wait for:
 //
 //	host to guest   magic (16 bytes), nonce (16 bytes)
 //	guest to host   the same
 //
-// The guest looks for the magic in all that comes; seeing it ends the connection
-// that was, which may have got its first bytes. The host throws away what comes before its own nonce. The magic is
-// drawn for each boot, so that nothing that is sent by chance looks like it.
+// The guest searches all input for the magic. A magic ends the current connection, which may have received the marker's first bytes. The
+// host discards everything before its own nonce. The magic is chosen anew for each boot, so that no data matches it by chance.
 package vport
 
 import (
@@ -30,20 +26,19 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// MagicLength and NonceLength are those of a marker, in bytes.
+// MagicLength and NonceLength are the lengths of a marker's parts, in bytes.
 const (
 	MagicLength = 16
 	NonceLength = 16
 )
 
-// DefaultMagic is for guests that were told no other.
+// DefaultMagic is for guests without a configured magic.
 var DefaultMagic = []byte("\x00\xffcrust-guest\xfe\xfd\x00")
 
-// maxStale bounds what a guest may send before it echoes a marker.
+// maxStale limits what a guest may send before it echoes a marker, in bytes.
 const maxStale = 64 << 20
 
-// Dial connects to the socket that QEMU serves for the port, and waits for the
-// guest's echo until ctx ends.
+// Dial connects to the socket that QEMU serves for the port, and waits for the guest's echo until ctx ends.
 func Dial(ctx context.Context, socket string, magic []byte) (_ net.Conn, err error) {
 	if len(magic) == 0 {
 		magic = DefaultMagic
@@ -82,7 +77,7 @@ func Dial(ctx context.Context, socket string, magic []byte) (_ net.Conn, err err
 		}
 		window = append(window, buf[:n]...)
 		if i := bytes.Index(window, marker); i >= 0 {
-			// What follows the echo is the connection's.
+			// Data after the echo belongs to the connection.
 			return &begun{Conn: c, rest: bytes.Clone(window[i+len(marker):])}, nil
 		}
 		stale += n
@@ -91,7 +86,7 @@ func Dial(ctx context.Context, socket string, magic []byte) (_ net.Conn, err err
 	return nil, fmt.Errorf("the guest sent more than %d bytes and no echo", maxStale)
 }
 
-// begun is a connection of which the first bytes have been read.
+// begun is a connection whose first bytes have been read.
 type begun struct {
 	net.Conn
 	rest []byte
@@ -113,12 +108,12 @@ type Listener struct {
 	conns chan net.Conn
 	done  chan struct{}
 	once  sync.Once
-	// write orders what an old connection still writes before the echo that
-	// begins the next: the kernel delivers it to whoever opens the port then.
+	// write orders an old connection's last writes before the echo that begins the next: the kernel delivers them to whoever opens the
+	// port then.
 	write sync.Mutex
 }
 
-// Listen takes an open port.
+// Listen serves an open port.
 func Listen(port *os.File, magic []byte) *Listener {
 	if len(magic) != MagicLength {
 		magic = DefaultMagic
@@ -130,17 +125,16 @@ func Listen(port *os.File, magic []byte) *Listener {
 	return l
 }
 
-// reset breaks the connection of an agent that this one follows: the host does
-// not see that its peer was killed. It waits for an answer in HTTP/2, so noise
-// that is no frame, and longer than the rest of any, ends it; a host that
-// connects anew drops it before its echo. It is called with write locked.
+// reset breaks the connection of a previous agent, because the host does not see that its peer was killed. It writes invalid HTTP/2,
+// longer than any incomplete frame, so that a host that waits for an answer disconnects; a host that connects anew drops it before its
+// echo. Called with write locked.
 func (l *Listener) reset() {
 	const frame = 16 << 10
 	defer l.write.Unlock()
-	_, _ = l.port.Write(bytes.Repeat([]byte{0xff}, 2*frame)) // where nobody is connected, it waits
+	_, _ = l.port.Write(bytes.Repeat([]byte{0xff}, 2*frame)) // waits if nobody is connected
 }
 
-// Accept gives the next connection.
+// Accept returns the next connection.
 func (l *Listener) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.conns:
@@ -161,8 +155,7 @@ type addr string
 func (addr) Network() string  { return "virtio-serial" }
 func (a addr) String() string { return string(a) }
 
-// eofGrace is how long an end of file must last to be one: it may come late,
-// after the next client's first bytes.
+// eofGrace is how long an end of file must last to count: it may come late, after the next client's first bytes.
 const eofGrace = 500 * time.Millisecond
 
 func (l *Listener) read() {
@@ -209,22 +202,22 @@ func (l *Listener) read() {
 			pause := 5 * time.Millisecond
 			if away := time.Since(since); away > eofGrace {
 				s.finish()
-				pause = min(max(pause, away/20), 100*time.Millisecond) // an emulated guest that looked all the time would keep a processor busy
+				// An emulated guest that polled constantly would keep a processor busy.
+				pause = min(max(pause, away/20), 100*time.Millisecond)
 			}
 			time.Sleep(pause)
 		}
 	}
 }
 
-// splitter finds the markers in a stream and gives what lies between them to
-// the connection that is.
+// splitter finds the markers in a stream and passes the data between them to the current connection.
 type splitter struct {
 	magic []byte
 	begin func(marker []byte) // a connection begins; it sets data and end
 	data  func([]byte)
 	end   func()
 	carry []byte // what may be the beginning of a marker
-	given int    // bytes of it that the connection has: it may be no marker, and then nothing more may come
+	given int    // bytes of carry already passed on: if it is no marker, no later data may come to release it
 }
 
 func (s *splitter) finish() {
@@ -265,7 +258,7 @@ func (s *splitter) take(b []byte) {
 	}
 }
 
-// overlap is how many bytes at the end of data are a beginning of magic.
+// overlap returns how many bytes at the end of data are a prefix of magic.
 func overlap(data, magic []byte) int {
 	for k := min(len(magic)-1, len(data)); k > 0; k-- {
 		if bytes.Equal(data[len(data)-k:], magic[:k]) {
@@ -305,8 +298,7 @@ func (c *conn) SetDeadline(time.Time) error      { return nil }
 func (c *conn) SetReadDeadline(time.Time) error  { return nil }
 func (c *conn) SetWriteDeadline(time.Time) error { return nil }
 
-// queue is a pipe without a limit: the reader of the port must never wait for
-// the user of a connection that is dead.
+// queue is a pipe without a limit: the reader of the port must never wait for the user of a dead connection.
 type queue struct {
 	mu   sync.Mutex
 	more *sync.Cond

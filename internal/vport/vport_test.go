@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// What could be the beginning of a marker is the end of a message nearly always. Who sent it waits for the
+// A possible beginning of a marker is nearly always the end of a message. Its sender waits for the
 // answer before sending more.
 func TestC16_NoByteWaitsForTheNext(t *testing.T) {
 	var got []byte
@@ -27,15 +27,15 @@ func TestC16_NoByteWaitsForTheNext(t *testing.T) {
 	}
 }
 
-// FuzzSplitter: whatever comes in whatever pieces, what connections are given is
-// what lay between the markers, and at most the beginning of the marker that ends it.
+// FuzzSplitter: however the input is split, connections receive the data between the markers, and
+// at most the beginning of the marker that ends it.
 func FuzzSplitter(f *testing.F) {
 	marker := append(bytes.Clone(DefaultMagic), make([]byte, NonceLength)...)
 	f.Add([]byte("stale"), []byte("one"), []byte("two"), uint8(3))
 	f.Add(DefaultMagic[:7], DefaultMagic[:15], []byte{0}, uint8(1))
 	f.Fuzz(func(t *testing.T, stale, one, two []byte, step uint8) {
 		if bytes.Contains(append(bytes.Clone(stale), append(bytes.Clone(one), two...)...), DefaultMagic[:4]) {
-			return // by construction what lies between holds no marker
+			return // by construction the data between contains no marker
 		}
 		stream := bytes.Join([][]byte{stale, marker, one, marker, two}, nil)
 		var got [][]byte
@@ -135,9 +135,8 @@ func TestDialGivesUpOnAGuestThatLies(t *testing.T) {
 	}
 }
 
-// A host that connected before the agent began has its marker in the port
-// already. What the agent writes to break older connections must not come
-// after the echo, or it breaks this one.
+// If a host connected before the agent began, its marker is already in the port. The agent's bytes
+// that break older connections must not come after the echo, or they break this one.
 func TestAHostThatConnectedBeforeTheAgentIsNotDisturbed(t *testing.T) {
 	marker := append(bytes.Clone(DefaultMagic), make([]byte, NonceLength)...)
 	for range 300 {

@@ -16,7 +16,8 @@ func TestC21_WhoMountsAVolume(t *testing.T) {
 	all := PodVolume{
 		Socket: "/run/crust/crust.sock", Allowed: true, Exclusive: true, NodeDefers: true, Filesystems: []string{"ext4"},
 		Capabilities: []Capability{
-			crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS, crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
+			crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS,
+			crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
 			crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL_ON_MOUNT,
 		},
 	}
@@ -33,12 +34,17 @@ func TestC21_WhoMountsAVolume(t *testing.T) {
 		"story 1: everything is there": {[]func(*PodVolume){func(v *PodVolume) {
 			v.Group, v.SubPath, v.Label, v.LabelOnMount = true, true, true, true
 		}}, true, "ext4"},
-		"story 2: no fsGroup":                 {[]func(*PodVolume){without(crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH), func(v *PodVolume) { v.Group = true }}, false, "fsGroup"},
-		"story 2: not this policy":            {[]func(*PodVolume){without(crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS), func(v *PodVolume) { v.Group, v.GroupPolicy = true, "Always" }}, false, "Always"},
-		"story 2: the other policy":           {[]func(*PodVolume){without(crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS), func(v *PodVolume) { v.Group, v.GroupPolicy = true, "OnRootMismatch" }}, true, ""},
-		"story 2: no subPath":                 {[]func(*PodVolume){without(crustv1alpha1.RuntimeCapability_RPC_SUBPATH), func(v *PodVolume) { v.SubPath = true }}, false, "subPath"},
-		"story 2: no subPath, none asked":     {[]func(*PodVolume){without(crustv1alpha1.RuntimeCapability_RPC_SUBPATH)}, true, ""},
-		"story 2: no label on mount":          {[]func(*PodVolume){without(crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL_ON_MOUNT), func(v *PodVolume) { v.Label, v.LabelOnMount = true, true }}, false, "mount option"},
+		"story 2: no fsGroup": {[]func(*PodVolume){without(crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH),
+			func(v *PodVolume) { v.Group = true }}, false, "fsGroup"},
+		"story 2: not this policy": {[]func(*PodVolume){without(crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS),
+			func(v *PodVolume) { v.Group, v.GroupPolicy = true, "Always" }}, false, "Always"},
+		"story 2: the other policy": {[]func(*PodVolume){without(crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS),
+			func(v *PodVolume) { v.Group, v.GroupPolicy = true, "OnRootMismatch" }}, true, ""},
+		"story 2: no subPath": {[]func(*PodVolume){without(crustv1alpha1.RuntimeCapability_RPC_SUBPATH),
+			func(v *PodVolume) { v.SubPath = true }}, false, "subPath"},
+		"story 2: no subPath, none asked": {[]func(*PodVolume){without(crustv1alpha1.RuntimeCapability_RPC_SUBPATH)}, true, ""},
+		"story 2: no label on mount": {[]func(*PodVolume){without(crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL_ON_MOUNT),
+			func(v *PodVolume) { v.Label, v.LabelOnMount = true, true }}, false, "mount option"},
 		"story 2: no relabelling":             {[]func(*PodVolume){func(v *PodVolume) { v.Label = true }}, false, "relabelling"},
 		"story 3: no socket":                  {[]func(*PodVolume){func(v *PodVolume) { v.Socket = "" }}, false, "RuntimeClass"},
 		"story 4: the class":                  {[]func(*PodVolume){func(v *PodVolume) { v.Allowed = false }}, false, "StorageClass"},
@@ -60,13 +66,12 @@ func TestC21_WhoMountsAVolume(t *testing.T) {
 	}
 }
 
-// The fixed numbers, on upstream's messages, beside fields that are unknown to
-// everybody here.
+// The field numbers are fixed. The fields survive on upstream's messages beside unknown fields.
 func TestAlphaFieldsOnTheWire(t *testing.T) {
 	r := &csi.NodePublishVolumeRequest{VolumeId: "v"}
 	foreign := protowire.AppendVarint(protowire.AppendTag(nil, 99999, protowire.VarintType), 7)
 	r.ProtoReflect().SetUnknown(foreign)
-	for range 2 { // set again, it is replaced
+	for range 2 { // again: the field is replaced
 		if err := SetSupportedFilesystems(r, []string{"ext4", "xfs"}); err != nil {
 			t.Fatal(err)
 		}
@@ -103,7 +108,7 @@ func TestAlphaFieldsOnTheWire(t *testing.T) {
 	}
 }
 
-// Alpha fields that make no sense are an error, never a crash.
+// Malformed alpha fields are an error, never a crash.
 func FuzzAlphaFields(f *testing.F) {
 	f.Add([]byte{0xca, 0xc3, 0x8b, 0x01, 4, 'e', 'x', 't', '4'})
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -10,18 +10,18 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust/csialpha"
 )
 
-// NodeCapability says that a CSI node plugin can defer mounting and management
-// to a runtime: a number that upstream's enumeration does not have.
+// NodeCapability says that a CSI node plugin can defer mounting and management to a runtime.
+// Upstream's enumeration does not have the number.
 const NodeCapability csi.NodeServiceCapability_RPC_Type = 2857
 
-// MountInfo is what a runtime is to mount instead of the host.
+// MountInfo is what a runtime mounts instead of the host.
 type MountInfo struct {
 	Source, Type string
-	// Options of the mount; one without a value has an empty one.
+	// Options of the mount. A flag has an empty value.
 	Options map[string]string
 }
 
-// overlay reads the alpha fields of m, which are unknown to its own type.
+// overlay decodes the alpha fields of m, which are unknown fields of its type.
 func overlay(m proto.Message, into proto.Message) error {
 	if m == nil || !m.ProtoReflect().IsValid() {
 		return nil
@@ -36,7 +36,7 @@ func overlay(m proto.Message, into proto.Message) error {
 	return nil
 }
 
-// add replaces the alpha fields of m that alpha has set.
+// add replaces the alpha fields of m by those of alpha.
 func add(m proto.Message, alpha proto.Message) error {
 	b, err := proto.Marshal(alpha)
 	if err != nil {
@@ -61,21 +61,21 @@ func add(m proto.Message, alpha proto.Message) error {
 	return nil
 }
 
-// SupportedFilesystems is what the pod's runtime can mount, as the orchestrator
-// says; empty for an orchestrator or runtime that knows nothing of CRUST.
+// SupportedFilesystems returns what the pod's runtime can mount, as the orchestrator reports it. It
+// is empty if either does not support CRUST.
 func SupportedFilesystems(r *csi.NodePublishVolumeRequest) ([]string, error) {
 	var a csialpha.NodePublishVolumeRequest
 	err := overlay(r, &a)
 	return a.GetRuntimeSupportedFilesystems(), err
 }
 
-// SetSupportedFilesystems adds that to a request.
+// SetSupportedFilesystems adds them to a request.
 func SetSupportedFilesystems(r *csi.NodePublishVolumeRequest, filesystems []string) error {
 	return add(r, &csialpha.NodePublishVolumeRequest{RuntimeSupportedFilesystems: filesystems})
 }
 
-// MountInfoOf is what a driver answered that defers the mount; ok is false when
-// it mounted the volume itself.
+// MountInfoOf returns the mount that a driver deferred; ok is false if the driver mounted the
+// volume itself.
 func MountInfoOf(r *csi.NodePublishVolumeResponse) (info MountInfo, ok bool, err error) {
 	var a csialpha.NodePublishVolumeResponse
 	if err := overlay(r, &a); err != nil {
@@ -85,34 +85,33 @@ func MountInfoOf(r *csi.NodePublishVolumeResponse) (info MountInfo, ok bool, err
 	return MountInfo{Source: m.GetSource(), Type: m.GetType(), Options: m.GetOptions()}, m != nil, nil
 }
 
-// SetMountInfo adds that to an answer.
+// SetMountInfo adds it to an answer.
 func SetMountInfo(r *csi.NodePublishVolumeResponse, i MountInfo) error {
 	return add(r, &csialpha.NodePublishVolumeResponse{RuntimeMountInfo: &csialpha.FileSystemMountInfo{
 		Source: i.Source, Type: i.Type, Options: i.Options,
 	}})
 }
 
-// SupportsStats tells whether the pod's runtime answers for volumes' stats.
+// SupportsStats tells whether the pod's runtime reports volumes' stats.
 func SupportsStats(r *csi.NodeGetVolumeStatsRequest) (bool, error) {
 	var a csialpha.NodeGetVolumeStatsRequest
 	err := overlay(r, &a)
 	return a.GetRuntimeSupportedStats(), err
 }
 
-// SetSupportsStats adds that to a request.
+// SetSupportsStats adds it to a request.
 func SetSupportsStats(r *csi.NodeGetVolumeStatsRequest, yes bool) error {
 	return add(r, &csialpha.NodeGetVolumeStatsRequest{RuntimeSupportedStats: yes})
 }
 
-// StatsSource is whom to ask the runtime about; empty for an answer that has
-// the stats itself.
+// StatsSource returns the volume to query at the runtime; empty if the answer itself has the stats.
 func StatsSource(r *csi.NodeGetVolumeStatsResponse) (string, error) {
 	var a csialpha.NodeGetVolumeStatsResponse
 	err := overlay(r, &a)
 	return a.GetSource(), err
 }
 
-// SetStatsSource adds that to an answer.
+// SetStatsSource adds it to an answer.
 func SetStatsSource(r *csi.NodeGetVolumeStatsResponse, source string) error {
 	return add(r, &csialpha.NodeGetVolumeStatsResponse{Source: source})
 }
@@ -124,20 +123,20 @@ func SupportsExpand(r *csi.NodeExpandVolumeRequest) (bool, error) {
 	return a.GetRuntimeSupportsExpand(), err
 }
 
-// SetSupportsExpand adds that to a request.
+// SetSupportsExpand adds it to a request.
 func SetSupportsExpand(r *csi.NodeExpandVolumeRequest, yes bool) error {
 	return add(r, &csialpha.NodeExpandVolumeRequest{RuntimeSupportsExpand: yes})
 }
 
-// ExpandSource is for which volume the runtime is to grow the file system;
-// empty when that was done.
+// ExpandSource returns the volume whose file system the runtime has to grow; empty if it is grown
+// already.
 func ExpandSource(r *csi.NodeExpandVolumeResponse) (string, error) {
 	var a csialpha.NodeExpandVolumeResponse
 	err := overlay(r, &a)
 	return a.GetSource(), err
 }
 
-// SetExpandSource adds that to an answer.
+// SetExpandSource adds it to an answer.
 func SetExpandSource(r *csi.NodeExpandVolumeResponse, source string) error {
 	return add(r, &csialpha.NodeExpandVolumeResponse{Source: source})
 }

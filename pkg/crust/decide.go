@@ -11,45 +11,42 @@ import (
 // Capability is one of RuntimeCapability.RPC.
 type Capability = crustv1alpha1.RuntimeCapability_RPC_Type
 
-// PodVolume is what is known of one volume of one pod when the orchestrator has
-// to decide who mounts it.
+// PodVolume is what the orchestrator knows of one volume of one pod when it decides who mounts it.
 type PodVolume struct {
-	// Socket of the pod's RuntimeClass; empty when it has none.
+	// Socket of the pod's RuntimeClass; empty if it has none.
 	Socket string
 	// Allowed by the StorageClass (allowRuntimeAssistedMount).
 	Allowed bool
 	// NodeDefers: the CSI node plugin has the capability to defer.
 	NodeDefers bool
-	// Capabilities and Filesystems of the runtime, as it answered.
+	// Capabilities and Filesystems are the runtime's answers.
 	Capabilities []Capability
 	Filesystems  []string
 
 	Block bool // the pod uses it as a raw block device
-	// Exclusive: no other pod can have it at the same time (ReadWriteOncePod).
+	// Exclusive: no other pod can use it at the same time (ReadWriteOncePod).
 	Exclusive bool
 	// ReadOnly: the pod only reads it (the claim's readOnly, or ReadOnlyMany).
 	ReadOnly bool
 	// Group: the pod has an fsGroup. GroupPolicy is its fsGroupChangePolicy.
 	Group       bool
 	GroupPolicy string
-	SubPath     bool // a container mounts a part of it
-	// Label: the pod has a SELinux label for it; LabelOnMount: it is given as a
-	// mount option.
+	SubPath     bool // a container mounts a subPath
+	// Label: the pod has a SELinux label for it. LabelOnMount: it is passed as a mount option.
 	Label, LabelOnMount bool
 }
 
 // Decision is who mounts a volume.
 type Decision struct {
-	// Defer: NodePublishVolume is told of the runtime's file systems. (The driver
-	// may still mount the volume itself, when the file system on it is another.)
+	// Defer: NodePublishVolume carries the runtime's file systems. (The driver still mounts the
+	// volume itself if its file system is not among them.)
 	Defer bool
-	// Why says in words what decided; for events and logs.
+	// Why is the reason in words, for events and logs.
 	Why string
 }
 
-// Decide follows the stories of KEP-2857: the volume is deferred when everything
-// that the pod asks for can be done by the sandbox, and mounted by the CSI
-// driver otherwise.
+// Decide follows the stories of KEP-2857. It defers the volume if the sandbox can do everything
+// that the pod asks for. Otherwise the CSI driver mounts it.
 func Decide(v PodVolume) Decision {
 	no := func(format string, args ...any) Decision { return Decision{Why: fmt.Sprintf(format, args...)} }
 	has := func(c Capability) bool { return slices.Contains(v.Capabilities, c) }

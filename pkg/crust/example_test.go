@@ -8,8 +8,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
 
-// Who mounts a volume: a pod in a sandbox that can do all that the pod asks for, and one that
-// has a group which the sandbox cannot apply.
+// Decide who mounts a volume: once for a sandbox that can do everything the pod asks for, once for
+// one that cannot apply the pod's group.
 func ExampleDecide() {
 	v := crust.PodVolume{
 		Socket: "/run/crust.sock", Allowed: true, NodeDefers: true, Exclusive: true, Filesystems: []string{"ext4"},
@@ -24,7 +24,7 @@ func ExampleDecide() {
 	// false: the runtime does not do fsGroup with policy Always
 }
 
-// How a CSI driver leaves a mount to a runtime, in its NodePublishVolume.
+// A CSI driver leaves a mount to a runtime in its NodePublishVolume.
 func ExampleSetMountInfo() {
 	req, resp := &csi.NodePublishVolumeRequest{VolumeId: "data"}, &csi.NodePublishVolumeResponse{}
 	if err := crust.SetSupportedFilesystems(req, []string{"ext4", "xfs"}); err != nil { // the orchestrator does it
@@ -37,7 +37,7 @@ func ExampleSetMountInfo() {
 	if len(runtime) > 0 {
 		err = crust.SetMountInfo(resp, crust.MountInfo{Source: "/dev/loop7", Type: "ext4", Options: map[string]string{"noatime": ""}})
 	}
-	info, deferred, _ := crust.MountInfoOf(resp) // the orchestrator, once more
+	info, deferred, _ := crust.MountInfoOf(resp) // the orchestrator again
 	fmt.Println(runtime, err, deferred, info.Source, info.Type)
 	// Output: [ext4 xfs] <nil> true /dev/loop7 ext4
 }

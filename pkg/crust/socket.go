@@ -19,7 +19,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// maxMessage bounds what either side accepts: the messages are small.
+// maxMessage bounds messages both ways, in bytes.
 const maxMessage = 512 << 10
 
 // Client is a connection to a CRUST server.
@@ -32,14 +32,13 @@ type Client struct {
 // Close ends the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Dial prepares a connection to unix:///absolute/path. Each time it connects,
-// it asks the kernel who serves there (SO_PEERCRED, unix(7)) and goes no further
-// unless that is one of the users; without any, root.
+// Dial prepares a connection to unix:///absolute/path. On each connect it asks the kernel for the
+// server's uid (SO_PEERCRED, unix(7)) and disconnects unless uids has it (default: root).
 func Dial(endpoint string, uids ...uint32) (*Client, error) {
 	return DialWith(endpoint, nil, uids...)
 }
 
-// DialWith is Dial with options of gRPC's beside its own: a stats handler, for one.
+// DialWith is Dial with additional gRPC options, such as a stats handler.
 func DialWith(endpoint string, options []grpc.DialOption, uids ...uint32) (*Client, error) {
 	path, err := privatesocket.Path(endpoint)
 	if err != nil {
@@ -89,8 +88,8 @@ func checkPeer(c net.Conn, uids []uint32) error {
 	return nil
 }
 
-// plainErrors makes what a server says of a failure plain text: parts of it come
-// from guests, and it gets into events and terminals.
+// plainErrors strips a server's error message to plain text. Parts of it come from guests, and it
+// reaches events and terminals.
 func plainErrors(
 	ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
@@ -104,10 +103,10 @@ func plainErrors(
 	return err
 }
 
-// Listen makes a socket that lets in nobody but these users; without any, root.
-// With root alone, or this process's own user, its mode is 0600; with others the
-// kernel has to let everybody knock, and SO_PEERCRED decides. A socket whose server is gone is
-// taken over; one that answers is not.
+// Listen creates a socket that accepts only these uids (default: root). Its mode is 0600 if they
+// are only root and this process's own; otherwise it is 0666 and SO_PEERCRED decides. It replaces a
+// stale socket, but not one that answers. refused, if not nil, gets each rejected connection's
+// error.
 func Listen(endpoint string, refused func(error), uids ...uint32) (net.Listener, error) {
 	if len(uids) == 0 {
 		uids = []uint32{0}
@@ -122,12 +121,12 @@ func Listen(endpoint string, refused func(error), uids ...uint32) (net.Listener,
 	if err != nil {
 		return nil, err
 	}
-	// A server that has stopped, and may have volumes, is told from one that was never here.
+	// The socket file shows that a server was here and may still have volumes.
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	return &guarded{Listener: l, uids: uids, refused: refused}, nil
 }
 
-// guarded lets in only some users.
+// guarded accepts only some users.
 type guarded struct {
 	net.Listener
 	uids    []uint32
@@ -151,7 +150,7 @@ func (g *guarded) Accept() (net.Conn, error) {
 	}
 }
 
-// Limits are the options of a gRPC server for this protocol.
+// Limits returns the gRPC server options for this protocol.
 func Limits() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage)}
 }

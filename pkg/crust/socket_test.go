@@ -8,9 +8,9 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
 
-// A node whose server has stopped is not a node without one: drain-check would call it empty.
+// A stopped server leaves its socket: otherwise drain-check would take the node for empty.
 func TestTheSocketOfAServerThatStoppedStays(t *testing.T) {
-	dir, err := os.MkdirTemp("", "s") // short: the path of a socket has 108 bytes
+	dir, err := os.MkdirTemp("", "s") // short: a socket's path has at most 108 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,7 +23,7 @@ func TestTheSocketOfAServerThatStoppedStays(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	for range 2 { // the next one takes it over
+	for range 2 { // the next replaces the stale socket
 		l, err := crust.Listen("unix://"+path, nil)
 		if err != nil {
 			t.Fatal(err)

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// The numbers that other people's orchestrators and drivers have been built with.
-// They are written out here, so that whoever changes one has to change this.
+// Other people's orchestrators and drivers are built with these numbers. They are literals here, so
+// that a change of one must change this test.
 func TestTheNumbersOnTheWire(t *testing.T) {
 	if NodeCapability != 2857 {
 		t.Errorf("the capability of a node plugin is %d, not 2857", NodeCapability)
@@ -32,7 +32,8 @@ func TestTheNumbersOnTheWire(t *testing.T) {
 		"NodePublishVolumeResponse": {
 			&csi.NodePublishVolumeResponse{},
 			func(m proto.Message) error {
-				return SetMountInfo(m.(*csi.NodePublishVolumeResponse), MountInfo{Source: "s", Type: "t", Options: map[string]string{"k": "v"}})
+				return SetMountInfo(m.(*csi.NodePublishVolumeResponse),
+					MountInfo{Source: "s", Type: "t", Options: map[string]string{"k": "v"}})
 			},
 			protowire.AppendString(protowire.AppendTag(nil, 285702, protowire.BytesType), "\x0a\x01s\x12\x01t\x1a\x06\x0a\x01k\x12\x01v"),
 		},
@@ -67,7 +68,7 @@ func TestTheNumbersOnTheWire(t *testing.T) {
 	}
 }
 
-// What `buf breaking` compares with has all that others depend on.
+// The baseline of `buf breaking` has everything that others depend on.
 func TestTheBaselineOfTheProtocolsIsWhole(t *testing.T) {
 	b, err := os.ReadFile("v1alpha1/baseline.binpb")
 	if err != nil {

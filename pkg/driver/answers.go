@@ -11,21 +11,21 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// A pool's disk may hang for ever. Whoever wants something of it is answered by its deadline, and
-// after lookTimeout in any case; what hangs is left alone. Nothing else of that pool begins then.
+// A pool's disk may hang for ever. A caller gets its answer by its deadline, and after lookTimeout
+// at the latest. A read that hangs is abandoned, and no other of that pool begins meanwhile.
 
-// answerLasts is how long a pool that has answered is not asked again.
+// answerLasts is how long a pool's answer counts.
 const answerLasts = time.Second
 
-// askPool gives what f reads of a pool's disk. After lookTimeout f is left alone. Until it
-// comes back no other question begins, so that a disk that hangs keeps few threads. A caller who
-// leaves earlier says nothing about the disk.
+// askPool returns what f reads of a pool's disk. After lookTimeout it abandons f. Until f returns
+// no other question begins, so that a hanging disk blocks few threads. A caller that leaves early
+// proves nothing.
 func askPool[T any](ctx context.Context, d *Driver, p volume.Pool, f func() (T, error)) (answer T, err error) {
 	return ask(ctx, d, subject{aPool, p.Name()}, f)
 }
 
-// askSizes is askPool for what has to be counted. That may take longer than any call waits, and says nothing of the disk: other
-// calls of the pool go on.
+// askSizes is askPool for counting. That may take longer than any call waits and says nothing of
+// the disk, so other calls of the pool go on.
 func askSizes[T any](ctx context.Context, d *Driver, p volume.Pool, f func() (T, error)) (answer T, err error) {
 	if _, err := askPool(ctx, d, p, func() (struct{}, error) { return struct{}{}, nil }); err != nil {
 		return answer, err
@@ -62,7 +62,7 @@ func ask[T any](ctx context.Context, d *Driver, of subject, f func() (T, error))
 	return got, nil
 }
 
-// answered is when pools were asked the last time that they answered.
+// answered records when each pool was last asked something that it answered.
 type answered struct {
 	mu sync.Mutex
 	m  map[string]time.Time // by name
@@ -85,8 +85,8 @@ func (a *answered) note(pool string, asked time.Time) {
 	}
 }
 
-// answers is nil once a pool's disk has taken a write, now or within answerLasts. Otherwise it says
-// that the disk does not answer. Any other error of the disk is for whoever works with it to meet.
+// answers returns nil once a pool's disk has taken a write, now or within answerLasts. Otherwise
+// its error says that the disk does not answer. Other errors surface when the disk is used.
 func (d *Driver) answers(ctx context.Context, p volume.Pool) error {
 	disk, ok := p.(volume.Answerer)
 	if !ok || d.answered.lately(p.Name()) {
@@ -101,8 +101,8 @@ func (d *Driver) answers(ctx context.Context, p volume.Pool) error {
 	return nil
 }
 
-// inPool is operations.long for what changes a pool, which has to answer first. A caller whose time
-// is up is told which pool it was.
+// inPool is operations.long for work that changes a pool. The pool must answer first. The error
+// names the pool if the caller's time is up.
 func (d *Driver) inPool(
 	ctx context.Context, what string, p volume.Pool, f func(context.Context, *volume.Progress) error, keys ...string,
 ) error {
@@ -118,13 +118,13 @@ func (d *Driver) inPool(
 	return err
 }
 
-// usable tells why a pool cannot be used.
+// usable returns why a pool cannot be used.
 func (d *Driver) usable(ctx context.Context, p volume.Pool) error {
 	_, err := askPool(ctx, d, p, func() (struct{}, error) { return struct{}{}, p.Usable() })
 	return err
 }
 
-// isHere refuses what CheckPool refuses, and a pool that does not answer.
+// isHere returns CheckPool's error, or that the pool does not answer.
 func (d *Driver) isHere(ctx context.Context, id string) error {
 	p, ok := d.Volumes.OwnerOf(id)
 	if !ok {
@@ -134,7 +134,7 @@ func (d *Driver) isHere(ctx context.Context, id string) error {
 	return err
 }
 
-// found gives what is known of a volume.
+// found looks up a volume.
 func (d *Driver) found(ctx context.Context, id string) (volume.Volume, error) {
 	find := func() (volume.Volume, error) {
 		_, v, err := d.Volumes.Find(id)

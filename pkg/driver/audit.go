@@ -12,8 +12,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// audit writes an event with its outcome. A log that cannot be written stops
-// nothing: a volume on a full disk must still be deleted. The driver's log says so.
+// audit writes an event with its outcome. A failed write is logged and stops nothing: a volume on a
+// full disk must still be deleted.
 func (d *Driver) audit(ctx context.Context, e audit.Event, err error) {
 	switch {
 	case err != nil:
@@ -23,12 +23,12 @@ func (d *Driver) audit(ctx context.Context, e audit.Event, err error) {
 	}
 	d.users.note(e)
 	if werr := d.Audit.Write(ctx, e); werr != nil {
-		d.Log.ErrorContext(ctx, "the audit log lacks an event", "action", e.Action, "volume_id", e.Volume, "snapshot_id", e.Snapshot, "error",
-			werr)
+		d.Log.ErrorContext(ctx, "the audit log lacks an event", "action", e.Action, "volume_id", e.Volume,
+			"snapshot_id", e.Snapshot, "error", werr)
 	}
 }
 
-// irreversible runs f between two lines, so that a crash within it leaves one.
+// irreversible writes a line before and after f: a crash within leaves one.
 func (d *Driver) irreversible(ctx context.Context, e audit.Event, f func() error) error {
 	begun := e
 	begun.Outcome = audit.Begun
@@ -38,8 +38,8 @@ func (d *Driver) irreversible(ctx context.Context, e audit.Event, f func() error
 	return err
 }
 
-// createdEvent says what was made, and for whom as far as the provisioner tells
-// (its flag --extra-create-metadata).
+// createdEvent says what was created, and for which claim if the provisioner passes it (its flag
+// --extra-create-metadata).
 func createdEvent(v volume.Volume, parameters map[string]string) audit.Event {
 	return audit.Event{
 		Action: audit.Created, Volume: v.ID, Name: v.Name, Bytes: v.Size, FSType: v.FSType, Source: v.SourceSnapshot + v.SourceVolume,
@@ -47,8 +47,8 @@ func createdEvent(v volume.Volume, parameters map[string]string) audit.Event {
 	}
 }
 
-// givenEvent says to whom a volume was given, as far as the kubelet tells
-// (podInfoOnMount of the CSIDriver).
+// givenEvent says which pod got a volume, if the kubelet passes it (podInfoOnMount of the
+// CSIDriver).
 func givenEvent(action audit.Action, p *publication, context map[string]string) audit.Event {
 	access := "mount"
 	if p.use.block {
@@ -64,8 +64,8 @@ func givenEvent(action audit.Action, p *publication, context map[string]string) 
 	return e
 }
 
-// podOf gives the pod that a volume is for, as NAMESPACE/NAME, and its uid; empty where the
-// kubelet does not tell (podInfoOnMount of the CSIDriver).
+// podOf returns the volume's pod as NAMESPACE/NAME, and its uid; empty unless the kubelet passes
+// them (podInfoOnMount of the CSIDriver).
 func podOf(context map[string]string) (pod, uid string) {
 	return join(context[orchestratorPrefix+"pod.namespace"], context[orchestratorPrefix+"pod.name"]), context[orchestratorPrefix+"pod.uid"]
 }
@@ -77,14 +77,14 @@ func join(namespace, name string) string {
 	return namespace + "/" + name
 }
 
-// auditStaged writes that a volume was staged; a repeated call is none.
+// auditStaged writes that a volume was staged, except for repeated calls.
 func (d *Driver) auditStaged(ctx context.Context, id string, before bool, req *csi.NodeStageVolumeRequest, err error) {
 	if before || errors.Is(err, errNeedsTime) {
 		return
 	}
 	r, ok := d.staged.get(id)
 	if err == nil && ok {
-		d.audit(ctx, audit.Event{Action: audit.Staged, Volume: id, Device: r.Device.Path, FSType: r.FSType, Target: req.GetStagingTargetPath()},
-			nil)
+		d.audit(ctx, audit.Event{Action: audit.Staged, Volume: id, Device: r.Device.Path, FSType: r.FSType,
+			Target: req.GetStagingTargetPath()}, nil)
 	}
 }

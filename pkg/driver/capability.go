@@ -11,19 +11,19 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
 
-// use is how a volume is to be used, as a VolumeCapability says.
+// use is how a volume is used, as a VolumeCapability says.
 type use struct {
 	block    bool
 	fstype   string // empty: whatever is there, else the default
 	options  mounter.Options
 	mode     csi.VolumeCapability_AccessMode_Mode
-	readOnly bool // the access mode is one for readers
-	// hostMayMount is what the class says of volumes that a guest had.
+	readOnly bool // the access mode is for readers
+	// hostMayMount is the class's rule for volumes that a guest had.
 	hostMayMount bool
 }
 
-// parseUse reads a capability. Shares have all access modes; a volume of this
-// node has those that one node can honour.
+// parseUse reads a capability. Shares support all access modes; a volume of this node supports
+// those that one node can honour.
 func parseUse(c *csi.VolumeCapability, share bool) (use, error) {
 	if c == nil {
 		return use{}, invalid("volume_capability is missing")
@@ -40,8 +40,9 @@ func parseUse(c *csi.VolumeCapability, share bool) (use, error) {
 		fallthrough
 	case csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
 		if !share {
-			return use{}, invalid("access mode %s: the volume's data lies on one node, so no other node can use it; ask for ReadWriteOnce, "+
-				"ReadWriteOncePod or a SINGLE_NODE mode", u.mode)
+			return use{}, invalid(
+				"access mode %s: the volume's data lies on one node, so no other node can use it; ask for ReadWriteOnce, "+
+					"ReadWriteOncePod or a SINGLE_NODE mode", u.mode)
 		}
 	case csi.VolumeCapability_AccessMode_UNKNOWN:
 		return use{}, invalid("access_mode is missing")
@@ -85,7 +86,7 @@ func parseUse(c *csi.VolumeCapability, share bool) (use, error) {
 	return u, nil
 }
 
-// parseUses reads the capabilities that a volume is to have all at once.
+// parseUses reads capabilities that a volume must support all at once.
 func parseUses(list []*csi.VolumeCapability, share bool) (use, error) {
 	if len(list) == 0 {
 		return use{}, invalid("volume_capabilities are missing")
@@ -113,7 +114,7 @@ func parseUses(list []*csi.VolumeCapability, share bool) (use, error) {
 	return first, nil
 }
 
-// creatable gives the file system that a new volume will be formatted with.
+// creatable returns the file system to format a new volume with.
 func (u use) creatable() (string, error) {
 	if u.block {
 		return "", nil

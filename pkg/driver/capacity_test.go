@@ -6,8 +6,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// 11.2: what is told of a pool's room is never more than there is, and at most 1 % less; what a
-// node writes meanwhile, if that is little, is not told.
+// 11.2: the reported capacity of a pool is never more than there is, and at most 1 % less. Small
+// writes of a node do not change it.
 func TestFleet_CapacityIsToldCoarsely(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.Int64Min(0).Draw(t, "size")

@@ -14,17 +14,16 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// damage is what a check found that only a person can mend.
+// damage is what a check found that only a person can repair.
 type damage struct {
 	fingerprint string // of the superblock at that time
-	said        string // by the program
+	said        string // the program's output
 	when        time.Time
 }
 
-// damagedVolumes remembers checks that ended with "needs a person". The
-// orchestrator tries again for as long as the pod exists, and a check of a large
-// volume takes minutes: it runs again when the superblock has changed, when the
-// volume was unstaged meanwhile, and in another process.
+// damagedVolumes remembers checks that ended with "needs a person". The orchestrator retries while
+// the pod exists, and a check of a large volume takes minutes. It runs again only if the superblock
+// changed, after an unstage, or in another process.
 type damagedVolumes struct {
 	mu sync.Mutex
 	m  map[string]damage
@@ -52,8 +51,8 @@ func (d *damagedVolumes) forget(id string) {
 	delete(d.m, id)
 }
 
-// check checks a file system that asks for it, before it is used. What only a
-// person can mend is an error, and then nothing was written to the device.
+// check checks a file system that asks for it, before it is used. If only a person can repair it,
+// check returns an error and has written nothing.
 func (d *Driver) check(ctx context.Context, v volume.Volume, dev mounter.Device, found superblock.Result) error {
 	fingerprint, err := superblock.Fingerprint(dev.Path)
 	if err != nil {
@@ -72,7 +71,7 @@ func (d *Driver) check(ctx context.Context, v volume.Volume, dev mounter.Device,
 			return fmt.Errorf("volume %s: %w", v.ID, err)
 		}
 		if now.NeedsCheck != "" {
-			// The kernel would refuse to mount an xfs that is marked so.
+			// The kernel refuses to mount an xfs with this mark.
 			outcome, said = fsprogs.NeedsHuman, "nothing to repair was found, but the mark is still there. "+said
 		}
 	}
@@ -92,5 +91,6 @@ func needsPerson(id string, dev mounter.Device, found superblock.Result, known d
 	return fault.New(fault.State, "volume %s: the %s on %s is damaged (%s) and needs a person: while it is not in use, look at it with "+
 		"`%s`, or restore a snapshot. "+
 		"Nothing was written to it. The check ran at %s, and runs again when its superblock has changed, or after an unstage. It said: %s",
-		id, found.Type, dev.Path, found.NeedsCheck, fsprogs.CheckCommand(found.Type, dev.Path), known.when.UTC().Format(time.RFC3339), known.said)
+		id, found.Type, dev.Path, found.NeedsCheck, fsprogs.CheckCommand(found.Type, dev.Path),
+		known.when.UTC().Format(time.RFC3339), known.said)
 }

@@ -17,22 +17,20 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// Unhealthy is something that is wrong with a volume that is staged here, or that lost writes
-// when it was unstaged.
+// Unhealthy is a problem of a volume that is staged here, or that lost writes when it was unstaged.
 type Unhealthy struct {
 	VolumeID, Reason string
 	Status           string // degraded, inaccessible, data_loss
 }
 
-// GrowthWaiting is a volume that somebody enlarged, and whose file system or device is
-// not larger yet.
+// GrowthWaiting is an enlarged volume whose file system or device is not larger yet.
 type GrowthWaiting struct {
 	VolumeID string
 	Reason   string // file_system, no_room
 }
 
-// notOfTheVolume are the reasons of health that the metrics leave out: a pool has metrics
-// of its own, and the others are no faults.
+// notOfTheVolume lists the health reasons that the metrics omit: pools have their own metrics, and
+// the others are no faults.
 var notOfTheVolume = []string{"PoolFull", "PoolNearlyFull", "PoolIsAway", "PoolUnreadable", "DeferredToRuntime", "ReadOnlyNotRecursive"}
 
 const (
@@ -41,21 +39,21 @@ const (
 	doesNotReply = "DoesNotAnswer"
 )
 
-// condition is what a look at a volume found.
+// condition is the result of one look.
 type condition struct {
 	unhealthy []Unhealthy
 	grows     bool // its file system is smaller than its device
 }
 
-// conditions is what the last look at each staged volume found.
+// conditions are the last results, by staged volume.
 type conditions struct {
 	mu   sync.Mutex
 	last map[string]condition
 }
 
-// Conditions looks at the volumes that are staged here, side by side. It tells what is
-// wrong with them, and whose growth waits. A volume that hangs is given up after
-// lookTimeout, and is not looked at again until it answers.
+// Conditions looks at the volumes that are staged here, in parallel. It reports their problems and
+// whose growth waits. It abandons a look after lookTimeout, and does not look again until the
+// volume answers.
 func (d *Driver) Conditions() (unhealthy []Unhealthy, waiting []GrowthWaiting) {
 	d.conditions.mu.Lock()
 	before := d.conditions.last
@@ -71,7 +69,7 @@ func (d *Driver) Conditions() (unhealthy []Unhealthy, waiting []GrowthWaiting) {
 			return nil
 		})
 	}
-	_ = looks.Wait() // none gives an error
+	_ = looks.Wait() // none returns an error
 	now := map[string]condition{}
 	for i, id := range ids {
 		now[id] = found[i]
@@ -94,7 +92,7 @@ func (d *Driver) Conditions() (unhealthy []Unhealthy, waiting []GrowthWaiting) {
 	return unhealthy, waiting
 }
 
-// condition looks at a volume. Of one that does not answer the growth is what it was.
+// condition looks at a volume. If the volume does not answer, its growth is as before.
 func (d *Driver) condition(r stagedRecord, before condition) condition {
 	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
 	defer cancel()
@@ -110,10 +108,10 @@ func (d *Driver) condition(r stagedRecord, before condition) condition {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errNoAnswer):
 		return condition{unhealthy: []Unhealthy{{r.VolumeID, doesNotReply, "inaccessible"}}, grows: before.grows}
-	case errors.Is(err, errTakenAway): // the last look before it did not answer, perhaps; this one says why
+	case errors.Is(err, errTakenAway): // the last look may have timed out; this error says why
 		before.unhealthy = slices.DeleteFunc(slices.Clone(before.unhealthy), func(u Unhealthy) bool { return u.Reason == doesNotReply })
 		return before
-	case fault.Is(err, fault.Busy): // somebody else's look has not come back yet
+	case fault.Is(err, fault.Busy): // another look has not returned yet
 		return before
 	case fault.Is(err, fault.NotFound) && d.orphan(r.VolumeID) != nil:
 		return condition{unhealthy: []Unhealthy{{r.VolumeID, orphaned, "degraded"}}}
@@ -125,8 +123,8 @@ func (d *Driver) condition(r stagedRecord, before condition) condition {
 
 const orphaned = "PoolNotConfigured" // the reason in a volume's health
 
-// orphan says what is wrong with a volume that is staged here, and whose pool this node is not
-// configured with any more; nil for any other. The pool has no metrics then, so the volume has.
+// orphan returns what is wrong with a volume that is staged here but whose pool is no longer
+// configured; nil for any other. Such a pool has no metrics, so the volume's have it.
 func (d *Driver) orphan(id string) []mounter.Ailment {
 	_, _, _, made := volume.ParseID(id)
 	_, known := d.Volumes.OwnerOf(id)
@@ -138,7 +136,7 @@ func (d *Driver) orphan(id string) []mounter.Ailment {
 		d.Volumes.CheckPool(id))}}
 }
 
-// ailing gives what the metrics show of a volume's health.
+// ailing returns what the metrics show of a volume's health.
 func ailing(r *csi.NodeGetVolumeHealthResponse) []Unhealthy {
 	var found []Unhealthy
 	for _, h := range r.GetVolumeHealth().GetHealthStatuses() {
@@ -161,19 +159,19 @@ func ailing(r *csi.NodeGetVolumeHealthResponse) []Unhealthy {
 // grows tells whether the growth of a volume's file system waits, on this node.
 func (d *Driver) grows(r stagedRecord, v volume.Volume) bool {
 	if r.Block || r.Share != "" || len(d.deferrals.of(v.ID)) > 0 {
-		return false // there is no file system, or it is somebody else's to grow
+		return false // there is no file system, or somebody else grows it
 	}
 	return v.Facts.GrowDue && (!v.Facts.GivenToGuest || r.HostMayMount)
 }
 
-// refusedGrowth are the volumes whose growth the pool had no room for. A restart
-// forgets them: nothing relies on it, and whoever asks again is refused again.
+// refusedGrowth are the volumes that their pool had no room to enlarge. A restart forgets them:
+// nothing relies on them, and a repeated request is refused again.
 type refusedGrowth struct {
 	mu sync.Mutex
 	m  map[string]bool
 }
 
-// note keeps how an attempt to enlarge a volume ended.
+// note records how an attempt to enlarge a volume ended.
 func (g *refusedGrowth) note(id string, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// moody is a pool of which some volumes hang, each until it is let go.
+// moody is a pool some of whose volumes hang until they are released.
 type moody struct {
 	volume.Pool
 	hangs map[string]chan struct{}
@@ -43,8 +43,8 @@ func (p *moody) Attached(string) (volume.Attachment, bool, error) {
 	return volume.Attachment{Share: &volume.Share{}}, true, nil
 }
 
-// Volumes that hang, more than are looked at side by side, keep the others from nothing.
-// One look at each of them is under way, however often they are asked about.
+// Volumes that hang do not delay the others, even if more hang than are looked at in parallel. Each
+// has one look under way, however often callers ask.
 func TestMonitoring_AVolumeThatHangsDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := &moody{hangs: map[string]chan struct{}{}, looks: map[string]*atomic.Int32{}}
@@ -80,7 +80,7 @@ func TestMonitoring_AVolumeThatHangsDelaysNoOther(t *testing.T) {
 			}
 			return answers, torn, len(waiting)
 		}
-		// The kubelet's look at one more hangs already.
+		// The kubelet's look at another one hangs already.
 		kubelets, answer := volume.VolumeID("pool", "kubelet's"), make(chan struct{})
 		d.staged.m[kubelets] = stagedRecord{VolumeID: kubelets}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -116,8 +116,8 @@ func TestMonitoring_AVolumeThatHangsDelaysNoOther(t *testing.T) {
 	})
 }
 
-// A volume that is taken away on purpose answers nobody: what is written to its disk before may
-// take minutes. That is no disk that hangs, whatever the last look before it found.
+// A volume that is being taken away answers nobody: writing out its disk may take minutes. Its disk
+// does not hang, whatever the last look found.
 func TestD11_AVolumeThatIsUnstagedIsNotSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		id := volume.VolumeID("pool", "a")
@@ -166,13 +166,13 @@ func TestD11_AVolumeThatIsUnstagedIsNotSilent(t *testing.T) {
 	})
 }
 
-// Growth waits until it was made, or less was asked for.
+// Growth waits until it is made, or less is requested.
 func TestMonitoring_RefusedGrowthIsKnownUntilItIsMade(t *testing.T) {
 	var g refusedGrowth
 	g.note("b", nil)
 	g.note("b", fault.New(fault.NoSpace, "full"))
 	g.note("a", fault.New(fault.NoSpace, "full"))
-	g.note("a", fault.New(fault.Busy, "later")) // tells nothing of the room
+	g.note("a", fault.New(fault.Busy, "later")) // says nothing of the room
 	g.note("c", fault.New(fault.Busy, "later"))
 	if got := g.all(); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("waiting: %v", got)

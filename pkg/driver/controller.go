@@ -17,7 +17,7 @@ const (
 	maxNameLength = 128
 )
 
-// ControllerGetCapabilities gives what the controller service can do.
+// ControllerGetCapabilities returns the controller service's capabilities.
 func (d *Driver) ControllerGetCapabilities(
 	context.Context, *csi.ControllerGetCapabilitiesRequest,
 ) (*csi.ControllerGetCapabilitiesResponse, error) {
@@ -48,7 +48,7 @@ func (d *Driver) controllerCapabilities() []csi.ControllerServiceCapability_RPC_
 	return all
 }
 
-// CreateVolume makes a volume in a pool of this node.
+// CreateVolume creates a volume in a pool of this node.
 func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	want, pool, err := d.wanted(ctx, req)
 	if err != nil {
@@ -100,7 +100,7 @@ func (d *Driver) create(
 	return made, err
 }
 
-// sameVolume tells whether an existing volume is what a repeated call asks for.
+// sameVolume returns an error unless an existing volume matches a repeated call.
 func sameVolume(have volume.Volume, want volume.Spec, samePool bool, r *csi.CapacityRange) error {
 	differs := ""
 	switch {
@@ -125,7 +125,7 @@ func sameVolume(have volume.Volume, want volume.Spec, samePool bool, r *csi.Capa
 	return fault.New(fault.Exists, "volume %q exists as %s and is not what was asked for: %s", want.Name, have.ID, differs)
 }
 
-// wanted reads a request to create.
+// wanted parses a create request.
 func (d *Driver) wanted(ctx context.Context, req *csi.CreateVolumeRequest) (volume.Spec, volume.Pool, error) {
 	var spec volume.Spec
 	if err := checkName(req.GetName()); err != nil {
@@ -144,7 +144,8 @@ func (d *Driver) wanted(ctx context.Context, req *csi.CreateVolumeRequest) (volu
 		return spec, nil, err
 	}
 	if len(req.GetMutableParameters()) > 0 {
-		return spec, nil, invalid("mutable parameter %q: this driver has none (no MODIFY_VOLUME)", sortedKeys(req.GetMutableParameters())[0])
+		return spec, nil, invalid("mutable parameter %q: this driver has none (no MODIFY_VOLUME)",
+			sortedKeys(req.GetMutableParameters())[0])
 	}
 	if err := d.checkTopology(req.GetAccessibilityRequirements()); err != nil {
 		return spec, nil, err
@@ -153,7 +154,7 @@ func (d *Driver) wanted(ctx context.Context, req *csi.CreateVolumeRequest) (volu
 		Parameters: ownParameters(req.GetParameters())}
 	smallest, err := d.source(ctx, req.GetVolumeContentSource(), &spec, &params.Pool)
 	if fault.Is(err, fault.NotFound) && len(req.GetAccessibilityRequirements().GetRequisite()) > 0 {
-		// RESOURCE_EXHAUSTED: the one code that has external-provisioner leave the claim to another node.
+		// RESOURCE_EXHAUSTED is the only code that makes external-provisioner try another node.
 		err = fault.New(fault.Elsewhere, "a copy is made on the node that has its origin, and %s has not: %w", d.NodeID, err)
 	}
 	if err != nil {
@@ -182,8 +183,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// source reads what a volume is to be a copy of, and gives its size. A copy is
-// made in its origin's pool.
+// source reads what a volume is copied from, and returns its size in bytes. A copy is in its
+// origin's pool.
 func (d *Driver) source(ctx context.Context, s *csi.VolumeContentSource, spec *volume.Spec, poolName *string) (int64, error) {
 	if s == nil {
 		return 0, nil
@@ -213,13 +214,13 @@ func (d *Driver) source(ctx context.Context, s *csi.VolumeContentSource, spec *v
 		return 0, invalid("volume_content_source names neither a snapshot nor a volume")
 	}
 	if fault.Is(err, fault.NotFound) {
-		// An earlier call may have made the copy, and its origin was deleted since.
+		// An earlier call may have made the copy before its origin was deleted.
 		have, ok, lerr := d.copied(ctx, id, *spec)
 		if lerr != nil {
 			return 0, lerr
 		}
 		if ok {
-			size, fstype, block, err = 0, have.FSType, have.Block, nil // its size is compared when it is found
+			size, fstype, block, err = 0, have.FSType, have.Block, nil // its size is compared later
 		}
 	}
 	if err != nil {
@@ -239,7 +240,7 @@ func (d *Driver) source(ctx context.Context, s *csi.VolumeContentSource, spec *v
 	return size, nil
 }
 
-// copied gives the volume of that name, if it was made of that origin. A copy is in its origin's pool.
+// copied returns the volume of that name if it copies that origin. A copy is in its origin's pool.
 func (d *Driver) copied(ctx context.Context, origin string, spec volume.Spec) (volume.Volume, bool, error) {
 	pool, ok := d.Volumes.OwnerOf(origin)
 	if !ok {
@@ -259,7 +260,7 @@ func kindOf(block bool, fstype string) string {
 	return "a volume with " + fstype
 }
 
-// chooseSize gives the size of a volume, of those that its pool can make.
+// chooseSize returns a size, in bytes, that the pool can make.
 func chooseSize(r *csi.CapacityRange, can volume.Sizes, source, minimum int64) (int64, error) {
 	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
 	switch {
@@ -272,18 +273,23 @@ func chooseSize(r *csi.CapacityRange, can volume.Sizes, source, minimum int64) (
 	}
 	want := max(required, source, minimum)
 	if required == 0 && source == 0 {
-		want = max(want, defaultSize)
+		want = max(want, min(defaultSize, can.Most/can.Fine*can.Fine))
 		if limit > 0 {
 			want = max(min(want, limit/can.Fine*can.Fine), minimum, can.Fine)
 		}
 	}
 	size := roundUp(want, can.Step)
-	if limit > 0 && size > limit {
+	if limit > 0 && size > limit || size > can.Most {
 		size = roundUp(want, can.Fine)
 	}
+	if size > can.Most {
+		return 0, fault.New(fault.OutOfRange, "the volume needs %d bytes (its origin has %d, its file system needs %d, sizes are multiples of %d), "+
+			"and a volume can have %d", size, source, minimum, can.Fine, can.Most)
+	}
 	if limit > 0 && size > limit {
-		return 0, fault.New(fault.OutOfRange, "limit_bytes %d: the volume needs at least %d bytes (its origin has %d, its file system needs "+
-			"%d, sizes are multiples of %d)", limit, size, source, minimum, can.Fine)
+		return 0, fault.New(fault.OutOfRange,
+			"limit_bytes %d: the volume needs at least %d bytes (its origin has %d, its file system needs "+
+				"%d, sizes are multiples of %d)", limit, size, source, minimum, can.Fine)
 	}
 	return size, nil
 }
@@ -294,8 +300,7 @@ func (d *Driver) segments() *csi.Topology {
 	return &csi.Topology{Segments: map[string]string{d.topology: d.NodeID}}
 }
 
-// checkTopology tells whether a volume of this node would be where it is
-// wanted.
+// checkTopology refuses a volume that would be in the wrong place here.
 func (d *Driver) checkTopology(r *csi.TopologyRequirement) error {
 	if len(r.GetRequisite()) == 0 {
 		return nil
@@ -345,7 +350,7 @@ func (d *Driver) describeWhole(v volume.Volume) *csi.Volume {
 	return out
 }
 
-// DeleteVolume destroys a volume, from its record, by its exact id (D03).
+// DeleteVolume destroys a recorded volume by its exact id (D03).
 func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	id := req.GetVolumeId()
 	if id == "" {
@@ -356,8 +361,7 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 	}
 	pool, ok := d.Volumes.OwnerOf(id)
 	if !ok {
-		// Not one that any pool of this node made; a static volume is never
-		// deleted by the driver.
+		// No pool of this node made it. The driver never deletes a static volume.
 		return &csi.DeleteVolumeResponse{}, nil
 	}
 	err := d.inPool(ctx, "DeleteVolume", pool, func(ctx context.Context, _ *volume.Progress) error {
@@ -371,7 +375,7 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 			return fault.New(fault.State, "volume %s is staged at %s; unstage it first", id, r.StagingPath)
 		}
 		if _, err := pool.Get(id); fault.Is(err, fault.NotFound) {
-			return pool.Delete(ctx, id) // nothing, or the rest of what a crash left
+			return pool.Delete(ctx, id) // nothing, or what a crash left
 		}
 		err := d.irreversible(ctx, audit.Event{Action: audit.Deleted, Volume: id}, func() error { return pool.Delete(ctx, id) })
 		if err == nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// page gives the part of a list, sorted by id, that a token and a limit ask
-// for. A token is the last id of the page before.
+// page returns the part of a list, sorted by id, that a token and a limit select. A token is the
+// last id of the previous page.
 func page[T any](list []T, id func(T) string, token string, most int32, snapshots bool) ([]T, string, error) {
 	if most < 0 {
 		return nil, "", invalid("max_entries %d is negative", most)
@@ -35,7 +35,8 @@ func page[T any](list []T, id func(T) string, token string, most int32, snapshot
 
 // ListVolumes lists the volumes of all pools.
 func (d *Driver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
-	list, next, err := page(d.Volumes.List(), func(v volume.Volume) string { return v.ID }, req.GetStartingToken(), req.GetMaxEntries(), false)
+	list, next, err := page(d.Volumes.List(), func(v volume.Volume) string { return v.ID }, req.GetStartingToken(),
+		req.GetMaxEntries(), false)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +47,7 @@ func (d *Driver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*c
 	return resp, nil
 }
 
-// ControllerGetVolume gives one volume.
+// ControllerGetVolume returns one volume.
 func (d *Driver) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
 		return nil, invalid("volume_id is missing")
@@ -60,13 +61,13 @@ func (d *Driver) ControllerGetVolume(ctx context.Context, req *csi.ControllerGet
 	}, nil
 }
 
-// GetCapacity gives what a pool has left to promise: the size of the largest
-// volume that CreateVolume would make.
+// GetCapacity returns what a pool can still promise: the size, in bytes, of the largest volume that
+// CreateVolume would make.
 func (d *Driver) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	params, err := ParseParameters(req.GetParameters())
 	if err != nil {
-		// CreateVolume refuses such a class, and its words reach the claim's events. A
-		// refusal here reaches nobody: the pod would wait for room for ever.
+		// CreateVolume refuses such a class, and its error reaches the claim's events. An error
+		// here reaches nobody: the pod would wait for room for ever.
 		params = Parameters{Pool: req.GetParameters()["pool"]}
 	}
 	var minimum int64
@@ -98,15 +99,16 @@ func (d *Driver) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 		left = min(left, c.Available)
 	}
 	left = coarse(left)
+	sizes := pool.Sizes()
 	return &csi.GetCapacityResponse{
 		AvailableCapacity: left,
-		MinimumVolumeSize: wrapInt64(max(minimum, pool.Sizes().Fine)), MaximumVolumeSize: wrapInt64(left),
+		MinimumVolumeSize: wrapInt64(max(minimum, sizes.Fine)), MaximumVolumeSize: wrapInt64(min(left, sizes.Most/sizes.Fine*sizes.Fine)),
 	}, nil
 }
 
-// coarse rounds a number of bytes down to eight significant bits, less than 1 %. Whatever a node
-// writes to its disk changes what is left, and external-provisioner writes each change to the
-// API server, for each class: of 5,000 idle nodes that was 250 writes a second.
+// coarse rounds a number of bytes down to eight significant bits, by less than 1 %. Every write to
+// a node's disk changes what is left, and external-provisioner writes each change to the API
+// server, for each class: 5,000 idle nodes made 250 writes a second.
 func coarse(size int64) int64 {
 	const significant = 8
 	drop := bits.Len64(uint64(max(size, 0))) - significant
@@ -116,14 +118,13 @@ func coarse(size int64) int64 {
 	return size >> drop << drop
 }
 
-// names are those that were logged.
+// names are those already logged.
 type names struct {
 	mu   sync.Mutex
 	said map[string]bool
 }
 
-// first tells whether a name is new. After so many names it says no: they come from
-// outside.
+// first tells whether a name is new. A full set says no: the names come from outside.
 func (n *names) first(name string) bool {
 	const most = 64
 	n.mu.Lock()

@@ -8,8 +8,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// ValidateVolumeCapabilities tells whether a volume can be used in all the
-// given ways.
+// ValidateVolumeCapabilities tells whether a volume supports all the given capabilities.
 func (d *Driver) ValidateVolumeCapabilities(
 	ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest,
 ) (*csi.ValidateVolumeCapabilitiesResponse, error) {

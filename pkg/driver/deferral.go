@@ -20,7 +20,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// hostTarget runs f with the target as it is in the host's mount namespace.
+// hostTarget runs f on the target in the host's mount namespace.
 func (d *Driver) hostTarget(path string, f func(*mounter.Target) error) error {
 	return d.HostNamespace.Do(func() error {
 		root, err := mounter.OpenRoot(d.Root.Path())
@@ -37,7 +37,7 @@ func (d *Driver) hostTarget(path string, f func(*mounter.Target) error) error {
 	})
 }
 
-// notDeferred refuses what must not happen while a runtime has the volume.
+// notDeferred returns an error while a runtime has the volume.
 func (d *Driver) notDeferred(id string) error {
 	all := d.deferrals.of(id)
 	if len(all) == 0 {
@@ -47,29 +47,28 @@ func (d *Driver) notDeferred(id string) error {
 		"mount, check or grow it until that pod is gone and the target is unpublished", id, targetsOf(all))
 }
 
-// wouldDefer gives the deferral that answers this publish, nil when the node
-// mounts the volume itself.
+// wouldDefer returns the deferral for this publish, nil if the node mounts the volume itself.
 func (d *Driver) wouldDefer(p *publication, supported []string) (*deferral, error) {
 	if !p.attrs.AllowRuntimeAssistedMount || len(supported) == 0 || p.use.block {
 		return nil, nil
 	}
-	if _, known := d.deferrals.at(p.id, p.target); !known { // what is deferred stays so when the driver defers no more
+	if _, known := d.deferrals.at(p.id, p.target); !known { // what is deferred stays so though the driver defers no more
 		if !d.Defers {
 			return nil, nil
 		}
 		at := d.publishedAt(p.src, p.id)
 		if slices.Contains(at, p.target) {
-			return nil, nil // since before it could be deferred
+			return nil, nil // mounted before it could be deferred
 		}
 		if p.readOnly && len(at) > 0 {
-			return nil, nil // a reader beside pods of this node reads what they do
+			return nil, nil // a reader beside pods of this node uses their mount
 		}
 	}
 	r := &deferral{VolumeID: p.id, Target: p.target}
 	if share := p.attachment.Share; share != nil {
 		r.Source, r.Type = share.Source, share.Type
 	} else {
-		// What is on the device, not what somebody said of it (C03).
+		// Use what is on the device, not what anybody claims (C03).
 		found, err := superblock.Identify(p.attachment.Device.Path, p.staged.FSType)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", p.id, err)
@@ -99,7 +98,7 @@ func (d *Driver) wouldDefer(p *publication, supported []string) (*deferral, erro
 func (d *Driver) deferTo(p *publication, want deferral) error {
 	if p.attrs.hostKernel {
 		if err := withheld(p.volume, p.attrs.HostMayMount, "mounted"); err != nil {
-			return err // the sandbox's mount is one of this kernel
+			return err // the sandbox mounts with this kernel
 		}
 	}
 	have, known := d.deferrals.at(p.id, p.target)
@@ -114,7 +113,7 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 				p.id, have.Target, have.Type, have.Source, have.Options, want.Type, want.Source, want.Options)
 		}
 	case len(others) > 0:
-		// Of readers there can be several; that the device is in use says nothing then.
+		// Several readers are allowed. A busy device proves nothing then.
 		if !want.readOnly() || slices.ContainsFunc(others, func(r deferral) bool { return !r.readOnly() }) {
 			return d.notDeferred(p.id)
 		}
@@ -123,7 +122,9 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 		}
 	default:
 		if others := d.publishedAt(p.src, p.id); len(others) > 0 {
-			return fault.New(fault.State, "volume %s is published at %s by this node, so it cannot be deferred to another pod's runtime at the same time", p.id, others[0])
+			return fault.New(fault.State,
+				"volume %s is published at %s by this node, so it cannot be deferred to another pod's runtime at the same time",
+				p.id, others[0])
 		}
 		if p.attachment.Share == nil {
 			busy, err := d.busy(p.id, p.attachment.Device.Path)
@@ -131,8 +132,8 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 				return err
 			}
 			if busy {
-				return fault.New(fault.State, "volume %s: %s is in use, so it cannot be deferred to a pod's runtime%s", p.id, p.attachment.Device.Path,
-					mounter.HeldBy(p.attachment.Device))
+				return fault.New(fault.State, "volume %s: %s is in use, so it cannot be deferred to a pod's runtime%s",
+					p.id, p.attachment.Device.Path, mounter.HeldBy(p.attachment.Device))
 			}
 		}
 		if err := d.deferrals.put(want); err != nil {
@@ -145,7 +146,7 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 		if known {
 			return err
 		}
-		// Nobody was told, so nobody would end it.
+		// No caller knows of this deferral, so no caller will end it.
 		return errors.Join(err, d.deferrals.remove(want))
 	}
 	if err := failpoint.Err("defer.placed"); err != nil {
@@ -154,17 +155,17 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 	return d.noteGuest(p)
 }
 
-// leftByRuntime refuses to mount here what a sandbox may not have let go of yet:
-// a volume of a class that allows deferral, that is in use though this node has
-// published it nowhere.
+// leftByRuntime refuses to mount here what a sandbox may still have: a volume whose class allows
+// deferral, which is in use though this node has published it nowhere.
 func (d *Driver) leftByRuntime(p *publication) error {
 	if !p.attrs.AllowRuntimeAssistedMount || p.use.block || p.attachment.Share != nil || len(d.publishedAt(p.src, p.id)) > 0 {
 		return nil
 	}
 	busy, err := d.busy(p.id, p.attachment.Device.Path)
 	if err == nil && busy {
-		err = fault.New(fault.State, "volume %s: %s is still in use, by a sandbox that it was deferred to or by somebody else%s; the volume "+
-			"is mounted when that has ended", p.id, p.attachment.Device.Path, mounter.HeldBy(p.attachment.Device))
+		err = fault.New(fault.State,
+			"volume %s: %s is still in use, by a sandbox that it was deferred to or by somebody else%s; the volume "+
+				"is mounted when that has ended", p.id, p.attachment.Device.Path, mounter.HeldBy(p.attachment.Device))
 	}
 	return err
 }
@@ -173,12 +174,11 @@ func (r deferral) answer(resp *csi.NodePublishVolumeResponse) error {
 	return crust.SetMountInfo(resp, crust.MountInfo{Source: r.Source, Type: r.Type, Options: r.Options})
 }
 
-// undefer takes the placeholder off and forgets the deferral. The volume itself
-// was never mounted here. While the sandbox has it nothing is touched: a removed
-// target would take the sandbox's mount with it, and the volume would be given to
-// others.
+// undefer removes the placeholder and the deferral. The volume was never mounted here. While the
+// sandbox has it, nothing is touched: removing the target would remove the sandbox's mount, and
+// others would get the volume.
 //
-// Beside other readers the device cannot tell; but the volume stays theirs.
+// If other readers remain, the device proves nothing, but the volume stays theirs.
 func (d *Driver) undefer(id string, r deferral) error {
 	if len(d.deferrals.of(id)) == 1 {
 		if err := d.releasedBySandbox(id, r); err != nil {
@@ -201,8 +201,8 @@ func (d *Driver) undefer(id string, r deferral) error {
 				return err
 			}
 		case occupant == mounter.MountPoint:
-			return fault.New(fault.State, "%s has something mounted on it that is not the placeholder of a deferred volume; it was left alone",
-				r.Target)
+			return fault.New(fault.State,
+				"%s has something mounted on it that is not the placeholder of a deferred volume; it was left alone", r.Target)
 		}
 		if err := failpoint.Err("undefer.unmounted"); err != nil {
 			return err
@@ -241,8 +241,9 @@ func (d *Driver) releasedBySandbox(id string, r deferral) error {
 	case err != nil:
 		return fmt.Errorf("volume %s: %w", id, err)
 	case busy:
-		return fault.New(fault.State, "volume %s is still mounted by the sandbox of the pod at %s%s; it is unpublished when that has ended, "+
-			"or was told to let go of it (crustctl sandbox list, crustctl sandbox unpublish)", id, r.Target, mounter.HeldBy(a.Device))
+		return fault.New(fault.State,
+			"volume %s is still mounted by the sandbox of the pod at %s%s; it is unpublished when that has ended, "+
+				"or was told to let go of it (crustctl sandbox list, crustctl sandbox unpublish)", id, r.Target, mounter.HeldBy(a.Device))
 	}
 	return nil
 }
@@ -257,15 +258,16 @@ func deferredStats(r deferral, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGet
 		return nil, invalid("%s", err)
 	}
 	if !supported {
-		return nil, fault.New(fault.State, "volume %s is mounted by the pod's runtime, and the caller did not say that this tells how full it "+
-			"is (crustctl sandbox stats asks it)", r.VolumeID)
+		return nil, fault.New(fault.State,
+			"volume %s is mounted by the pod's runtime, and the caller did not say that this tells how full it "+
+				"is (crustctl sandbox stats asks it)", r.VolumeID)
 	}
 	resp := &csi.NodeGetVolumeStatsResponse{}
 	return resp, crust.SetStatsSource(resp, r.Source)
 }
 
-// deferredAt gives the deferral at a path: a target, or where the volume is staged. A
-// deferred volume that is not there is a fault NotFound.
+// deferredAt returns the deferral at a path: a target or the staging path. A deferred volume that
+// is not at path is fault.NotFound.
 func (d *Driver) deferredAt(id, path string) (r deferral, deferred bool, err error) {
 	all := d.deferrals.of(id)
 	if len(all) == 0 {
@@ -275,7 +277,8 @@ func (d *Driver) deferredAt(id, path string) (r deferral, deferred bool, err err
 		return r, true, nil
 	}
 	if staged, _ := d.staged.get(id); path != staged.StagingPath {
-		return r, false, fault.New(fault.NotFound, "volume %s is deferred to the runtime of the pod at %s, not at %s", id, targetsOf(all), path)
+		return r, false, fault.New(fault.NotFound, "volume %s is deferred to the runtime of the pod at %s, not at %s",
+			id, targetsOf(all), path)
 	}
 	return all[0], true, nil
 }
@@ -300,8 +303,8 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 	if err != nil || !ok {
 		return nil, errors.Join(fault.New(fault.State, "volume %s: its device is gone", r.VolumeID), err)
 	}
-	// The device grows even if the runtime cannot grow the file system: the next
-	// NodeStageVolume grows that to the new size.
+	// The device grows even if the runtime cannot grow the file system: the next NodeStageVolume
+	// does.
 	if r.readOnly() {
 		err = src.Refresh(ctx, r.VolumeID)
 	} else {
@@ -321,8 +324,7 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 	if supported && !r.readOnly() {
 		return resp, crust.SetExpandSource(resp, r.Source)
 	}
-	// It may have been grown when it was staged. What is read beside the sandbox's
-	// writes is the size alone.
+	// It may have grown at stage. Only the size is read beside the sandbox's writes.
 	found, err := superblock.Identify(a.Device.Path, r.Type)
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", r.VolumeID, err)
@@ -332,7 +334,9 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 		if r.readOnly() {
 			why = "only reads it"
 		}
-		return nil, fault.New(fault.State, "volume %s is mounted by the pod's runtime, which %s: end the pod, and the volume is grown when it is next staged", r.VolumeID, why)
+		return nil, fault.New(fault.State,
+			"volume %s is mounted by the pod's runtime, which %s: end the pod, and the volume is grown when it is next staged",
+			r.VolumeID, why)
 	}
 	return resp, nil
 }

@@ -8,8 +8,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/record"
 )
 
-// A driver that is upgraded while a volume is deferred finds the record under its
-// old name, and leaves none behind.
+// A driver upgraded while a volume is deferred finds the record under its old name and moves it.
 func TestC08_RecordsUnderAnEarlierName(t *testing.T) {
 	dir := t.TempDir()
 	old := deferral{VolumeID: "p.v", BootID: "boot", Target: "/kubelet/t"}

@@ -7,7 +7,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// unusable is the answer to who asks what the deferral's record was to tell.
+// unusable returns the error for a deferral whose record is unusable.
 func (r deferral) unusable() error {
 	if r.bad == nil {
 		return nil
@@ -15,10 +15,9 @@ func (r deferral) unusable() error {
 	return fmt.Errorf("volume %s, deferred to the runtime of the pod at %s: %w; or end that pod", r.VolumeID, r.Target, r.bad)
 }
 
-// identifyDeferrals finds out which volumes the deferrals are of whose records
-// cannot be used. A record's name is made of the volume and the target, and where a
-// deferral stands there is a placeholder. Without one nobody was told of it, or it
-// has ended.
+// identifyDeferrals finds the volumes of deferrals whose records are unusable. A record's name is a
+// hash of volume and target, and a deferral has a placeholder at its target. Without a placeholder,
+// nobody was told of it or it has ended.
 func (d *Driver) identifyDeferrals() error {
 	if len(d.deferrals.bad) == 0 {
 		return nil

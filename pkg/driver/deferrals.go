@@ -15,10 +15,9 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// deferral says that a volume is mounted by a pod's runtime, and not here
-// (KEP-2857). It is written before the orchestrator is told, and removed after
-// the placeholder is. While it stands nothing on this node mounts, checks or
-// grows the volume. A reboot, which ends every sandbox, ends it.
+// deferral says that a pod's runtime mounts a volume, not this node (KEP-2857). It is written
+// before the orchestrator is told, and removed after the placeholder. While it exists, nothing on
+// this node mounts, checks or grows the volume. A reboot ends every sandbox, and so the deferral.
 type deferral struct {
 	VolumeID string            `json:"volumeID"`
 	BootID   string            `json:"bootID"`
@@ -27,19 +26,19 @@ type deferral struct {
 	Type     string            `json:"type"`
 	Options  map[string]string `json:"options,omitempty"`
 
-	bad error // its record cannot be used: volume and target are all that is known
+	bad error // unusable record: only volume and target are known
 }
 
-// A newer version is refused at start: a driver that does not know what a
-// deferral means must not touch the volume.
+// A newer version is refused at start: a driver that does not understand a deferral must not touch
+// the volume.
 var deferralType = record.Type{Kind: "crust-csi.deferral", Version: 1}
 
-// deferrals of one volume are several when their sandboxes only read.
+// deferrals has several of a volume only if all sandboxes read.
 type deferrals struct {
 	dir, boot string
 	mu        sync.Mutex
 	m         map[string]map[string]deferral // by volume and target
-	bad       map[string]error               // of records that cannot be used, by path
+	bad       map[string]error               // unusable records, by path
 }
 
 func loadDeferrals(dir, boot string) (*deferrals, error) {
@@ -66,7 +65,7 @@ func loadDeferrals(dir, boot string) (*deferrals, error) {
 			if path == d.path(r) {
 				continue
 			}
-			// Of a driver that kept one a volume, under another name.
+			// An older driver kept one per volume, under another name.
 			if err := deferralType.Write(d.path(r), r); err != nil {
 				return nil, err
 			}
@@ -90,7 +89,7 @@ func (d *deferrals) remember(r deferral) {
 	d.m[r.VolumeID][r.Target] = r
 }
 
-// of gives the deferrals of a volume, by target.
+// of returns a volume's deferrals, by target.
 func (d *deferrals) of(id string) []deferral {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,6 +1,5 @@
-// Package driver is the CSI semantics: what a request means, whether it may be
-// done now, what it is answered. It makes no system call and knows no kind of
-// pool; pkg/mounter and pkg/volume do.
+// Package driver is the CSI semantics: what a request means, whether it is allowed now, and what
+// the answer is. It makes no system call and knows no kind of pool; pkg/mounter and pkg/volume do.
 package driver
 
 import (
@@ -25,43 +24,42 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// DefaultName is the name a driver registers under unless told otherwise.
+// DefaultName is the name under which a driver registers by default.
 const DefaultName = "csi.crust.dev"
 
-// Config is what a Driver is made of.
+// Config configures a Driver.
 type Config struct {
 	Name     string // of the CSI driver
 	Version  string
 	NodeID   string
 	StateDir string
-	Root     *mounter.Root // every staging and target path lies below it
+	Root     *mounter.Root // the directory above every staging and target path
 	Volumes  *volume.Registry
 	Programs *fsprogs.Programs
 	Log      *slog.Logger
 	Metrics  Metrics
-	Audit    *audit.Log // nil: none is kept
-	// AppliesGroups: the driver gives volumes to the pod's fsGroup itself
-	// (VOLUME_MOUNT_GROUP). Otherwise the orchestrator does.
+	Audit    *audit.Log // nil: no audit log
+	// AppliesGroups: the driver applies the pod's fsGroup itself (VOLUME_MOUNT_GROUP). Otherwise
+	// the orchestrator does.
 	AppliesGroups bool
-	// NodesExpand: the controller does not offer EXPAND_VOLUME, so that an orchestrator
-	// leaves growth to NodeExpandVolume, which then enlarges the pool's volume too. One
-	// external-resizer serves all nodes, but only a volume's own node can enlarge it.
+	// NodesExpand: the controller does not offer EXPAND_VOLUME. So an orchestrator leaves growth to
+	// NodeExpandVolume, which then enlarges the pool's volume too. One external-resizer serves all
+	// nodes, but only a volume's own node can enlarge it.
 	NodesExpand bool
-	// Defers: volumes whose class allows it are left to pods' runtimes that can
-	// mount them (KEP-2857).
+	// Defers: pods' runtimes mount volumes whose class allows it, if they can (KEP-2857).
 	Defers bool
-	// Left gives what takes away a volume of a pool that is not configured here any
-	// more, nil where nothing can; it may be nil itself.
+	// Left returns what releases a volume whose pool is no longer configured here, nil if nothing
+	// can. Left may be nil.
 	Left func(id string) volume.Releaser
-	// HostNamespace is the host's mount namespace, in which container runtimes
-	// look for targets; nil: the one that this process is in.
+	// HostNamespace is the host's mount namespace, where container runtimes look for targets. nil:
+	// this process's own.
 	HostNamespace *mounter.Namespace
-	// HostNetwork is the host's network namespace, in which shares are mounted: this
-	// process's may end before they do. nil: this process's own.
+	// HostNetwork is the host's network namespace, in which shares are mounted: this process's may
+	// end before they do. nil: this process's own.
 	HostNetwork *os.File
 }
 
-// Metrics is told what happened; see package telemetry for one that counts.
+// Metrics records what happened; package telemetry has an implementation.
 type Metrics interface {
 	FilesystemMade(fstype string)
 	FilesystemChecked(outcome string)
@@ -97,8 +95,8 @@ type Driver struct {
 	unknownPools names // that GetCapacity was asked for
 }
 
-// New takes up where an earlier process stopped: unfinished work is undone, and
-// what is published is learnt from one look at the mount table.
+// New continues where an earlier process stopped: it undoes unfinished work, and reads once from
+// the mount table what is published.
 func New(cfg Config) (*Driver, error) {
 	if cfg.NodeID == "" || len(cfg.NodeID) > 192 {
 		return nil, fault.New(fault.Invalid, "node id %q: give one of 1 to 192 bytes", cfg.NodeID)
@@ -126,7 +124,7 @@ func New(cfg Config) (*Driver, error) {
 	return d, d.identifyDeferrals()
 }
 
-// Drain cancels long operations that go on without a caller and waits for them.
+// Drain cancels operations that outlived their callers, and waits for them until ctx ends.
 func (d *Driver) Drain(ctx context.Context) { d.ops.drain(ctx) }
 
 func (d *Driver) recover() error {
@@ -140,10 +138,10 @@ func (d *Driver) recover() error {
 		errs = append(errs, err)
 	}
 	if static := d.Volumes.Static(); static != nil {
-		// Learn the devices of what is staged, so that Owns knows them.
+		// Teach Owns the devices of staged static volumes.
 		for id, r := range d.staged.all() {
 			_, err := static.Get(id)
-			// By its number: the path may lead to another one by now.
+			// Use the number: the path may name another device by now.
 			if r.Share == "" && (err == nil || errors.Is(err, record.ErrUnusable)) {
 				static.Remember(id, r.Device)
 			}
@@ -158,14 +156,14 @@ func (d *Driver) recover() error {
 		if ok {
 			d.published.add(id, m.Path)
 		}
-		if err != nil { // one device that is sick keeps nobody else's volumes from being served
+		if err != nil { // one bad device must not stop service to other volumes
 			d.Log.Error("whose mount this is cannot be told; no volume is published there", "target", m.Path, "error", err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// scratchFor is a directory where a helper program may mount for a moment.
+// scratchFor returns a directory where a helper program may mount briefly.
 func (d *Driver) scratchFor(id string) string {
 	return filepath.Join(d.StateDir, "scratch", strings.TrimSuffix(filepath.Base(d.staged.path(id)), record.Extension))
 }
@@ -182,7 +180,7 @@ func (d *Driver) clearScratch() error {
 	return errors.Join(errs...)
 }
 
-// sources gives everything that volumes come from.
+// sources returns all sources of volumes.
 func (d *Driver) sources() []volume.Source {
 	var all []volume.Source
 	for _, p := range d.Volumes.Pools() {
@@ -210,7 +208,7 @@ func (d *Driver) owner(m mounter.Mount) (string, bool, error) {
 		for id, r := range d.staged.all() {
 			same := r.Share == "" && (r.Device.Same(dev) || !onDevice && r.Device.Path == dev.Path)
 			if same && (err != nil || d.Volumes.CheckPool(id) != nil) {
-				return id, true, nil // of a pool that is not configured any more, or that cannot be asked
+				return id, true, nil // its pool is no longer configured, or cannot be asked
 			}
 		}
 		return "", false, err
@@ -241,7 +239,7 @@ func (d *Driver) thaw(s volume.Source, id string) error {
 		return err
 	}
 	if d.withheldHere(s, id, "mounted") != nil {
-		return nil // so it was not frozen from here either
+		return nil // so this node did not freeze it either
 	}
 	fs, err := d.live(a.Device, id, v.Facts.Formatted)
 	if err != nil {
@@ -250,7 +248,7 @@ func (d *Driver) thaw(s volume.Source, id string) error {
 	return mounter.Thaw(fs)
 }
 
-// quiesce makes a volume stand still while it is copied.
+// quiesce stops writes to a volume while it is copied.
 func (d *Driver) quiesce(s volume.Source, id string) volume.Quiesce {
 	return func(ctx context.Context) (volume.Stillness, error) {
 		still := volume.Stillness{Resume: func() error { return nil }}
@@ -288,8 +286,8 @@ func (d *Driver) quiesce(s volume.Source, id string) volume.Quiesce {
 	}
 }
 
-// rawWriters says who may write to a volume's bare device, empty for nobody. A
-// target that cannot be looked at counts.
+// rawWriters says who may write to a volume's raw device, empty for nobody. A target that cannot be
+// examined counts.
 func (d *Driver) rawWriters(s volume.Source, id string, dev mounter.Device, busy bool) string {
 	for _, path := range d.publishedAt(s, id) {
 		if !d.readsOnly(s, id, path) {
@@ -304,8 +302,7 @@ func (d *Driver) rawWriters(s volume.Source, id string, dev mounter.Device, busy
 	return ""
 }
 
-// readsOnly tells whether a target surely shows the volume by a read-only
-// device.
+// readsOnly tells whether a target certainly shows the volume through a read-only device.
 func (d *Driver) readsOnly(s volume.Source, id, path string) bool {
 	t, state, err := d.look(path)
 	if err != nil {
@@ -317,9 +314,8 @@ func (d *Driver) readsOnly(s volume.Source, id, path string) bool {
 	return err == nil && ours && mounter.ReadOnlyDevice(dev)
 }
 
-// live says how a volume that may be mounted is mounted once more, by the
-// driver for itself: with the superblock options of the live mounts, for the
-// kernel refuses another SELinux label, and none.
+// live returns the options for the driver's own second mount of a volume that may be mounted. They
+// are those of the live superblock: the kernel refuses another SELinux label, or none.
 func (d *Driver) live(dev mounter.Device, id, fstype string) (mounter.Filesystem, error) {
 	r, _ := d.staged.get(id)
 	o, err := mounter.ParseOptions([]string{r.Superblock})
@@ -331,9 +327,8 @@ func (d *Driver) live(dev mounter.Device, id, fstype string) (mounter.Filesystem
 	return fs, nil
 }
 
-// filesystem says how a volume's file system is mounted. A clone of an xfs has
-// its origin's UUID; without nouuid the kernel would refuse it beside the
-// origin.
+// filesystem says how to mount a volume's file system. A clone of an xfs has its origin's UUID;
+// without nouuid the kernel would not mount both.
 func filesystem(dev mounter.Device, name string, o mounter.Options, readOnly bool) mounter.Filesystem {
 	if besides := fstype.Of(name).Copy; besides != "" {
 		o = o.With(besides, "")

@@ -9,8 +9,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// mayFormat refuses to format what somebody may have written to, before it is
-// looked at more closely.
+// mayFormat refuses to format what somebody may have written to, before any closer look.
 func (d *Driver) mayFormat(v volume.Volume, dev mounter.Device, found superblock.Result, blank superblock.BlankDevice) error {
 	_, pool := d.Volumes.OwnerOf(v.ID)
 	switch {
@@ -21,7 +20,7 @@ func (d *Driver) mayFormat(v volume.Volume, dev mounter.Device, found superblock
 			"though it holds no known format: its data may be anywhere; if it may go, delete the volume (or wipe the device) and create it anew",
 			v.ID, dev.Path)
 	case !pool && blank.Path() != "" && found.Answer != superblock.Blank:
-		// The path may lead to another disk than the one that was being formatted.
+		// The path may name another disk than when the format began.
 		return fault.New(fault.State, "volume %s: formatting %s was begun and did not end, and it holds %s: "+
 			"this may be another device than then, so it is not formatted again; its data may be anywhere; if it may go, "+
 			"wipe the device (`wipefs -a %s`)", v.ID, dev.Path, found, dev.Path)
@@ -29,10 +28,11 @@ func (d *Driver) mayFormat(v volume.Volume, dev mounter.Device, found superblock
 	return nil
 }
 
-// wayOut is what to do about a volume whose data is lost.
+// wayOut says what to do about a volume whose data is lost.
 func (d *Driver) wayOut(id string, dev mounter.Device, want string) string {
 	if _, pool := d.Volumes.OwnerOf(id); pool {
 		return "restore a snapshot, or delete the volume"
 	}
-	return fmt.Sprintf("restore its data, or make the file system yourself (`mkfs.%s %s`): the driver takes one that it finds", want, dev.Path)
+	return fmt.Sprintf("restore its data, or make the file system yourself (`mkfs.%s %s`): the driver takes one that it finds",
+		want, dev.Path)
 }

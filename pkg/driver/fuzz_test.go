@@ -25,15 +25,17 @@ func lines(text string) map[string]string {
 	return m
 }
 
-// FuzzAttributes: of what a class or a volume says nothing is ignored or guessed. A
-// volume's context means on the node what its class said, what other people add changes
-// nothing, and nothing is allowed that does not say so itself.
+// FuzzAttributes: nothing in a class or a volume is ignored or guessed. A volume's context means on
+// the node what its class said. Other people's keys change nothing. Nothing is allowed unless it is
+// said explicitly.
 func FuzzAttributes(f *testing.F) {
 	for _, s := range []string{
 		"pool=fast\nprovisioning=thick\nfsGroupStrategy=idmap\nrecursiveReadOnly=Enabled\nallowRuntimeAssistedMount=true\nhostMayMount=true",
 		"csi.storage.k8s.io/pv/name=x\nfsGroupChangePolicy=Always\ncsi.storage.k8s.io/pod.fsGroupChangePolicy=OnRootMismatch",
-		"device=/dev/sda\nformat=IfProbedBlank", "server=s\nshare=/x\nformat=IfProvenBlank", "csi.crust.dev/hostUsers=false\ncsi.crust.dev/runtimeKernel=host",
-		"csi.crust.dev/runtimeKernel=Host", "csi.crust.dev/other=1", "allowRuntimeAssistedMount=TRUE", "hostmaymount=true", "hostMayMount= true", "", "=", "example.com/x=y",
+		"device=/dev/sda\nformat=IfProbedBlank", "server=s\nshare=/x\nformat=IfProvenBlank",
+		"csi.crust.dev/hostUsers=false\ncsi.crust.dev/runtimeKernel=host",
+		"csi.crust.dev/runtimeKernel=Host", "csi.crust.dev/other=1", "allowRuntimeAssistedMount=TRUE", "hostmaymount=true",
+		"hostMayMount= true", "", "=", "example.com/x=y",
 		"csi.storage.k8s.io/pod.fsGroupChangePolicy=Sometimes", "csi.storage.k8s.io/pod.fsGroup=07",
 	} {
 		f.Add(s, "example.com/a=b")
@@ -44,7 +46,8 @@ func FuzzAttributes(f *testing.F) {
 		if err != nil && !fault.Is(err, fault.Invalid) {
 			t.Errorf("%q: %v", m, err)
 		}
-		if err == nil && (a.AllowRuntimeAssistedMount && m["allowRuntimeAssistedMount"] != "true" || a.HostMayMount && m["hostMayMount"] != "true" ||
+		if err == nil && (a.AllowRuntimeAssistedMount && m["allowRuntimeAssistedMount"] != "true" ||
+			a.HostMayMount && m["hostMayMount"] != "true" ||
 			a.hostKernel && m[attrKernel] != "host" || a.ownUserns && m[attrPodHostUsers] != "false" || a.podGroup != m[attrPodGroup]) {
 			t.Errorf("%q was taken for %+v", m, a)
 		}
@@ -70,21 +73,23 @@ func FuzzAttributes(f *testing.F) {
 			return
 		}
 		c, err := parseAttributes(volumeContext(ownParameters(m)))
-		p.Pool, p.Thick = "", false // they are where the volume is
+		p.Pool, p.Thick = "", false // the context does not carry them
 		if err != nil || c.Parameters != p {
 			t.Errorf("the class says %+v, and the volume's context %+v (%v)", p, c.Parameters, err)
 		}
 	})
 }
 
-// FuzzCapability: a use of a volume is one that this driver can honour, or the caller's
-// error.
+// FuzzCapability: an accepted use can be honoured; any other is the caller's error.
 func FuzzCapability(f *testing.F) {
 	mount := func(fstype string, flags ...string) *csi.VolumeCapability {
-		return &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fstype, MountFlags: flags}}}
+		return &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{
+			Mount: &csi.VolumeCapability_MountVolume{FsType: fstype, MountFlags: flags},
+		}}
 	}
 	block := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
-	for _, c := range []*csi.VolumeCapability{mount("ext4", "ro,commit=5"), mount("", "rw"), mount("../x"), mount("btrfs", `subvol="a,device=/dev/sda"`), mount("nfs", "vers=4.2"), block, {}} {
+	for _, c := range []*csi.VolumeCapability{mount("ext4", "ro,commit=5"), mount("", "rw"), mount("../x"),
+		mount("btrfs", `subvol="a,device=/dev/sda"`), mount("nfs", "vers=4.2"), block, {}} {
 		for mode := range csi.VolumeCapability_AccessMode_Mode_name {
 			c.AccessMode = &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_Mode(mode)}
 			b, err := proto.Marshal(c)
@@ -109,7 +114,8 @@ func FuzzCapability(f *testing.F) {
 		}
 		mode := c.GetAccessMode().GetMode()
 		reader := strings.Contains(mode.String(), "READER_ONLY")
-		if u.mode != mode || u.readOnly != reader || reader && u.options.ReadWrite() || u.block != (c.GetBlock() != nil) || u.block && share {
+		if u.mode != mode || u.readOnly != reader || reader && u.options.ReadWrite() || u.block != (c.GetBlock() != nil) ||
+			u.block && share {
 			t.Errorf("%v is %+v", &c, u)
 		}
 		if !share && strings.HasPrefix(mode.String(), "MULTI_NODE") {
@@ -131,14 +137,16 @@ func FuzzCapability(f *testing.F) {
 	})
 }
 
-// FuzzRecords: a record of what is staged or published is that of the volume whose name
-// it has, and of this boot; any other counts as none.
+// FuzzRecords: a record of a staged or published volume counts only if it is of the volume in its
+// name and of this boot.
 func FuzzRecords(f *testing.F) {
-	staged, err := stagedType.Encode(stagedRecord{VolumeID: "v", BootID: "boot", StagingPath: "/s", FSType: "ext4", Device: mounter.Device{Path: "/dev/loop1", Major: 7, Minor: 1}})
+	staged, err := stagedType.Encode(stagedRecord{VolumeID: "v", BootID: "boot", StagingPath: "/s", FSType: "ext4",
+		Device: mounter.Device{Path: "/dev/loop1", Major: 7, Minor: 1}})
 	if err != nil {
 		f.Fatal(err)
 	}
-	published, err := publishedType.Encode(publishedRecord{VolumeID: "v", BootID: "boot", Target: "/t", Shown: shown{ReadOnly: recursive, Group: "5"}})
+	published, err := publishedType.Encode(publishedRecord{VolumeID: "v", BootID: "boot", Target: "/t",
+		Shown: shown{ReadOnly: recursive, Group: "5"}})
 	if err != nil {
 		f.Fatal(err)
 	}

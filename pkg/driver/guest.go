@@ -7,24 +7,23 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// A guest's kernel may have written anything to a volume that was left to it. To
-// mount, check or grow such a file system here is to have this node's kernel, or
-// programs of its root, parse what a pod has made. So that a volume was given to a
-// guest is a fact that stays with it and with its copies.
+// A guest's kernel may have written anything to a volume that it had. To mount, check or grow such
+// a file system here would make this node's kernel, or its root's programs, parse what a pod has
+// made. So the volume and its copies keep the fact that a guest had it.
 
-// withheld refuses what would have this node parse a volume's file system after a
-// guest had it; nil where nothing forbids that. allowed is what the volume's class
-// says (hostMayMount).
+// withheld returns an error if this node would parse a volume's file system after a guest had it.
+// allowed is hostMayMount of the volume's class.
 func withheld(v volume.Volume, allowed bool, what string) error {
 	if !v.Facts.GivenToGuest || allowed {
 		return nil
 	}
 	return fault.New(fault.State, "volume %s was given to a guest (runtime-assisted mount), which may have written anything to it, so it "+
 		"is not %s by this node's kernel: "+
-		"use it in pods whose runtime mounts it in a guest, or say hostMayMount: \"true\" in its StorageClass (docs/crust.md tells what that means)", v.ID, what)
+		"use it in pods whose runtime mounts it in a guest, or say hostMayMount: \"true\" in its StorageClass (docs/crust.md tells what that means)",
+		v.ID, what)
 }
 
-// withheldHere is withheld for a volume as it was staged.
+// withheldHere is withheld for a staged volume.
 func (d *Driver) withheldHere(src volume.Source, id, what string) error {
 	v, err := src.Get(id)
 	if err != nil {
@@ -34,8 +33,8 @@ func (d *Driver) withheldHere(src volume.Source, id, what string) error {
 	return withheld(v, r.HostMayMount, what)
 }
 
-// noteGuest writes down that a volume goes to a guest, before anybody is told. A
-// runtime whose sandboxes share this kernel is none.
+// noteGuest records that a volume goes to a guest, before anybody is told. A runtime whose
+// sandboxes share this kernel is no guest.
 func (d *Driver) noteGuest(p *publication) error {
 	if p.attachment.Share != nil || p.attrs.hostKernel {
 		return nil

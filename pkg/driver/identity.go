@@ -8,17 +8,17 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// GetPluginInfo gives name and version.
+// GetPluginInfo returns name and version.
 func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	var pools []string
 	for _, p := range d.Volumes.Pools() {
 		pools = append(pools, p.Name())
 	}
-	return &csi.GetPluginInfoResponse{Name: d.Name, VendorVersion: d.Version, Manifest: map[string]string{"pools": strings.Join(pools, ",")}},
-		nil
+	return &csi.GetPluginInfoResponse{Name: d.Name, VendorVersion: d.Version,
+		Manifest: map[string]string{"pools": strings.Join(pools, ",")}}, nil
 }
 
-// GetPluginCapabilities gives what the driver offers as a whole.
+// GetPluginCapabilities returns what the driver offers as a whole.
 func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	service := func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
 		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
@@ -32,9 +32,8 @@ func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabiliti
 	}}, nil
 }
 
-// Probe is ready when every pool can be used. It says why not as
-// FAILED_PRECONDITION, which the CSI specification has for a plugin that needs
-// a person.
+// Probe is ready when every pool is usable. Otherwise it returns FAILED_PRECONDITION with the
+// reason: the CSI specification's code for a plugin that needs a person.
 func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	if err := d.Ready(); err != nil {
 		return nil, err

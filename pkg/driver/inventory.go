@@ -15,16 +15,16 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// Inventory tells crustctl what this node has, and who uses it.
+// Inventory tells crustctl what this node has and who uses it.
 type Inventory struct {
 	inventory.UnimplementedInventoryServer
 	Driver *Driver
 }
 
-// onePage is how many volumes one answer has: it stays far below gRPC's 4 MiB.
+// onePage is how many volumes one answer has; it stays far below gRPC's 4 MiB.
 const onePage = 1000
 
-// DescribePools gives the pools, with what is wrong with them.
+// DescribePools lists the pools and their problems.
 func (i Inventory) DescribePools(ctx context.Context, _ *inventory.DescribePoolsRequest) (*inventory.DescribePoolsResponse, error) {
 	resp := &inventory.DescribePoolsResponse{}
 	for _, p := range i.Driver.Volumes.Pools() {
@@ -42,7 +42,7 @@ func (i Inventory) DescribePools(ctx context.Context, _ *inventory.DescribePools
 	return resp, nil
 }
 
-// DescribeVolumes gives one page of the volumes.
+// DescribeVolumes lists one page of the volumes.
 func (i Inventory) DescribeVolumes(ctx context.Context, req *inventory.DescribeVolumesRequest) (*inventory.DescribeVolumesResponse, error) {
 	d := i.Driver
 	list := d.Volumes.List()
@@ -103,11 +103,11 @@ func (d *Driver) inventoryOf(ctx context.Context, v volume.Volume) *inventory.Vo
 	return out
 }
 
-// growthWaits says what to do about a file system that is smaller than its device. It is so
-// for a moment on each growth; csi-steward says nothing of what does not last.
+// growthWaits says what to do about a file system that is smaller than its device. Every growth is
+// briefly in this state; csi-steward reports only what lasts.
 func growthWaits(v volume.Volume) *inventory.Notice {
 	size := ""
-	if v.Size > 0 { // of a device that somebody else made it is not known
+	if v.Size > 0 { // unknown for a static volume's device
 		size = fmt.Sprintf(" to %d MiB", v.Size>>20)
 	}
 	return &inventory.Notice{Reason: "GrowthWaits", Message: "it was enlarged" + size + ", and its file system has not grown yet: " +
@@ -126,9 +126,8 @@ func (d *Driver) use(id, target string) *inventory.Use {
 	return &inventory.Use{Target: target, Pod: e.Pod, PodUid: e.PodUID}
 }
 
-// users remembers which pod has a volume at a target, if the kubelet said so
-// (podInfoOnMount). It is not stored: the first question reads what earlier processes
-// were told from the audit log.
+// users remembers which pod has a volume at a target, if the kubelet passes it (podInfoOnMount). It
+// is not stored: the first query reads from the audit log what earlier processes knew.
 type users struct {
 	mu   sync.Mutex
 	m    map[string]audit.Event // by volume and target
@@ -156,7 +155,7 @@ func (u *users) forget(id, target string) {
 	delete(u.m, id+"\x00"+target)
 }
 
-// of gives the pod of a target that is published now.
+// of returns the pod of a target that is published now.
 func (u *users) of(id, target string, history func() ([]audit.Event, error)) audit.Event {
 	u.mu.Lock()
 	e, ok := u.m[id+"\x00"+target]
@@ -164,7 +163,7 @@ func (u *users) of(id, target string, history func() ([]audit.Event, error)) aud
 		u.mu.Unlock()
 		return e
 	}
-	u.mu.Unlock() // a publish does not wait for the reading
+	u.mu.Unlock() // a publish does not wait for the read
 	events, err := history()
 	if err != nil {
 		return e // crustctl shows the target instead of the pod
@@ -175,12 +174,12 @@ func (u *users) of(id, target string, history func() ([]audit.Event, error)) aud
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	maps.Copy(before.m, u.m) // what this process was told is newer
+	maps.Copy(before.m, u.m) // this process's knowledge is newer
 	u.m, u.read = before.m, true
 	return u.m[id+"\x00"+target]
 }
 
-// The keys by which the provisioner tells for whom a volume is.
+// The provisioner's keys for a volume's claim.
 const (
 	claimNamespace = inventory.ClaimNamespaceKey
 	claimName      = inventory.ClaimNameKey

@@ -13,9 +13,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// CheckPools tells what in the pools does not fit together. What an operation has under
-// way is left out: a finding has to be there twice, and no operation on its volume while
-// it was looked for the second time.
+// CheckPools reports inconsistencies in the pools. It leaves out work under way: a finding must
+// appear twice, without an operation on its volume during the second look.
 func (i Inventory) CheckPools(ctx context.Context, req *inventory.CheckPoolsRequest) (*inventory.CheckPoolsResponse, error) {
 	pools := i.Driver.Volumes.Pools()
 	if req.GetPool() != "" {
@@ -40,7 +39,7 @@ func (i Inventory) CheckPools(ctx context.Context, req *inventory.CheckPoolsRequ
 	return resp, nil
 }
 
-// checkPool checks a pool, one at a time. It is left when its caller leaves.
+// checkPool checks a pool, one check at a time, until its caller leaves.
 func (d *Driver) checkPool(ctx context.Context, p volume.Pool) ([]volume.Finding, error) {
 	var found []volume.Finding
 	err := d.inPool(ctx, "CheckPools", p, func(context.Context, *volume.Progress) (err error) {
@@ -48,12 +47,12 @@ func (d *Driver) checkPool(ctx context.Context, p volume.Pool) ([]volume.Finding
 		return err
 	}, "the check of pool "+p.Name())
 	if err != nil {
-		return nil, err // the check may go on, and write to found
+		return nil, err // the check may still run, and write to found
 	}
 	return found, nil
 }
 
-// lookTwice gives the findings that are there twice.
+// lookTwice returns the findings that appear twice.
 func (d *Driver) lookTwice(p volume.Pool) ([]volume.Finding, error) {
 	first, err := d.lookAtPool(p)
 	if err != nil || len(first) == 0 {
@@ -85,7 +84,7 @@ func (d *Driver) lookAtPool(p volume.Pool) ([]volume.Finding, error) {
 		if owner, ok := d.Volumes.OwnerOf(id); !ok || owner.Name() != p.Name() {
 			continue
 		}
-		// Not Attached, which sets back what pods changed of a device.
+		// Not Attached: it would undo what pods changed on a device.
 		owner, ok, err := p.Owns(staged[id].Device)
 		if err != nil {
 			return nil, err
@@ -102,7 +101,7 @@ func (d *Driver) lookAtPool(p volume.Pool) ([]volume.Finding, error) {
 	return found, nil
 }
 
-// DescribeOperations gives the calls that run now, and the walks for fsGroup, the oldest first.
+// DescribeOperations lists the running calls and the walks for fsGroup, the oldest first.
 func (i Inventory) DescribeOperations(
 	context.Context, *inventory.DescribeOperationsRequest,
 ) (*inventory.DescribeOperationsResponse, error) {
@@ -122,7 +121,7 @@ func (i Inventory) DescribeOperations(
 	return resp, nil
 }
 
-// held gives what operations hold now.
+// held returns running operations' keys.
 func (o *operations) held() map[string]bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -133,7 +132,7 @@ func (o *operations) held() map[string]bool {
 	return held
 }
 
-// all gives the operations that run now, with what each holds.
+// all returns the running operations, with the keys of each.
 func (o *operations) all() map[*operation][]string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// silent is a pool whose disk hangs until it is let go.
+// silent is a pool whose disk hangs until it is released.
 type silent struct {
 	volume.Pool
 	name   string
@@ -23,8 +23,8 @@ type silent struct {
 	asked  int
 }
 
-// Who leaves before a pool has answered says nothing of its disk. While nobody knows yet that it
-// hangs, few ask it at once.
+// A caller that leaves early does not make a pool's disk sick. Until it is known to hang, few
+// callers ask it at once.
 func TestD11_ACallersHasteIsNoSickDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &silent{name: "slow", answer: make(chan struct{})}
@@ -98,8 +98,8 @@ func (p *silent) Allocated(string) (int64, error) {
 	return 5, nil
 }
 
-// A pool whose disk hangs has trouble, and the other pool is described all the same. It is
-// asked once, however often somebody wants to know.
+// A pool whose disk hangs reports trouble, and the other pool is still described. It is asked once,
+// however often callers want to know.
 func TestB08_APoolThatHangsIsDescribed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hung := &silent{name: "hung", answer: make(chan struct{})}
@@ -155,8 +155,8 @@ func TestB08_APoolThatHangsIsDescribed(t *testing.T) {
 	})
 }
 
-// To count what is shared in a pool takes as long as that takes: one who waits for it is told, and nobody takes the disk
-// for sick.
+// Counting what is shared in a pool may take long. A waiting caller is told so, and the disk does
+// not count as sick.
 func TestD11_SizesThatTakeLongAreNoSickDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &silent{name: "busy", answer: make(chan struct{})}

@@ -12,17 +12,17 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// lostWrites remembers which volumes lost writes, and how: the kernel tells once, and
-// a full pool that has room again makes nothing good. A note stays until the volume is
-// staged anew or deleted. It is in memory only; the audit log has the loss for good.
+// lostWrites remembers which volumes lost writes, and how. The kernel reports a loss once, and room
+// in a full pool repairs nothing. A note stays until the volume is staged anew or deleted. It is in
+// memory only; the audit log keeps the loss.
 type lostWrites struct {
 	mu sync.Mutex
-	m  map[string]string // what was said, by volume
+	m  map[string]string // the error, by volume
 }
 
 const writesLost = "WritesLost" // the reason in a volume's health
 
-// note keeps a loss. It tells whether it is the first that is known of the volume.
+// note records a loss. It returns whether it is the volume's first known one.
 func (l *lostWrites) note(id string, err error) (first bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -40,7 +40,7 @@ func (l *lostWrites) forget(id string) {
 	delete(l.m, id)
 }
 
-// all gives the volumes that lost writes.
+// all returns the volumes that lost writes.
 func (l *lostWrites) all() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -57,12 +57,12 @@ func (l *lostWrites) of(id string) []mounter.Ailment {
 		Reason: writesLost, Fatal: true, Lost: true,
 		Message: "writes to the volume's device failed, and what was written is lost: " + l.m[id] +
 			"; make room in the pool, stop the pods, check the data; this is shown until the volume is staged anew or deleted, or " +
-			"csi-node restarts; `crustctl history` keeps it",
+			"csi-node restarts, and in `crustctl history` until its log rotates",
 	}}
 }
 
-// noteLost keeps a loss where an operator looks for it: in the volume's health, the metrics
-// and the audit log. Other errors are none: what could not be asked is not lost.
+// noteLost records a loss where operators look for it: in the volume's health, the metrics and the
+// audit log. It ignores other errors: a failed query is no loss.
 func (d *Driver) noteLost(ctx context.Context, id string, err error) {
 	if !errors.Is(err, volume.ErrWritesLost) && !errors.Is(err, mounter.ErrNotWritten) {
 		return
@@ -72,8 +72,8 @@ func (d *Driver) noteLost(ctx context.Context, id string, err error) {
 	}
 }
 
-// crowded tells whether the pool was found (nearly) full: that is when writes
-// of thin volumes fail, and when it is worth the time to write one out.
+// crowded tells whether the pool was found (nearly) full: then writes to thin volumes fail, and a
+// flush is worth its time.
 func crowded(found []mounter.Ailment) bool {
 	for _, a := range found {
 		if a.Reason == "PoolFull" || a.Reason == "PoolNearlyFull" {

@@ -19,7 +19,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// NodeGetCapabilities gives what the node service can do.
+// NodeGetCapabilities returns the node service's capabilities.
 func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	resp := &csi.NodeGetCapabilitiesResponse{}
 	types := []csi.NodeServiceCapability_RPC_Type{
@@ -44,12 +44,12 @@ func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRe
 	return resp, nil
 }
 
-// NodeGetInfo gives this node's id and topology.
+// NodeGetInfo returns this node's id and topology.
 func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{NodeId: d.NodeID, AccessibleTopology: d.segments()}, nil
 }
 
-// Ready is nil when every pool can be used. A disk that hangs is not waited for.
+// Ready returns nil if every pool is usable. It does not wait for a disk that hangs.
 func (d *Driver) Ready() error {
 	var errs []error
 	for _, p := range d.Volumes.Pools() {
@@ -61,8 +61,7 @@ func (d *Driver) Ready() error {
 	return nil
 }
 
-// look opens the target and tells what kind of thing is there. The caller
-// closes both.
+// look opens the target and reads what is there. The caller closes both.
 func (d *Driver) look(path string) (*mounter.Target, *mounter.State, error) {
 	t, err := d.Root.Target(path)
 	if err != nil {
@@ -76,8 +75,8 @@ func (d *Driver) look(path string) (*mounter.Target, *mounter.State, error) {
 	return t, s, nil
 }
 
-// shows tells whether what is mounted at a target is of the volume, and by
-// which of its devices (the zero Device for a share).
+// shows tells whether the mount at a target is the volume's, and of which of its devices (the zero
+// Device for a share).
 func (d *Driver) shows(s *mounter.State, src volume.Releaser, id string) (bool, mounter.Device, error) {
 	if s.Occupant != mounter.MountPoint {
 		return false, mounter.Device{}, nil
@@ -99,7 +98,8 @@ func (d *Driver) shows(s *mounter.State, src volume.Releaser, id string) (bool, 
 			owner, owned, err = src.Owns(dev)
 		}
 		if err != nil {
-			// A device that is mounted is bound to nothing else meanwhile. So it is what it was when it was staged.
+			// A mounted device cannot be bound to anything else. So it is still what it was at
+			// stage.
 			if r, ok := d.staged.get(id); ok && r.Share == "" && r.Device.Same(dev) {
 				return true, dev, nil
 			}
@@ -111,7 +111,7 @@ func (d *Driver) shows(s *mounter.State, src volume.Releaser, id string) (bool, 
 	if r, staged := d.staged.get(id); staged {
 		share = r.Share
 	} else if a, ok, err := src.Attached(id); err == nil && ok && a.Share != nil {
-		share = a.Share.Source // how it was staged cannot be read
+		share = a.Share.Source // the staged record is unreadable
 	}
 	if share == "" {
 		return false, mounter.Device{}, nil
@@ -120,8 +120,8 @@ func (d *Driver) shows(s *mounter.State, src volume.Releaser, id string) (bool, 
 	return err == nil && m.Source == share, mounter.Device{}, err
 }
 
-// shownAt tells whether the kernel shows the volume at a target; two errors, of the
-// look at the target and of the comparison.
+// shownAt tells whether the kernel shows the volume at a target. look is the error of reading the
+// target, compare of the comparison.
 func (d *Driver) shownAt(src volume.Releaser, id, path string) (ok bool, look, compare error) {
 	t, s, look := d.look(path)
 	if look != nil {
@@ -133,8 +133,8 @@ func (d *Driver) shownAt(src volume.Releaser, id, path string) (ok bool, look, c
 	return ok && compare == nil, nil, compare
 }
 
-// mountedHere tells whether the kernel shows the volume at one of its targets. "Cannot
-// tell" is no.
+// mountedHere tells whether the kernel shows the volume at one of its targets. Unknown counts as
+// no.
 func (d *Driver) mountedHere(src volume.Releaser, id string) bool {
 	return slices.ContainsFunc(d.published.of(id), func(path string) bool {
 		ok, _, _ := d.shownAt(src, id, path)
@@ -142,15 +142,15 @@ func (d *Driver) mountedHere(src volume.Releaser, id string) bool {
 	})
 }
 
-// publishedAt gives the targets where the volume is mounted now. An entry of
-// the index that the kernel does not confirm is forgotten.
+// publishedAt returns the targets where the volume is mounted now. It drops entries of the index
+// that the kernel refutes.
 func (d *Driver) publishedAt(src volume.Releaser, id string) []string {
 	var targets []string
 	for _, path := range d.published.of(id) {
 		ok, look, compare := d.shownAt(src, id, path)
 		switch {
 		case ok || compare != nil, look != nil && !fault.Is(look, fault.NotFound):
-			targets = append(targets, path) // cannot tell is not "no"
+			targets = append(targets, path) // unknown is not "no"
 		default:
 			d.published.forget(id, path)
 		}
@@ -158,9 +158,9 @@ func (d *Driver) publishedAt(src volume.Releaser, id string) []string {
 	return targets
 }
 
-// releasing finds where a volume comes from, for who takes it away: what is
-// attached and mounted is asked of the kernel, so an unusable record is no reason
-// to leave it, nor is a pool that is not configured, or has no volume of this id, any more.
+// releasing returns the source of a volume for its release. The kernel knows what is attached and
+// mounted. So the volume can be released although its record is unusable, its pool is not
+// configured, or the pool has no such id any more.
 func (d *Driver) releasing(id string) (volume.Releaser, error) {
 	err := d.Volumes.CheckPool(id)
 	if err == nil {
@@ -180,7 +180,7 @@ func (d *Driver) releasing(id string) (volume.Releaser, error) {
 	return nil, err
 }
 
-// requireStaged gives how the volume is staged, and its attachment.
+// requireStaged returns how the volume is staged, and its attachment.
 func (d *Driver) requireStaged(src volume.Source, id, stagingPath string) (stagedRecord, volume.Attachment, error) {
 	if err := d.staged.unusable(id); err != nil {
 		return stagedRecord{}, volume.Attachment{}, err
@@ -206,8 +206,7 @@ func (d *Driver) requireStaged(src volume.Source, id, stagingPath string) (stage
 	return r, a, nil
 }
 
-// busy tells whether somebody uses the volume's device. The driver's own looking
-// at it does not count.
+// busy tells whether somebody uses the volume's device. The driver's own looks do not count.
 func (d *Driver) busy(id, device string) (bool, error) {
 	busy, err := mounter.Busy(device)
 	if err != nil || !busy {
@@ -217,9 +216,8 @@ func (d *Driver) busy(id, device string) (bool, error) {
 	return mounter.Busy(device)
 }
 
-// growth makes a volume's file system fill its device, when that is due. It
-// happens before anything can see the volume, or while it is in use.
-// With quick, growth by a program is errNeedsTime.
+// growth makes a volume's file system fill its device, if due. It runs before anything can see the
+// volume, or while it is in use. With quick, growth by a program is errNeedsTime.
 func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mounter.Filesystem, quick bool) error {
 	dev, fstype := fs.Device, fs.Type
 	v, err := src.Get(id)
@@ -229,7 +227,7 @@ func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mo
 	_, end := tracing.Begin(ctx, "grow file system", tracing.Volume(id))
 	err = growDetached(fs)
 	if errors.Is(err, mounter.ErrGrowOffline) {
-		end(nil) // nothing has failed: a program does it, or it stays due
+		end(nil) // no failure: a program does it, or it stays due
 		busy, berr := d.busy(id, dev.Path)
 		if berr != nil {
 			return fmt.Errorf("volume %s: %w", id, berr)
@@ -256,7 +254,7 @@ func (d *Driver) growOffline(ctx context.Context, src volume.Source, v volume.Vo
 	return d.grown(ctx, src, v, fsType, "offline")
 }
 
-// grown notes that a file system fills its device now.
+// grown records that a file system fills its device.
 func (d *Driver) grown(ctx context.Context, src volume.Source, v volume.Volume, fstype, how string) error {
 	d.Log.InfoContext(ctx, "file system grown", "volume_id", v.ID, "fs_type", fstype, "how", how)
 	d.Metrics.FilesystemGrown(fstype, how)
@@ -266,9 +264,9 @@ func (d *Driver) grown(ctx context.Context, src volume.Source, v volume.Volume, 
 	return d.recordDone(ctx, src, v, facts)
 }
 
-// recordDone keeps facts with the volume. Where a full pool has no room for
-// them, and all they say is that something due was done, the volume can be used
-// all the same: that is done once more the next time, which changes nothing.
+// recordDone stores facts with the volume. If a full pool has no room for them, and they only say
+// that something due was done, the volume is usable all the same: it is done again the next time,
+// which changes nothing.
 func (d *Driver) recordDone(ctx context.Context, src volume.Source, v volume.Volume, facts volume.Facts) error {
 	err := src.SetFacts(v.ID, facts)
 	struckOff := v.Facts

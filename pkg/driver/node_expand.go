@@ -12,7 +12,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// NodeExpandVolume makes the file system fill a device that was made larger.
+// NodeExpandVolume makes the file system fill an enlarged device.
 func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	if id == "" {
@@ -107,7 +107,7 @@ func (d *Driver) expand(ctx context.Context, src volume.Source, id, path string,
 	return size, d.growNow(ctx, src, id, a.Device, staged)
 }
 
-// inRange refuses a device whose size, in bytes, is not what was asked for.
+// inRange refuses a device whose size, in bytes, is outside the requested range.
 func inRange(id string, size int64, r *csi.CapacityRange) error {
 	if want := r.GetRequiredBytes(); size < want {
 		return fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; enlarge the device, then try again", id,
@@ -126,7 +126,7 @@ func (d *Driver) growNow(ctx context.Context, src volume.Source, id string, dev 
 		return err
 	}
 	if !v.Facts.GrowDue {
-		// A static device may have grown without the driver being told.
+		// A static device may have grown without the driver's knowledge.
 		v.Facts.GrowDue = true
 		if err := src.SetFacts(id, v.Facts); err != nil {
 			return err

@@ -18,16 +18,16 @@ type labelConflict struct{ error }
 
 func (c labelConflict) Unwrap() error { return c.error }
 
-// conflictOfLabels says which labels do not go together, and who has the volume.
+// conflictOfLabels says which labels conflict, and who has the volume.
 func (d *Driver) conflictOfLabels(p *publication, have string) error {
 	return labelConflict{fault.New(fault.State, "volume %s is mounted with the SELinux label %q and cannot be mounted with %q "+
 		"at the same time: all its mounts on a node have one label%s. Give the pods the same seLinuxOptions, or run one after the other%s",
 		p.id, have, p.use.options.Context(), d.usedBy(p), mounter.HeldBy(p.attachment.Device))}
 }
 
-// otherLabel says how the label of what is mounted at the target differs from the one that
-// is asked for; empty when it does not. A share without a label in its options has what its
-// server and the policy say, so only a label that is asked for is compared there.
+// otherLabel returns how the label of the mount at the target differs from the requested one, empty
+// if it does not. A share without a label option has the label of its server and the policy, so
+// only a requested label is compared there.
 func otherLabel(p *publication, s *mounter.State) (differs string, err error) {
 	want, have := p.use.options.Context(), ""
 	switch {
@@ -50,7 +50,7 @@ func otherLabel(p *publication, s *mounter.State) (differs string, err error) {
 	return fmt.Sprintf("mounted with the SELinux label %q, asked for with %q", have, want), nil
 }
 
-// usedBy says which pods have the volume, for the error that another pod gets.
+// usedBy names the pods that have the volume, for another pod's error.
 func (d *Driver) usedBy(p *publication) fault.Private {
 	var pods []string
 	for _, target := range d.publishedAt(p.src, p.id) {
@@ -61,9 +61,8 @@ func (d *Driver) usedBy(p *publication) fault.Private {
 	return sayUsers(pods, p.namespace)
 }
 
-// sayUsers names pods, each "namespace/name". The event of a pod is read by whoever may
-// read events of its namespace, so it has the names of that namespace's pods only. The log
-// has all.
+// sayUsers names pods as "namespace/name". Whoever may read events of a pod's namespace can read
+// the pod's event, so it names only that namespace's pods. The log names all.
 func sayUsers(pods []string, namespace string) fault.Private {
 	if len(pods) == 0 {
 		return fault.Private{}
@@ -87,8 +86,7 @@ func sayUsers(pods []string, namespace string) fault.Private {
 	return said
 }
 
-// countLabel counts mounts with a SELinux context, and publishes that a conflict
-// refused.
+// countLabel counts mounts with a SELinux context, and publishes refused for a conflict.
 func (d *Driver) countLabel(p *publication, err error) {
 	outcome := "error"
 	switch conflict := (labelConflict{}); {
@@ -104,16 +102,16 @@ func (d *Driver) countLabel(p *publication, err error) {
 	d.Metrics.ContextMount(outcome, accessMode(p.use.mode))
 }
 
-// countConflict counts a repeated publish that asks for another label. One that finds the
-// label that it asks for mounts nothing, so it is not counted.
+// countConflict counts a repeated publish with another label. One with the same label mounts
+// nothing, so it is not counted.
 func (d *Driver) countConflict(p *publication, err error) {
 	if conflict := (labelConflict{}); errors.As(err, &conflict) {
 		d.countLabel(p, err)
 	}
 }
 
-// accessMode is a mode's name in metrics: that of the kubelet's metrics of labels
-// (volume_manager_selinux_*), or "other" for a mode that Kubernetes does not ask for.
+// accessMode returns a mode's name in metrics: that of the kubelet's metrics of labels
+// (volume_manager_selinux_*), or "other" for a mode that Kubernetes does not use.
 func accessMode(mode csi.VolumeCapability_AccessMode_Mode) string {
 	switch mode {
 	case csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER:

@@ -6,7 +6,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// S04: an event says no name of another namespace; the log says all.
+// S04: an event names no pod of another namespace; the log names all.
 func TestS04_UsersOfOtherNamespacesAreForTheLog(t *testing.T) {
 	for _, c := range []struct {
 		pods           []string
@@ -28,7 +28,7 @@ func TestS04_UsersOfOtherNamespacesAreForTheLog(t *testing.T) {
 	}
 }
 
-// S09: labels are counted under the kubelet's names of access modes.
+// S09: metrics of labels use the kubelet's names of access modes.
 func TestS09_AccessModesHaveTheKubeletsNames(t *testing.T) {
 	want := map[csi.VolumeCapability_AccessMode_Mode]string{
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER: "RWOP",

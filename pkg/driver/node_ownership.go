@@ -18,8 +18,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// group gives the pod's fsGroup, by either way it arrives; nil when there is
-// none, or when the orchestrator applies it.
+// group returns the pod's fsGroup, from either source; nil if there is none, or if the orchestrator
+// applies it.
 func (d *Driver) group(c *csi.VolumeCapability, a attributes) (*uint32, error) {
 	mountGroup := c.GetMount().GetVolumeMountGroup()
 	if !d.AppliesGroups {
@@ -37,7 +37,8 @@ func (d *Driver) group(c *csi.VolumeCapability, a attributes) (*uint32, error) {
 		return nil, nil
 	}
 	if a.podGroup != "" && a.podGroup != text {
-		return nil, invalid("volume_mount_group is %q and the attribute %s is %q: one pod has one fsGroup", mountGroup, attrPodGroup, a.podGroup)
+		return nil, invalid("volume_mount_group is %q and the attribute %s is %q: one pod has one fsGroup",
+			mountGroup, attrPodGroup, a.podGroup)
 	}
 	gid, err := ownership.ParseGroup(text)
 	if err != nil {
@@ -46,7 +47,7 @@ func (d *Driver) group(c *csi.VolumeCapability, a attributes) (*uint32, error) {
 	return &gid, nil
 }
 
-// What fsGroupStrategy says.
+// Values of fsGroupStrategy.
 const (
 	strategyChown  = "chown"
 	strategyIdmap  = "idmap"
@@ -69,7 +70,7 @@ func (d *Driver) strategy(p *publication) (string, error) {
 		return "", invalid("volume %s: fsGroupStrategy=option is for %s; %s has owners on disk, use chown or idmap", p.id,
 			strings.Join(fstype.WithGroupOption(), ", "), p.staged.FSType)
 	case asked == strategyIdmap && p.attrs.ownUserns:
-		// The kernel maps a mount once, and the runtime will.
+		// A mount is id-mapped only once, and the runtime will.
 		d.Log.Info("the pod has a user namespace, so its fsGroup is applied by chown and not by idmap", "volume_id", p.id, "target_path",
 			p.target)
 		return strategyChown, nil
@@ -79,8 +80,7 @@ func (d *Driver) strategy(p *publication) (string, error) {
 	return strategyChown, nil
 }
 
-// groupOptions adds the group to the superblock options of a file system that
-// takes it there.
+// groupOptions adds the group to the superblock options of a file system that takes it there.
 func (p *publication) groupOptions() error {
 	if p.strategy != strategyOption {
 		return nil
@@ -94,8 +94,8 @@ func (p *publication) groupOptions() error {
 	return nil
 }
 
-// own gives a detached mount to the pod's group, and tells how it is to be
-// shown. With quick, work that takes time is errNeedsTime.
+// own gives a detached mount to the pod's group, and returns the id map to show it with. With
+// quick, slow work is errNeedsTime.
 func (d *Driver) own(
 	ctx context.Context, p *publication, m *mounter.Detached, progress *volume.Progress, quick bool,
 ) (*mounter.IDMap, error) {
@@ -124,7 +124,7 @@ func (d *Driver) own(
 			return showing(record.Group, *p.group), nil
 		}
 		if known && !p.readOnly {
-			// Go on with the volume's own group, which other publishes may show.
+			// Keep the volume's own group, which other publishes may show.
 			return showing(record.Group, *p.group), d.walk(ctx, p, root, record.Group, progress, quick)
 		}
 	}
@@ -135,8 +135,8 @@ func (d *Driver) own(
 	return nil, d.walk(ctx, p, root, *p.group, progress, quick)
 }
 
-// doubt has the record not vouch for the files any more, where the orchestrator gives them to
-// groups: it does not tell when, and may be stopped on its way.
+// doubt invalidates the record of the files' group if the orchestrator applies groups: it does not
+// say when, and may be stopped midway.
 func (d *Driver) doubt(p *publication, m *mounter.Detached) {
 	root, err := m.Dir()
 	if err == nil {
@@ -158,7 +158,7 @@ func showing(disk, shown uint32) *mounter.IDMap {
 
 const progressInterval = 10 * time.Second
 
-// walk runs ownership.Apply, and tells how far it has come.
+// walk runs ownership.Apply, and reports its progress.
 func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid uint32, progress *volume.Progress, quick bool) (err error) {
 	policy := p.attrs.FSGroupChangePolicy
 	if policy == "" {
@@ -187,10 +187,11 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 			float64(looked)/time.Since(begin).Seconds())
 	}
 	describe := func() string {
-		// btrfs does not count its files; and there may be more than at the begin.
+		// btrfs does not count its files, and files may be added meanwhile.
 		looked := counts.Looked.Load()
 		if left := usage.UsedInodes - looked; left > 0 && looked > 0 {
-			return counted() + fmt.Sprintf(", about %s left", time.Duration(float64(time.Since(begin))/float64(looked)*float64(left)).Round(time.Second))
+			return counted() + fmt.Sprintf(", about %s left",
+				time.Duration(float64(time.Since(begin))/float64(looked)*float64(left)).Round(time.Second))
 		}
 		return counted() + ", how long it will take cannot be told"
 	}
@@ -224,16 +225,15 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 		return fmt.Errorf("volume %s: giving its files to group %d: %w (%s)", p.id, gid, err, counted())
 	}
 	if n := counts.Refused.Load(); n > 0 {
-		d.Log.Warn("files that nobody may change (chattr +i or +a, or in a read-only subvolume) keep their group", "volume_id", p.id, "group",
-			gid, "files", n, "one_of_them", counts.Example())
+		d.Log.Warn("files that nobody may change (chattr +i or +a, or in a read-only subvolume) keep their group",
+			"volume_id", p.id, "group", gid, "files", n, "one_of_them", counts.Example())
 	}
 	d.Log.Info("a volume was given to a group", "volume_id", p.id, "group", gid, "looked_at", r.Looked, "changed", r.Changed, "took",
 		time.Since(begin))
 	return nil
 }
 
-// finish applies recursiveReadOnly, and the id map with it, to a mount that is
-// not attached yet.
+// finish applies recursiveReadOnly, and the id map with it, to a mount before it is attached.
 func (d *Driver) finish(p *publication, m *mounter.Detached, idmap *mounter.IDMap) error {
 	mode := p.attrs.RecursiveReadOnly
 	asked := p.readOnly && mode != "Disabled"
@@ -249,10 +249,11 @@ func (d *Driver) finish(p *publication, m *mounter.Detached, idmap *mounter.IDMa
 			}
 		case idmap == nil && mode != "Enabled" && errors.Is(err, mounter.ErrNoMountSetattr):
 			p.readOnlyAs = notRecursive
-			d.Log.Warn("the publish is read-only, but not recursively: this kernel has no mount_setattr", "volume_id", p.id, "target_path", p.target)
+			d.Log.Warn("the publish is read-only, but not recursively: this kernel has no mount_setattr",
+				"volume_id", p.id, "target_path", p.target)
 		case errors.Is(err, mounter.ErrNoMountSetattr):
-			return fault.New(fault.State, "volume %s: recursiveReadOnly=Enabled (or an id map) needs mount_setattr, Linux 5.12 or newer: %w", p.id,
-				err)
+			return fault.New(fault.State,
+				"volume %s: recursiveReadOnly=Enabled (or an id map) needs mount_setattr, Linux 5.12 or newer: %w", p.id, err)
 		default:
 			return fmt.Errorf("volume %s: %w", p.id, err)
 		}

@@ -99,7 +99,9 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	}
 	err = d.ops.short("NodePublishVolume", func() error { return attempt(ctx, &volume.Progress{}, true) }, id)
 	if errors.Is(err, errNeedsTime) {
-		err = d.ops.long(ctx, "NodePublishVolume", func(ctx context.Context, progress *volume.Progress) error { return attempt(ctx, progress, false) }, id)
+		err = d.ops.long(ctx, "NodePublishVolume", func(ctx context.Context, progress *volume.Progress) error {
+			return attempt(ctx, progress, false)
+		}, id)
 	}
 	if err != nil {
 		return nil, err
@@ -107,10 +109,10 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	return resp, nil
 }
 
-// publication is one publish, as asked for and as found.
+// publication is one publish: the request and what was found.
 type publication struct {
 	id, target, staging string
-	namespace           string // of the pod, if the kubelet tells
+	namespace           string // of the pod, if the kubelet sends it
 	src                 volume.Source
 	volume              volume.Volume
 	staged              stagedRecord
@@ -121,9 +123,9 @@ type publication struct {
 	strategy            string  // how it is applied
 	readOnlyAs          readOnlyAs
 	readOnly            bool
-	alone               bool   // nobody else had the device in use when this began
+	alone               bool   // nobody else used the device when this began
 	given               func() // writes the audit log
-	pod, podUID         string // who it is for: see podOf
+	pod, podUID         string // for whom: see podOf
 }
 
 func (p *publication) filesystem() mounter.Filesystem {
@@ -139,7 +141,8 @@ func (d *Driver) mountable(p *publication) mounter.Filesystem {
 func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.Progress, quick bool) error {
 	switch {
 	case p.use.block != p.staged.Block:
-		return fault.New(fault.State, "volume %s is staged as %s and cannot be published as %s", p.id, kindOf(p.staged.Block, p.staged.FSType), kindOf(p.use.block, p.use.fstype))
+		return fault.New(fault.State, "volume %s is staged as %s and cannot be published as %s", p.id,
+			kindOf(p.staged.Block, p.staged.FSType), kindOf(p.use.block, p.use.fstype))
 	case p.use.fstype != "" && fstype.Kernel(p.use.fstype) != fstype.Kernel(p.staged.FSType) && p.attachment.Share == nil:
 		return fault.New(fault.State, "volume %s is staged with %s and cannot be published with %s", p.id, p.staged.FSType, p.use.fstype)
 	case p.readOnly && p.use.options.ReadWrite():
@@ -163,9 +166,11 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 		d.countConflict(p, err)
 		return err
 	}
-	if p.use.mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER || p.staged.Mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
+	if p.use.mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER ||
+		p.staged.Mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
 		if others := d.publishedAt(p.src, p.id); len(others) > 0 {
-			return fault.New(fault.State, "volume %s has access mode SINGLE_NODE_SINGLE_WRITER (ReadWriteOncePod) and is published at %s already", p.id, others[0])
+			return fault.New(fault.State,
+				"volume %s has access mode SINGLE_NODE_SINGLE_WRITER (ReadWriteOncePod) and is published at %s already", p.id, others[0])
 		}
 	}
 	if err := d.leftByRuntime(p); err != nil {
@@ -188,7 +193,7 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 	default:
 		var idmap *mounter.IDMap
 		if p.attachment.Share != nil {
-			// Whose the files are is its server's to say.
+			// The NFS server decides ownership.
 			d.Metrics.OwnershipSkipped("share")
 		} else if idmap, err = d.own(ctx, p, m, progress, quick); err != nil {
 			return err
@@ -221,7 +226,7 @@ func (p *publication) groupShown() string {
 	return fmt.Sprint(*p.group)
 }
 
-// republish answers a repeated call: what is mounted must be what is asked.
+// republish answers a repeated call: the mount must match the request.
 func (d *Driver) republish(p *publication, s *mounter.State) error {
 	ours, dev, err := d.shows(s, p.src, p.id)
 	if err != nil {
@@ -233,7 +238,7 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 	differs, conflict := "", false
 	switch {
 	case p.use.block:
-		// On a volume whose own device is read-only, any publish is.
+		// A volume whose own device is read-only has only read-only publishes.
 		if dev.Same(p.attachment.Device) == p.readOnly && !p.attachment.Device.ReadOnly {
 			differs = "one is read-only, the other is not"
 		}
@@ -247,11 +252,12 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 			}
 			conflict = differs != ""
 		}
-		// A share's mounts each have their own.
+		// Each share mount has its own options.
 		if differs == "" && p.attachment.Share == nil && !p.use.options.SameSuperblock(p.staged.Superblock) {
 			differs = fmt.Sprintf("mounted with options %q, asked for with %q", p.staged.Superblock, p.use.options.SuperblockString())
 		}
-		if have, want := d.published.shown(p.id, p.target).Group, p.groupShown(); differs == "" && d.AppliesGroups && have != "" && want != have {
+		have, want := d.published.shown(p.id, p.target).Group, p.groupShown()
+		if differs == "" && d.AppliesGroups && have != "" && want != have {
 			differs = fmt.Sprintf("it shows its files as group %s's, and group %q was asked for", have, want)
 		}
 	}
@@ -263,14 +269,18 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 		return refusal
 	}
 	d.published.add(p.id, p.target)
-	if have := d.published.shown(p.id, p.target).ReadOnly; p.attrs.RecursiveReadOnly == "Enabled" && p.readOnly && !p.use.block && have != recursive {
-		what := map[readOnlyAs]string{plain: "it was asked for so", notRecursive: "this kernel had no mount_setattr (Linux 5.12)", writable: "nothing is on record of how it was published"}[have]
-		return fault.New(fault.State, "volume %s is published at %s read-only, but not known to be recursively so (%s), and recursiveReadOnly=Enabled was asked for; unpublish it first", p.id, p.target, what)
+	if have := d.published.shown(p.id, p.target).ReadOnly; p.attrs.RecursiveReadOnly == "Enabled" && p.readOnly &&
+		!p.use.block && have != recursive {
+		what := map[readOnlyAs]string{plain: "it was asked for so", notRecursive: "this kernel had no mount_setattr (Linux 5.12)",
+			writable: "nothing is on record of how it was published"}[have]
+		return fault.New(fault.State,
+			"volume %s is published at %s read-only, but not known to be recursively so (%s), and recursiveReadOnly=Enabled was asked for; unpublish it first",
+			p.id, p.target, what)
 	}
 	return nil
 }
 
-// detached prepares the mount, ready to be attached.
+// detached prepares the mount for Attach.
 func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mounter.Detached, error) {
 	switch {
 	case p.attachment.Share != nil:
@@ -296,7 +306,7 @@ func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mou
 		}
 		err = d.growth(ctx, p.src, p.id, fs, quick)
 		if errors.Is(err, mounter.ErrGrowOffline) {
-			// It is in use as it is, and can be by one more. The growth stays due.
+			// It is in use as it is, and one more user changes nothing. The growth stays due.
 			d.Log.WarnContext(ctx, "a volume has not its new size yet", "volume_id", p.id, "error", err)
 		} else if err != nil {
 			return nil, err
@@ -318,9 +328,9 @@ func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mou
 	return m, nil
 }
 
-// agreeOnSuperblock refuses superblock options that differ from those of the
-// live mounts: the kernel would share the superblock and ignore them without a
-// word. While nothing is mounted, new ones are taken.
+// agreeOnSuperblock refuses superblock options that differ from those of the live mounts: the
+// kernel would share the superblock and silently ignore them. If nothing is mounted, it takes the
+// new ones.
 func (d *Driver) agreeOnSuperblock(p *publication) error {
 	want := p.use.options.SuperblockString()
 	if p.use.options.SameSuperblock(p.staged.Superblock) {
@@ -331,10 +341,12 @@ func (d *Driver) agreeOnSuperblock(p *publication) error {
 		return err
 	}
 	if busy {
-		if have, err := mounter.ParseOptions([]string{p.staged.Superblock}); err == nil && !mounter.SameLabel(have.Context(), p.use.options.Context()) {
+		if have, err := mounter.ParseOptions([]string{p.staged.Superblock}); err == nil &&
+			!mounter.SameLabel(have.Context(), p.use.options.Context()) {
 			return d.conflictOfLabels(p, have.Context())
 		}
-		return fault.New(fault.State, "volume %s is mounted with the options %q and cannot be mounted with %q at the same time: all mounts of a volume share them. Unpublish it first, or ask for the same options%s",
+		return fault.New(fault.State,
+			"volume %s is mounted with the options %q and cannot be mounted with %q at the same time: all mounts of a volume share them. Unpublish it first, or ask for the same options%s",
 			p.id, p.staged.Superblock, want, mounter.HeldBy(p.attachment.Device))
 	}
 	p.staged.Superblock = want

@@ -10,7 +10,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// rawDevice prepares the mount of a device's node.
+// rawDevice prepares the mount of a device node.
 func (d *Driver) rawDevice(ctx context.Context, p *publication) (*mounter.Detached, error) {
 	dev := p.attachment.Device
 	var err error
@@ -35,8 +35,7 @@ func (d *Driver) rawDevice(ctx context.Context, p *publication) (*mounter.Detach
 	return nil, errors.Join(fmt.Errorf("volume %s: %w", p.id, err), d.releaseReadOnly(ctx, p))
 }
 
-// releaseReadOnly gives up the read-only devices of a block volume that no target
-// shows.
+// releaseReadOnly releases the read-only devices of a block volume that no target shows.
 func (d *Driver) releaseReadOnly(ctx context.Context, p *publication) error {
 	if !p.use.block || !p.readOnly {
 		return nil

@@ -18,8 +18,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// NodeStageVolume attaches the volume's device and makes sure that it holds
-// the file system asked for. It mounts nothing.
+// NodeStageVolume attaches the volume's device and ensures that it holds the requested file system.
+// It mounts nothing.
 func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	id := req.GetVolumeId()
 	if id == "" {
@@ -78,8 +78,7 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// giveUp releases the device of a static volume that could not be staged, for
-// another volume's use.
+// giveUp releases the device of a static volume that could not be staged, for another volume.
 func (d *Driver) giveUp(id string) {
 	if _, staged := d.staged.get(id); staged {
 		return
@@ -89,9 +88,8 @@ func (d *Driver) giveUp(id string) {
 	}
 }
 
-// errNeedsTime ends the quick attempt at a stage: a program has to run, or
-// space has to be reserved. Handing the call to another goroutine, which can
-// outlive it, is for those.
+// errNeedsTime ends the quick attempt at a stage or publish: it needs a program, reserved space or
+// a long walk. That runs in another goroutine, which can outlive the call.
 var errNeedsTime = errors.New("this stage takes time")
 
 func (d *Driver) checkStagingPath(path string) error {
@@ -129,7 +127,7 @@ func (d *Driver) stage(
 	}
 	if err := d.notDeferred(v.ID); err != nil {
 		if staged {
-			return nil // as it was; it is not looked at while somebody else has it
+			return nil // unchanged, and not looked at while somebody else has it
 		}
 		return err
 	}
@@ -145,14 +143,13 @@ func (d *Driver) stage(
 	if err := failpoint.Err("stage.attached"); err != nil {
 		return err
 	}
-	// Attach may have found a device of which more is known.
+	// Attach may have found a device with more known facts.
 	if v, err = src.Get(v.ID); err != nil {
 		return err
 	}
 	r := stagedRecord{VolumeID: v.ID, StagingPath: path, Block: u.block, Mode: u.mode, Device: a.Device}
 	if u.block && !v.Block && !v.Facts.GivenRaw {
-		// From now on nothing but a file system that is found there may be
-		// assumed of it.
+		// From now on only a file system that is found there may be assumed of it.
 		v.Facts.GivenRaw = true
 		if err := src.SetFacts(v.ID, v.Facts); err != nil {
 			return err
@@ -179,14 +176,14 @@ func (d *Driver) stage(
 	if err := d.staged.put(r); err != nil {
 		return err
 	}
-	if !staged { // whoever uses it from here on was told what it lost before
+	if !staged { // later users were told of its earlier losses
 		d.lost.forget(v.ID)
 	}
 	return nil
 }
 
-// ensureFilesystem gives the type of the file system that the device holds
-// afterwards: the one that was asked for, or an error.
+// ensureFilesystem returns the type of the file system that the device holds afterwards: the
+// requested one, or an error.
 func (d *Driver) ensureFilesystem(
 	ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, u use, progress *volume.Progress, quick bool,
 ) (string, error) {
@@ -221,7 +218,7 @@ func (d *Driver) ensureFilesystem(
 		return "", fmt.Errorf("volume %s: %w", v.ID, err)
 	}
 	if v.Facts.GivenToGuest && !u.hostMayMount && found.Answer == superblock.Known && found.Type == want {
-		// For the next guest. Nothing of this node reads any further.
+		// For the next guest. This node reads no further.
 		return want, nil
 	}
 	facts := v.Facts
@@ -246,16 +243,19 @@ func (d *Driver) ensureFilesystem(
 		facts = volume.Facts{Formatted: want}
 	}
 	if found.Answer == superblock.Blank {
-		return "", fault.New(fault.State, "volume %s was formatted with %s before, and %s reads as blank now: its data was lost or overwritten. "+
-			"It is not formatted a second time: %s", v.ID, v.Facts.Formatted, dev.Path, d.wayOut(v.ID, dev, want))
+		return "", fault.New(fault.State,
+			"volume %s was formatted with %s before, and %s reads as blank now: its data was lost or overwritten. "+
+				"It is not formatted a second time: %s", v.ID, v.Facts.Formatted, dev.Path, d.wayOut(v.ID, dev, want))
 	}
 	if found.Answer != superblock.Known {
-		return "", fault.New(fault.State, "volume %s: %s holds %s. It is neither blank nor the %s that was asked for, so it was not touched: "+
-			"look at it with `wipefs -n %s` and `hexdump -C %s | head`; if its data may go, delete the volume (or wipe the device) and create it anew",
+		return "", fault.New(fault.State,
+			"volume %s: %s holds %s. It is neither blank nor the %s that was asked for, so it was not touched: "+
+				"look at it with `wipefs -n %s` and `hexdump -C %s | head`; if its data may go, delete the volume (or wipe the device) and create it anew",
 			v.ID, dev.Path, found, want, dev.Path, dev.Path)
 	}
 	if found.Type != want {
-		return "", fault.New(fault.State, "volume %s: %s holds %s, and %s was asked for; nothing was changed: ask for %s, or use another volume",
+		return "", fault.New(fault.State,
+			"volume %s: %s holds %s, and %s was asked for; nothing was changed: ask for %s, or use another volume",
 			v.ID, dev.Path, found.Type, want, found.Type)
 	}
 	facts.Formatting, facts.Formatted = nil, found.Type
@@ -282,7 +282,7 @@ func (d *Driver) ensureFilesystem(
 	return want, d.growEarly(ctx, src, v.ID, dev, want, busy)
 }
 
-// waitForMkfs waits for a mkfs that outlived the driver that started it.
+// waitForMkfs waits for a mkfs that outlived its driver.
 func waitForMkfs(ctx context.Context, id string, dev mounter.Device) error {
 	const patience = 30 * time.Second
 	for begin := time.Now(); ; {
@@ -291,7 +291,8 @@ func waitForMkfs(ctx context.Context, id string, dev mounter.Device) error {
 			return err
 		}
 		if time.Since(begin) > patience || ctx.Err() != nil {
-			return fault.New(fault.Busy, "volume %s: %s is being formatted by a program that an earlier driver started; try again", id, dev.Path)
+			return fault.New(fault.Busy, "volume %s: %s is being formatted by a program that an earlier driver started; try again",
+				id, dev.Path)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -309,38 +310,26 @@ func (d *Driver) format(
 	if len(fstype.Of(name).Make) == 0 {
 		return none, invalid("volume %s: %s is blank, and this driver cannot make a file system of type %s", v.ID, dev.Path, name)
 	}
-	facts := v.Facts
-	if facts.Formatting == nil {
-		intent := blank.Intent(name)
-		facts.Formatting = &intent
-		if err := src.SetFacts(v.ID, facts); err != nil {
-			return none, err
-		}
-	}
-	if err := failpoint.Err("format.intended"); err != nil {
-		return none, err
-	}
 	event := audit.Event{Action: audit.Formatted, Volume: v.ID, Device: dev.Path, FSType: name}
-	if err := d.irreversible(ctx, event, func() error { return d.Programs.Format(ctx, blank, name, v.Thick) }); err != nil {
-		return none, fmt.Errorf("volume %s: %w", v.ID, err)
-	}
-	if err := failpoint.Err("format.done"); err != nil {
-		return none, err
-	}
-	if v.Thick {
-		// mkfs may have given zeroed ranges back.
-		if _, err := src.Attach(ctx, v.ID); err != nil {
-			return none, err
+	err := volume.MakeFilesystem(ctx, src, v, blank, name, func() error {
+		if err := failpoint.Err("format.intended"); err != nil {
+			return err
 		}
+		if err := d.irreversible(ctx, event, func() error { return d.Programs.Format(ctx, blank, name, v.Thick) }); err != nil {
+			return fmt.Errorf("volume %s: %w", v.ID, err)
+		}
+		return failpoint.Err("format.done")
+	})
+	if err != nil {
+		return none, err
 	}
 	d.Metrics.FilesystemMade(name)
 	d.Log.InfoContext(ctx, "formatted", "volume_id", v.ID, "device", dev.Path, "fs_type", name)
 	return superblock.ProbeDevice(dev.Path)
 }
 
-// mend does what an unmounted file system needs before it is used: a check
-// where it asks for one, another identity where it is a copy. It finds out
-// whether it fills its device.
+// mend prepares an unmounted file system for use: it runs a check if the file system asks for one,
+// and gives a copy another identity. It finds out whether it fills its device.
 func (d *Driver) mend(
 	ctx context.Context, v volume.Volume, dev mounter.Device, found superblock.Result, facts volume.Facts,
 ) (volume.Facts, error) {
@@ -365,8 +354,7 @@ func (d *Driver) mend(
 	return facts, nil
 }
 
-// growEarly grows a file system at stage when this process may not have the
-// kernel do it at publish.
+// growEarly grows a file system at stage if this process may not let the kernel do it at publish.
 func (d *Driver) growEarly(ctx context.Context, src volume.Source, id string, dev mounter.Device, name string, busy bool) error {
 	if busy || !mounter.GrowsOffline(name) {
 		return nil

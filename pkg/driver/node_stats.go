@@ -12,7 +12,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// at opens the target where a volume is published, or says NOT_FOUND.
+// at opens the target where a volume is published, or returns NOT_FOUND.
 func (d *Driver) at(src volume.Source, id, path string) (*mounter.State, error) {
 	t, s, err := d.look(path)
 	if err != nil {
@@ -33,8 +33,8 @@ func (d *Driver) at(src volume.Source, id, path string) (*mounter.State, error) 
 	return s, nil
 }
 
-// NodeGetVolumeStats tells how full a volume is. It takes no lock: nothing that
-// runs on a volume delays it, but being unmounted.
+// NodeGetVolumeStats returns a volume's usage. It takes no lock: no operation on a volume delays it
+// except an unmount.
 func (d *Driver) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	if id == "" {
@@ -47,9 +47,10 @@ func (d *Driver) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	err := d.readers.look(ctx, ofVolume(id), func() error {
 		src, v, err := d.Volumes.Find(id) // it reads the pool's disk, which may hang
 		if err != nil {
-			// NotFound tells crust-agent that the deferral has ended.
+			// NotFound tells crust-agent that the deferral ended.
 			if _, deferred := d.deferrals.at(id, path); deferred && fault.Is(err, fault.NotFound) {
-				return fault.New(fault.Unavailable, "volume %s is left to the runtime of the pod at %s, and its pool is not here: %w", id, path, err)
+				return fault.New(fault.Unavailable, "volume %s is left to the runtime of the pod at %s, and its pool is not here: %w",
+					id, path, err)
 			}
 			return err
 		}
@@ -148,7 +149,7 @@ func describeUsage(u mounter.Usage) *csi.NodeGetVolumeStatsResponse {
 	return resp
 }
 
-// NodeGetVolumeHealth tells what is wrong with a volume, as seen from here.
+// NodeGetVolumeHealth reports what is wrong with a volume, as seen from here.
 func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	id := req.GetVolumeId()
 	if id == "" {
@@ -171,11 +172,11 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	case fault.Is(err, fault.NotFound) && d.orphan(id) != nil:
 		return describeHealth(id, append(d.lost.of(id), d.orphan(id)...)), nil
 	case errors.Is(err, errWriting):
-		return describeHealth(id, append(d.lost.of(id), mounter.Ailment{Reason: "BeingWrittenOut", Message: err.Error(), Informational: true})),
-			nil
+		return describeHealth(id, append(d.lost.of(id),
+			mounter.Ailment{Reason: "BeingWrittenOut", Message: err.Error(), Informational: true})), nil
 	case errors.Is(err, errTakenAway):
-		return describeHealth(id, append(d.lost.of(id), mounter.Ailment{Reason: "BeingTakenAway", Message: err.Error(), Informational: true})),
-			nil
+		return describeHealth(id, append(d.lost.of(id),
+			mounter.Ailment{Reason: "BeingTakenAway", Message: err.Error(), Informational: true})), nil
 	}
 	if _, staged := d.staged.get(id); staged && fault.Is(err, fault.Unavailable) {
 		return describeHealth(id, append(d.lost.of(id), mounter.Ailment{Reason: "PoolIsAway", Message: err.Error(), Fatal: true})), nil
@@ -186,8 +187,8 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	return nil, err
 }
 
-// health looks at a volume. On a crowded pool only a flush finds writes that are lost. Who
-// looks often does without it, and is told of the lost writes that somebody else found.
+// health looks at a volume. On a crowded pool only a flush finds lost writes. Frequent callers omit
+// it, and get the losses that somebody else found.
 func (d *Driver) health(ctx context.Context, src volume.Source, id, path string, flush bool) *csi.NodeGetVolumeHealthResponse {
 	var ailments []mounter.Ailment
 	if r, ok := d.staged.get(id); ok && r.Block {
@@ -198,7 +199,8 @@ func (d *Driver) health(ctx context.Context, src volume.Source, id, path string,
 	ailments = append(ailments, src.Health(id)...)
 	if all := d.deferrals.of(id); len(all) > 0 {
 		ailments = append(ailments, mounter.Ailment{Reason: "DeferredToRuntime", Informational: true,
-			Message: "the runtime of the pod at " + targetsOf(all) + " has mounted the volume or will; ask it for the health of its file system"})
+			Message: "the runtime of the pod at " + targetsOf(all) +
+				" has mounted the volume or will; ask it for the health of its file system"})
 	}
 	if _, ok := d.staged.get(id); ok {
 		ailments = append(ailments, d.stagedAilments(ctx, src, id, path, flush && crowded(ailments))...)

@@ -12,8 +12,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// NodeUnpublishVolume takes the volume off a target path and removes what the
-// driver made there.
+// NodeUnpublishVolume unmounts the volume from a target path and removes what the driver made
+// there.
 func (d *Driver) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	id, target := req.GetVolumeId(), req.GetTargetPath()
 	if id == "" {
@@ -54,7 +54,7 @@ func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 	defer t.Close()
 	src, findErr := d.releasing(id)
 	readOnlyDevice := false
-	const layers = 8 // of mounts on one target, from calls that were cut short
+	const layers = 8 // of mounts on one target, left by interrupted calls
 	for range layers {
 		s, err := t.Look()
 		if err != nil {
@@ -86,7 +86,8 @@ func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 			}
 			return nil
 		case findErr != nil:
-			return fmt.Errorf("%s is a mount point: %w; it was left alone: if the mount is not needed, `umount %s`", target, findErr, target)
+			return fmt.Errorf("%s is a mount point: %w; it was left alone: if the mount is not needed, `umount %s`",
+				target, findErr, target)
 		case !ours:
 			return fault.New(fault.State, "volume %s: what is mounted at %s is not of this volume; it was left alone", id, target)
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// NodeUnstageVolume releases the volume's device, once nobody holds its file
-// system any more, in any mount namespace.
+// NodeUnstageVolume releases the volume's device, once its file system is mounted in no mount
+// namespace.
 func (d *Driver) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
 	if id == "" {
@@ -66,7 +66,7 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 		return err
 	}
 	d.damaged.forget(id)
-	d.refused.note(id, nil) // who mounts it again asks for the growth again
+	d.refused.note(id, nil) // whoever mounts it again requests the growth again
 	if err := d.staged.remove(id); err != nil || !staged {
 		return err
 	}

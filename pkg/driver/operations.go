@@ -11,8 +11,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// operations are the calls that run now. A second call on the same volume is
-// refused (ABORTED) and never waits; calls on different volumes never meet.
+// operations are the running calls. A second call on the same volume is refused (ABORTED) and never
+// waits. Calls on different volumes never meet.
 type operations struct {
 	mu      sync.Mutex
 	running map[string]*operation
@@ -73,8 +73,8 @@ func (o *operations) short(what string, f func() error, keys ...string) error {
 	return f()
 }
 
-// long runs f while holding the keys. When the caller's time is up the call is
-// answered, and f goes on: a repeated call finds it running, or its result.
+// long runs f while holding the keys. When the caller's time is up, long returns and f goes on: a
+// repeated call finds it running, or its result.
 func (o *operations) long(ctx context.Context, what string, f func(context.Context, *volume.Progress) error, keys ...string) error {
 	op, end, err := o.begin(what, keys)
 	if err != nil {
@@ -85,8 +85,8 @@ func (o *operations) long(ctx context.Context, what string, f func(context.Conte
 	result := make(chan error, 1)
 	o.done.Go(func() {
 		var err error
-		// The keys are free before the answer is out: the caller's next call on
-		// the volume must not meet this one.
+		// Free the keys before the answer is out: the caller's next call on the volume must not
+		// find them taken.
 		defer func() {
 			if p := recover(); p != nil {
 				err = fmt.Errorf("%s: panic: %v", what, p)
@@ -98,8 +98,8 @@ func (o *operations) long(ctx context.Context, what string, f func(context.Conte
 		}()
 		err = f(run, &op.progress)
 		if ctx.Err() != nil {
-			o.log.InfoContext(run, "an operation whose caller had left has ended", "what", what, "on", keys, "took", time.Since(op.since), "error",
-				err)
+			o.log.InfoContext(run, "an operation whose caller had left has ended", "what", what, "on", keys,
+				"took", time.Since(op.since), "error", err)
 		}
 	})
 	select {
@@ -110,7 +110,7 @@ func (o *operations) long(ctx context.Context, what string, f func(context.Conte
 	}
 }
 
-// drain stops what goes on without a caller.
+// drain cancels what goes on without a caller.
 func (o *operations) drain(ctx context.Context) {
 	o.cancel(fmt.Errorf("the driver is stopping"))
 	finished := make(chan struct{})

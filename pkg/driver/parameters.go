@@ -21,31 +21,32 @@ type Parameters struct {
 	FSGroupChangePolicy       ownership.Policy
 	RecursiveReadOnly         string // Disabled, IfPossible (also when empty), Enabled
 	AllowRuntimeAssistedMount bool
-	// HostMayMount: this node's kernel may mount what a guest has had.
+	// HostMayMount: this node's kernel may mount what a guest had.
 	HostMayMount bool
 }
 
-// parameter is one key: its values (none: any text), and how it is kept.
+// parameter is one key: its values (none: any text), and its setter.
 type parameter struct {
 	values []string
 	set    func(*Parameters, string)
 }
 
 var parameters = map[string]parameter{
-	"pool":                      {nil, func(p *Parameters, v string) { p.Pool = v }},
-	"provisioning":              {[]string{"thin", "thick"}, func(p *Parameters, v string) { p.Thick = v == "thick" }},
-	"fsGroupStrategy":           {[]string{"chown", "idmap", "option"}, func(p *Parameters, v string) { p.FSGroupStrategy = v }},
-	"fsGroupChangePolicy":       {[]string{"Always", "OnRootMismatch"}, func(p *Parameters, v string) { p.FSGroupChangePolicy = ownership.Policy(v) }},
+	"pool":            {nil, func(p *Parameters, v string) { p.Pool = v }},
+	"provisioning":    {[]string{"thin", "thick"}, func(p *Parameters, v string) { p.Thick = v == "thick" }},
+	"fsGroupStrategy": {[]string{"chown", "idmap", "option"}, func(p *Parameters, v string) { p.FSGroupStrategy = v }},
+	"fsGroupChangePolicy": {[]string{"Always", "OnRootMismatch"},
+		func(p *Parameters, v string) { p.FSGroupChangePolicy = ownership.Policy(v) }},
 	"recursiveReadOnly":         {[]string{"Disabled", "IfPossible", "Enabled"}, func(p *Parameters, v string) { p.RecursiveReadOnly = v }},
 	"allowRuntimeAssistedMount": {[]string{"true", "false"}, func(p *Parameters, v string) { p.AllowRuntimeAssistedMount = v == "true" }},
 	"hostMayMount":              {[]string{"true", "false"}, func(p *Parameters, v string) { p.HostMayMount = v == "true" }},
 }
 
-// orchestratorPrefix is that of keys which Kubernetes adds for drivers' information.
+// orchestratorPrefix begins keys that Kubernetes adds for drivers' information.
 const orchestratorPrefix = "csi.storage.k8s.io/"
 
-// ParseParameters reads the parameters of a StorageClass. A key or value that
-// has no meaning is an error: nothing is ignored.
+// ParseParameters parses the parameters of a StorageClass. An unknown key or value is an error:
+// nothing is ignored.
 func ParseParameters(m map[string]string) (Parameters, error) {
 	var p Parameters
 	for _, key := range sortedKeys(m) {
@@ -77,28 +78,27 @@ func (p *Parameters) set(key, value string) error {
 	return nil
 }
 
-// What the orchestrator, or crust-agent for it, tells of the pod.
+// What the orchestrator, or crust-agent for it, says of the pod.
 const (
 	attrPodGroup     = orchestratorPrefix + "pod.fsGroup"
 	attrPodPolicy    = orchestratorPrefix + "pod.fsGroupChangePolicy"
 	attrPodHostUsers = "csi.crust.dev/hostUsers"
-	// attrKernel is "host" where the pod's runtime mounts with this node's own
-	// kernel (its sandboxes are mount namespaces), and "guest" or absent otherwise.
+	// attrKernel is "host" if the pod's runtime mounts with this node's own kernel (its sandboxes
+	// are mount namespaces), and "guest" or absent otherwise.
 	attrKernel = "csi.crust.dev/runtimeKernel"
 )
 
-// attributes are a volume context: the parameters of the class, which went
-// with the volume, and what is told of the pod.
+// attributes are a volume context: the parameters of the class, carried with the volume, and facts
+// about the pod.
 type attributes struct {
 	Parameters
 	podGroup  string // as it was sent
 	ownUserns bool   // the pod has a user namespace: the runtime will id-map the mount
-	// hostKernel: a runtime that the volume is left to mounts it with this kernel.
+	// hostKernel: the runtime that gets the volume mounts it with this kernel.
 	hostKernel bool
 }
 
-// parseAttributes reads a volume context. Keys with a domain that is not ours
-// are other people's (kubelet, sidecars) and pass.
+// parseAttributes parses a volume context. It ignores keys of other domains (kubelet, sidecars).
 func parseAttributes(m map[string]string) (attributes, error) {
 	var a attributes
 	for _, key := range sortedKeys(m) {
@@ -114,7 +114,8 @@ func parseAttributes(m map[string]string) (attributes, error) {
 			continue
 		case strings.Contains(key, "/"):
 			if strings.HasPrefix(key, "csi.crust.dev/") {
-				return attributes{}, fault.New(fault.Invalid, "attribute %q is unknown; known are %s and %s", key, attrPodHostUsers, attrKernel)
+				return attributes{}, fault.New(fault.Invalid, "attribute %q is unknown; known are %s and %s",
+					key, attrPodHostUsers, attrKernel)
 			}
 			continue
 		}
@@ -128,7 +129,7 @@ func parseAttributes(m map[string]string) (attributes, error) {
 		}
 	}
 	a.podGroup = m[attrPodGroup]
-	// What the pod says wins over the class.
+	// The pod overrides the class.
 	if policy, ok := m[attrPodPolicy]; ok && policy != "" {
 		if err := a.set("fsGroupChangePolicy", policy); err != nil {
 			return attributes{}, err
@@ -146,12 +147,13 @@ func parseAttributes(m map[string]string) (attributes, error) {
 	case "false":
 		a.ownUserns = true
 	default:
-		return attributes{}, fault.New(fault.Invalid, "attribute %s=%q: the value must be true or false", attrPodHostUsers, m[attrPodHostUsers])
+		return attributes{}, fault.New(fault.Invalid, "attribute %s=%q: the value must be true or false",
+			attrPodHostUsers, m[attrPodHostUsers])
 	}
 	return a, nil
 }
 
-// defaults are the values of parameters that are not given.
+// defaults are the values of absent parameters.
 var defaults = map[string]string{
 	"provisioning": "thin", "fsGroupStrategy": "chown", "fsGroupChangePolicy": "OnRootMismatch", "recursiveReadOnly": "IfPossible",
 	"allowRuntimeAssistedMount": "false", "hostMayMount": "false",
@@ -169,9 +171,8 @@ func ownParameters(m map[string]string) map[string]string {
 	return own
 }
 
-// otherParameter names a parameter that an existing volume was created with
-// another value of, empty where there is none, or where nobody knows. The pool is
-// compared elsewhere: it need not be named.
+// otherParameter names a parameter whose value differs from the existing volume's, empty if there
+// is none or they are unknown. The pool is compared elsewhere: it need not be named.
 func otherParameter(have, want map[string]string) string {
 	if have == nil {
 		return ""
@@ -187,7 +188,7 @@ func otherParameter(have, want map[string]string) string {
 	return ""
 }
 
-// carried are the parameters that a volume's context takes to the node.
+// carried are the parameters that a volume's context carries to the node.
 var carried = []string{"fsGroupStrategy", "fsGroupChangePolicy", "recursiveReadOnly", "allowRuntimeAssistedMount", "hostMayMount"}
 
 func volumeContext(parameters map[string]string) map[string]string {

@@ -12,25 +12,25 @@ import (
 	"github.com/crust-csi/crust-csi/internal/record"
 )
 
-// readOnlyAs says how a read-only publish was made so.
+// readOnlyAs says how a publish was made read-only.
 type readOnlyAs string
 
 const (
 	writable  readOnlyAs = ""
 	recursive readOnlyAs = "recursive"
-	// plain: mounts below it would not be read-only. It was asked for so.
+	// plain: mounts below it would not be read-only. This was requested.
 	plain readOnlyAs = "plain"
-	// notRecursive is plain because the kernel cannot do better.
+	// notRecursive is plain because the kernel lacks mount_setattr.
 	notRecursive readOnlyAs = "plain-for-want-of-mount_setattr"
 )
 
-// shown is what is known of a publish beyond what the kernel tells.
+// shown has the facts of a publish that the kernel does not report.
 type shown struct {
 	ReadOnly readOnlyAs `json:"readOnly,omitempty"`
 	Group    string     `json:"group,omitempty"` // that an id-mapped publish shows
 }
 
-// publishedRecord keeps what is shown at one target. A reboot makes it void.
+// publishedRecord stores what one target shows. A reboot voids it.
 type publishedRecord struct {
 	VolumeID string `json:"volumeID"`
 	BootID   string `json:"bootID"`
@@ -40,16 +40,16 @@ type publishedRecord struct {
 
 var publishedType = record.Type{Kind: "crust-csi.published", Version: 1}
 
-// publishedTargets is an index of what the kernel knows: where volumes are
-// mounted. It saves looking through the mount table; whoever acts on an entry
-// looks at the target first. What the kernel does not know is on record.
+// publishedTargets is an index of what the kernel knows: where volumes are mounted. It saves scans
+// of the mount table; callers check the target before they act on an entry. What the kernel does
+// not know is on record.
 type publishedTargets struct {
 	dir, boot string
 	log       *slog.Logger
 
 	mu       sync.Mutex
 	m        map[string]map[string]shown
-	recorded map[string]shown // by path of the record: of earlier processes
+	recorded map[string]shown // records of earlier processes, by path
 }
 
 func loadPublished(dir, boot string, log *slog.Logger) (*publishedTargets, error) {
@@ -70,8 +70,8 @@ func loadPublished(dir, boot string, log *slog.Logger) (*publishedTargets, error
 		}
 		switch {
 		case err != nil:
-			// Torn by a power loss, or of a newer driver. The target is treated as
-			// one of which nothing is known, until it is unpublished.
+			// Torn by a power loss, or of a newer driver. Nothing is known of the target until it
+			// is unpublished.
 			log.Warn("it is not known how a volume was published", "file", path, "error", err)
 		case r.BootID != boot:
 			if err := record.RemoveVolatile(path); err != nil {
@@ -89,7 +89,7 @@ func (p *publishedTargets) path(id, target string) string {
 	return filepath.Join(p.dir, hex.EncodeToString(sum[:16])+record.Extension)
 }
 
-// add takes a target; what is known of it is kept.
+// add adds a target, and keeps its facts.
 func (p *publishedTargets) add(id, target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,7 +105,7 @@ func (p *publishedTargets) put(id, target string, what shown) {
 	p.m[id][target] = what
 }
 
-// note takes a target that is about to be published, and records how.
+// note adds a target that is about to be published, and records how.
 func (p *publishedTargets) note(id, target string, what shown) error {
 	path := p.path(id, target)
 	var err error
@@ -145,8 +145,8 @@ func (p *publishedTargets) remove(id, target string) error {
 	return nil
 }
 
-// forget takes a target out of the index that the kernel does not confirm. Its
-// record stays until it is unpublished.
+// forget drops a target that the kernel refutes from the index. Its record stays until it is
+// unpublished.
 func (p *publishedTargets) forget(id, target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -12,8 +12,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// readers are the calls that only look at a volume and take no lock: what they
-// have open while they look would keep the volume from being unmounted.
+// readers are the calls that only look at a volume and take no lock. What they have open meanwhile
+// would keep the volume from being unmounted.
 type readers struct {
 	log *slog.Logger
 
@@ -24,7 +24,7 @@ type readers struct {
 // subject is what is looked at: a volume, a pool, or the sizes of a pool.
 type subject struct{ kind, name string }
 
-// The kinds of subjects that many callers look at, and never in haste.
+// Kinds of subjects with many callers, whose looks always get their full time.
 const aPool, sizesOfPool = "pool", "the sizes of pool"
 
 func (s subject) shared() bool { return s.kind == aPool || s.kind == sizesOfPool }
@@ -33,40 +33,41 @@ func (s subject) String() string { return s.kind + " " + s.name }
 
 func ofVolume(id string) subject { return subject{"volume", id} }
 
-// gate is that of one subject.
+// gate guards one subject.
 type gate struct {
 	inside  int           // calls that look at it
 	shut    int           // calls that take it away
 	doing   string        // what the first of these does: "being unpublished"
 	shutAt  time.Time     // when it began
-	hung    int           // looks that have outlived their callers
-	since   time.Time     // the first of them did
-	began   time.Time     // that look
+	hung    int           // looks that outlived their callers
+	since   time.Time     // when the first did
+	began   time.Time     // its begin
 	writing int           // looks that write it out
 	wroteAt time.Time     // when the first of these began
-	changed chan struct{} // closed, and another made, when one of them leaves
+	changed chan struct{} // closed and replaced at each change
 }
 
 func newReaders(log *slog.Logger) *readers { return &readers{log: log, m: map[subject]*gate{}} }
 
-// errNoAnswer is why a look hangs.
+// errNoAnswer says that a look hangs.
 var errNoAnswer = errors.New("does not answer")
 
-// errCounting is why a pool's sizes are not told: where many extents are shared, to count them takes long.
+// errCounting says that a pool's sizes are unknown for now: counting many shared extents takes
+// long.
 var errCounting = errors.New("are being counted")
 
-// errTakenAway is why there is no look: somebody takes the volume away on purpose, and what
-// has to be written before that may take minutes.
+// errTakenAway says why there is no look: somebody takes the volume away on purpose, and writing it
+// out may take minutes.
 var errTakenAway = errors.New("nobody looks at it for now")
 
-// errWriting is why there is no look: a look before it writes the volume out, and it is not known how long that takes.
+// errWriting says why there is no look: an earlier one writes the volume out, for an unknown time.
 var errWriting = errors.New("is being written out")
 
-// shutPatience bounds the wait while a volume is taken away, which takes milliseconds as a rule.
-// It is shorter than any look may take, so that nobody takes it for a volume that does not answer.
+// shutPatience bounds the wait while a volume is taken away, which usually takes milliseconds. It
+// is shorter than any look's timeout, so that the volume does not seem to hang.
 const shutPatience = 2 * time.Second
 
-// at gives the gate of a subject. The caller holds mu.
+// at returns the gate of a subject. The caller holds mu.
 func (r *readers) at(of subject) *gate {
 	g, ok := r.m[of]
 	if !ok {
@@ -76,7 +77,7 @@ func (r *readers) at(of subject) *gate {
 	return g
 }
 
-// change applies f, tells those that wait, and forgets a gate that nobody needs.
+// change applies f, wakes those that wait, and drops an unused gate.
 func (r *readers) change(of subject, f func(*gate)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -89,8 +90,8 @@ func (r *readers) change(of subject, f func(*gate)) {
 	}
 }
 
-// enter waits while the volume is being taken away, for shutPatience, or until ctx ends. What
-// it gives is called when nothing of the volume is open any more.
+// enter waits while the volume is being taken away, for shutPatience, or until ctx ends. The caller
+// calls leave when it has nothing of the volume open any more.
 func (r *readers) enter(ctx context.Context, of subject) (leave func(), err error) {
 	var patience <-chan time.Time
 	for {
@@ -107,12 +108,13 @@ func (r *readers) enter(ctx context.Context, of subject) (leave func(), err erro
 			if of.kind == sizesOfPool {
 				return nil, fault.New(fault.Unavailable, "%s %w, since %s", of, errCounting, began.UTC().Format(time.RFC3339))
 			}
-			if of.shared() { // its looks are not left in haste
-				return nil, fault.New(fault.Unavailable, "%s has not answered since %s, so its disk or server %w: see the kernel's log (dmesg)",
+			if of.shared() { // its looks get their full time
+				return nil, fault.New(fault.Unavailable,
+					"%s has not answered since %s, so its disk or server %w: see the kernel's log (dmesg)",
 					of, began.UTC().Format(time.RFC3339), errNoAnswer)
 			}
 			left := fmt.Sprintf("%s: a look at it has not come back since its caller left %s ago", of, since.Round(time.Second))
-			if since <= readerPatience { // it may have been its caller's haste
+			if since <= readerPatience { // its caller may have left early
 				return nil, fault.New(fault.Busy, "%s; try again", left)
 			}
 			return nil, fault.New(fault.Busy, "%s; its disk or server %w: see the kernel's log (dmesg)", left, errNoAnswer)
@@ -141,7 +143,8 @@ func (r *readers) enter(ctx context.Context, of subject) (leave func(), err erro
 	}
 }
 
-// writing says that a look writes the volume out, until done is called. How long that takes says nothing of its disk.
+// writing marks that a look writes the volume out, until done is called. The time that takes says
+// nothing of the disk.
 func (r *readers) writing(of subject) (done func()) {
 	r.change(of, func(g *gate) {
 		if g.writing++; g.writing == 1 {
@@ -151,9 +154,8 @@ func (r *readers) writing(of subject) (done func()) {
 	return func() { r.change(of, func(g *gate) { g.writing-- }) }
 }
 
-// look runs f, which looks at the volume, and leaves it when ctx ends: a look at a
-// disk or server that does not answer comes back when it may. Until then there is
-// no other, for each of them keeps a thread.
+// look runs f, which looks at the volume, and returns when ctx ends: f hangs for as long as the
+// disk or server does. Until it returns no other look begins, because each blocks a thread.
 func (r *readers) look(ctx context.Context, of subject, f func() error) error {
 	leave, err := r.enter(ctx, of)
 	if err != nil {
@@ -193,12 +195,11 @@ func (r *readers) recovered(of subject, f func() error) (err error) {
 	return f()
 }
 
-// readerPatience bounds the wait for those that look. One that hangs, on a server
-// that is gone, is not waited for longer.
+// readerPatience bounds the wait for those that look. One that hangs on a dead server is abandoned.
 const readerPatience = 5 * time.Second
 
-// exclude waits until nobody looks at the volume, and keeps others out until what
-// it gives is called. doing is what is done to it meanwhile: "being unpublished".
+// exclude waits until nobody looks at the volume, up to readerPatience. It keeps others out until
+// done is called. doing says what happens meanwhile: "being unpublished".
 func (r *readers) exclude(id, doing string) (done func()) {
 	timeout := time.NewTimer(readerPatience)
 	defer timeout.Stop()

@@ -11,15 +11,16 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// extents is a pool whose volumes are multiples of 4 MiB, as those of a volume group.
+// extents is a pool whose sizes are multiples of 4 MiB, as in a volume group.
 type extents struct {
 	volume.Pool
+	most  int64
 	asked int64
 }
 
 func (*extents) Name() string { return "p" }
-func (*extents) Sizes() volume.Sizes {
-	return volume.Sizes{Step: 4 << 20, Fine: 4 << 20, Most: 1 << 40}
+func (p *extents) Sizes() volume.Sizes {
+	return volume.Sizes{Step: 4 << 20, Fine: 4 << 20, Most: p.most}
 }
 func (*extents) Capacity() (volume.Capacity, error) { return volume.Capacity{Left: 1 << 30}, nil }
 func (p *extents) Expand(_ context.Context, _ string, size int64) (volume.Volume, error) {
@@ -27,10 +28,10 @@ func (p *extents) Expand(_ context.Context, _ string, size int64) (volume.Volume
 	return volume.Volume{}, fault.New(fault.Unavailable, "no")
 }
 
-// A pool is asked which sizes it can make, for a new volume and for one that grows.
+// The pool decides which sizes a new volume and a growing one can have.
 func TestSizesAreThoseOfThePool(t *testing.T) {
 	const mib = 1 << 20
-	p := &extents{}
+	p := &extents{most: 1 << 40}
 	r, err := volume.NewRegistry(nil, p)
 	if err != nil {
 		t.Fatal(err)
@@ -69,6 +70,19 @@ func TestSizesAreThoseOfThePool(t *testing.T) {
 	}
 	c, err := d.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
 	if err != nil || c.GetMinimumVolumeSize().GetValue() != 4*mib {
+		t.Errorf("%v, %v", c, err)
+	}
+
+	// A pool with small volumes: no size that is chosen, and none that is announced, is too large.
+	p.most = 10 * mib
+	if size, err := want(9*mib, 0); !fault.Is(err, fault.OutOfRange) {
+		t.Errorf("9 MiB of at most 10 in steps of 4: %d, %v", size, err)
+	}
+	if size, err := want(0, 0); err != nil || size != 8*mib {
+		t.Errorf("no size was asked for: %d, %v", size, err)
+	}
+	c, err = d.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+	if err != nil || c.GetMaximumVolumeSize().GetValue() != 8*mib {
 		t.Errorf("%v, %v", c, err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 func wrapInt64(n int64) *wrapperspb.Int64Value { return wrapperspb.Int64(n) }
 
-// ControllerExpandVolume makes a volume larger, in use or not.
+// ControllerExpandVolume enlarges a volume, in use or not.
 func (d *Driver) ControllerExpandVolume(
 	ctx context.Context, req *csi.ControllerExpandVolumeRequest,
 ) (*csi.ControllerExpandVolumeResponse, error) {
@@ -48,15 +48,16 @@ func (d *Driver) ControllerExpandVolume(
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Size, NodeExpansionRequired: !v.Block}, nil
 }
 
-// enlarge grows a pool's volume to the requested size, and its device if it is
-// attached. OUT_OF_RANGE if the limit is below the present size.
+// enlarge grows a pool's volume to the requested size, and its device if attached. A limit below
+// the present size is OUT_OF_RANGE.
 func (d *Driver) enlarge(ctx context.Context, pool volume.Pool, v volume.Volume, r *csi.CapacityRange) (volume.Volume, error) {
 	if limit := r.GetLimitBytes(); limit > 0 && limit < v.Size {
-		return v, fault.New(fault.OutOfRange, "volume %s has %d bytes, more than the limit of %d: volumes do not shrink", v.ID, v.Size, limit)
+		return v, fault.New(fault.OutOfRange, "volume %s has %d bytes, more than the limit of %d: volumes do not shrink",
+			v.ID, v.Size, limit)
 	}
 	if r.GetRequiredBytes() >= 0 && r.GetRequiredBytes() <= v.Size {
-		d.refused.note(v.ID, nil) // who asked for more asks for less now
-		// It is that large already; its device may not be.
+		d.refused.note(v.ID, nil) // the request is for less now
+		// It has that size already; its device may not.
 		return pool.Expand(ctx, v.ID, v.Size)
 	}
 	size, err := chooseSize(r, pool.Sizes(), v.Size, 0)
@@ -69,12 +70,12 @@ func (d *Driver) enlarge(ctx context.Context, pool volume.Pool, v volume.Volume,
 	return grown, err
 }
 
-// enlargeHere enlarges a volume that is used on this node, if nodes do that here. A
-// volume that no pool made keeps its device's size; only that size is read again.
+// enlargeHere enlarges a volume that is used on this node, if nodes do that here. A static volume
+// keeps its device's size; only that size is read again.
 //
-// A pool that lacks the room is FAILED_PRECONDITION: the one answer after which a kubelet
-// that is about to mount the volume goes on (Kubernetes 1.36, node_expander.go). Who asked
-// for too much keeps no pod from starting.
+// A pool that lacks the room is FAILED_PRECONDITION: the only code after which a kubelet that is
+// about to mount the volume goes on (Kubernetes 1.36, node_expander.go). So a request for too much
+// keeps no pod from starting.
 func (d *Driver) enlargeHere(ctx context.Context, src volume.Source, id string, r *csi.CapacityRange) error {
 	pool, ok := d.Volumes.OwnerOf(id)
 	if !ok || !d.NodesExpand {
@@ -106,8 +107,7 @@ func describeSnapshot(s volume.Snapshot) *csi.Snapshot {
 	}
 }
 
-// CreateSnapshot copies a volume as it is now; a mounted file system is frozen
-// for the time that takes.
+// CreateSnapshot copies a volume as it is now. It freezes a mounted file system meanwhile.
 func (d *Driver) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	id := req.GetSourceVolumeId()
 	if id == "" {
@@ -143,9 +143,11 @@ func (d *Driver) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequ
 func (d *Driver) snapshot(ctx context.Context, name, id string, p *volume.Progress) (volume.Snapshot, error) {
 	owner, _ := d.Volumes.OwnerOf(id)
 	for _, pool := range d.Volumes.Pools() {
-		have, err := askPool(ctx, d, pool, func() (volume.Snapshot, error) { return pool.GetSnapshot(volume.SnapshotID(pool.Name(), name)) })
+		have, err := askPool(ctx, d, pool, func() (volume.Snapshot, error) {
+			return pool.GetSnapshot(volume.SnapshotID(pool.Name(), name))
+		})
 		if fault.Is(err, fault.NotFound) || pool != owner && fault.Is(err, fault.Unavailable) {
-			continue // another one that does not answer has no volume to take a snapshot of either
+			continue // another pool that does not answer has no such volume either
 		}
 		if err == nil && have.Volume != id {
 			err = fault.New(fault.Exists, "snapshot %q exists as %s, of volume %s; it was asked for of %s", name, have.ID, have.Volume, id)
@@ -192,7 +194,7 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequ
 	return &csi.DeleteSnapshotResponse{}, nil
 }
 
-// GetSnapshot gives one snapshot.
+// GetSnapshot returns one snapshot.
 func (d *Driver) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
 	if req.GetSnapshotId() == "" {
 		return nil, invalid("snapshot_id is missing")
@@ -209,7 +211,8 @@ func (d *Driver) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest)
 	var all []volume.Snapshot
 	for _, pool := range d.Volumes.Pools() {
 		for _, s := range pool.ListSnapshots() {
-			if (req.GetSnapshotId() == "" || s.ID == req.GetSnapshotId()) && (req.GetSourceVolumeId() == "" || s.Volume == req.GetSourceVolumeId()) {
+			if (req.GetSnapshotId() == "" || s.ID == req.GetSnapshotId()) &&
+				(req.GetSourceVolumeId() == "" || s.Volume == req.GetSourceVolumeId()) {
 				all = append(all, s)
 			}
 		}

@@ -24,7 +24,7 @@ func (p *mute) CreateSnapshot(context.Context, volume.SnapshotSpec, *volume.Prog
 	return volume.Snapshot{}, nil
 }
 
-// D11: a pool that does not answer may have the snapshot. It is not made over it.
+// D11: a pool that does not answer may have the snapshot, so no new one is made.
 func TestD11_ASnapshotThatMayBeThereIsNotMadeAgain(t *testing.T) {
 	p := &mute{}
 	r, err := volume.NewRegistry(nil, p)

@@ -19,8 +19,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// stagedRecord says that a volume is staged, and how. Nothing is mounted at
-// stage, so the kernel cannot tell. A reboot makes it void.
+// stagedRecord says how a volume is staged. Nothing is mounted at stage, so the kernel does not
+// know. A reboot voids it.
 type stagedRecord struct {
 	VolumeID    string                               `json:"volumeID"`
 	BootID      string                               `json:"bootID"`
@@ -30,10 +30,10 @@ type stagedRecord struct {
 	Mode        csi.VolumeCapability_AccessMode_Mode `json:"accessMode"`
 	Share       string                               `json:"share,omitempty"`
 	Device      mounter.Device                       `json:"device"` // zero for a share
-	// Superblock holds the superblock options of the live mounts, or, while
-	// there is none, those that were asked for at stage.
+	// Superblock holds the superblock options of the live mounts, or, if there are none, those
+	// requested at stage.
 	Superblock string `json:"superblockOptions,omitempty"`
-	// HostMayMount is what the volume's class says.
+	// HostMayMount of the volume's class.
 	HostMayMount bool `json:"hostMayMount,omitempty"`
 }
 
@@ -44,7 +44,7 @@ type stagedVolumes struct {
 	boot string
 	mu   sync.Mutex
 	m    map[string]stagedRecord
-	bad  map[string]error // of records that cannot be used, by path
+	bad  map[string]error // unusable records, by path
 }
 
 func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
@@ -65,15 +65,16 @@ func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
 		}
 		var unread *fs.PathError
 		switch {
-		case record.Untold(err): // it says nothing about the record
+		case record.Untold(err): // not about the record
 			return nil, err
-		case fault.Is(err, fault.State), errors.As(err, &unread): // of a newer version, which may rely on it; or nobody knows what is in it
+		case fault.Is(err, fault.State), errors.As(err, &unread): // from a newer version, which may rely on it, or unreadable
 			s.bad[path] = record.Unusable(err)
 			log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", s.bad[path])
 		case err != nil:
-			// Torn by a power loss, and then the volume is not staged, or damaged. To
-			// stage the volume anew is right in both cases.
-			log.Warn("how a volume was staged cannot be read; it counts as not staged", "file", path, "kept_as", path+record.Suffix, "error", err)
+			// Torn by a power loss: the volume is not staged, or the record is damaged. To stage it
+			// anew is right in both cases.
+			log.Warn("how a volume was staged cannot be read; it counts as not staged", "file", path,
+				"kept_as", path+record.Suffix, "error", err)
 			if err := record.SetAside(path); err != nil {
 				return nil, err
 			}
@@ -101,8 +102,7 @@ func (s *stagedVolumes) get(id string) (stagedRecord, bool) {
 	return r, ok
 }
 
-// unusable is the answer for a volume whose record a newer driver wrote, and nil
-// for any other.
+// unusable returns the error for a volume whose record is unusable, and nil for any other.
 func (s *stagedVolumes) unusable(id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

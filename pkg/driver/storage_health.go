@@ -15,12 +15,12 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// mostHealth bounds the text of one entry of health, in bytes: the API server refuses a status of
-// a pod or a CSINode with one of more than 1024.
+// mostHealth bounds the text of one health entry, in bytes: the API server refuses a pod's or
+// CSINode's status with more than 1024.
 const mostHealth = 900
 
-// NodeGetStorageHealth tells what is wrong with the pools of this node. Entries of one kind are
-// one, which names the pools: CSI wants each status and reason once.
+// NodeGetStorageHealth reports what is wrong with this node's pools. Entries of one kind are merged
+// and name the pools: CSI wants each status and reason once.
 func (d *Driver) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	pools := d.Volumes.Pools()
 	found := make([][]mounter.Ailment, len(pools))
@@ -33,7 +33,7 @@ func (d *Driver) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorage
 		})
 	}
 	if err := asked.Wait(); err != nil {
-		return nil, err // the kubelet leaves what it shows as it is
+		return nil, err // the kubelet keeps what it shows
 	}
 	resp := &csi.NodeGetStorageHealthResponse{}
 	for i, ailments := range found {
@@ -64,8 +64,8 @@ func (d *Driver) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorage
 	return resp, nil
 }
 
-// poolAilments tells what is wrong with a pool. One that is full is not unreachable: what
-// needs no space goes on. The error is that of a caller who has left.
+// poolAilments returns what is wrong with a pool. A full pool is not unreachable: what needs no
+// space goes on. It returns an error only if the caller has left.
 func (d *Driver) poolAilments(ctx context.Context, p volume.Pool) ([]mounter.Ailment, error) {
 	found, err := askPool(ctx, d, p, func() ([]mounter.Ailment, error) {
 		found := p.Health("")

@@ -38,8 +38,8 @@ func (p *ill) Health(id string) []mounter.Ailment {
 	return p.ailments
 }
 
-// 11.5: pools, by what is wrong with them. The API server refuses more than 16 entries, two of one
-// status and reason, and texts of more than 1024 bytes.
+// 11.5: pools by their problems. The API server refuses more than 16 entries, two with one status
+// and reason, and texts of more than 1024 bytes.
 func TestHealth_OfTheNodesPools(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		full := []mounter.Ailment{{Reason: "PoolFull", Fatal: true, Message: "no room"}}
@@ -85,7 +85,7 @@ func TestHealth_OfTheNodesPools(t *testing.T) {
 		if got := ask(); !slices.Equal(got, want) {
 			t.Errorf("%q\nnot\n%q", got, want)
 		}
-		// Known from then on, and said at once.
+		// Known from then on, and reported at once.
 		begin := time.Now()
 		if got := ask(); len(got) != len(want) || !strings.HasPrefix(got[2], "STORAGE_UNREACHABLE DoesNotAnswer") || time.Since(begin) > 0 {
 			t.Errorf("asked again, after %s: %q", time.Since(begin), got)

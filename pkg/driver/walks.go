@@ -11,31 +11,30 @@ import (
 	"github.com/crust-csi/crust-csi/internal/inventory"
 )
 
-// walk is one over the files of a volume, for a pod's fsGroup.
+// walk is a walk over a volume's files, for a pod's fsGroup.
 type walk struct {
 	volume, name string // its id, and what the orchestrator calls it
-	pod, podUID  string // as far as the kubelet tells
+	pod, podUID  string // if the kubelet passes them
 	since, ended time.Time
-	progress     func() string // with how long it will take
+	progress     func() string // with the remaining time
 	result       func() string // without
 	failed       bool
 }
 
-// walks are those that run, by volume, for there is one of a volume at a time; and what
-// became of those that ended.
+// walks are the running ones, at most one of a volume, and the results of those that ended.
 type walks struct {
 	mu      sync.Mutex
 	running map[string]*walk
-	over    []*walk // the latest last
+	over    []*walk // the oldest first
 }
 
 const (
-	// walkIsKept is how long it is told what became of a walk: csi-steward looks once a minute.
+	// walkIsKept is how long a result is kept: csi-steward looks once a minute.
 	walkIsKept = 10 * time.Minute
-	mostWalks  = 1000 // that have ended
+	mostWalks  = 1000 // of ended ones
 )
 
-// begin notes a walk; what it gives is called when it has ended.
+// begin records a walk. The caller calls end when it has ended.
 func (w *walks) begin(now *walk) (end func(error)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -56,12 +55,12 @@ func (w *walks) begin(now *walk) (end func(error)) {
 	}
 }
 
-// forget drops what ended long ago. The caller holds mu.
+// forget drops results older than walkIsKept. The caller holds mu.
 func (w *walks) forget(now time.Time) {
 	w.over = slices.DeleteFunc(w.over, func(o *walk) bool { return now.Sub(o.ended) > walkIsKept })
 }
 
-// Walks tells, by volume, when the walks over files for a pod's fsGroup began that run now.
+// Walks returns, by volume, when the running walks for a pod's fsGroup began.
 func (d *Driver) Walks() map[string]time.Time {
 	d.walks.mu.Lock()
 	defer d.walks.mu.Unlock()
@@ -72,7 +71,7 @@ func (d *Driver) Walks() map[string]time.Time {
 	return since
 }
 
-// describe gives the walks that run and those that ended lately, the oldest first.
+// describe returns the running and recently ended walks, the oldest first.
 func (w *walks) describe() []*inventory.Walk {
 	w.mu.Lock()
 	w.forget(time.Now())

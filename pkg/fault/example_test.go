@@ -18,9 +18,10 @@ func Example() {
 	// NotFound true true
 }
 
-// What only the log may say.
+// Only the log shows the Detail of a Private.
 func ExampleDetails() {
-	err := fault.New(fault.State, "volume data is in use%s", fault.Private{Public: " by another pod", Detail: ": mounted at /var/lib/kubelet/pods/1/v"})
+	err := fault.New(fault.State, "volume data is in use%s",
+		fault.Private{Public: " by another pod", Detail: ": mounted at /var/lib/kubelet/pods/1/v"})
 	fmt.Println(err)
 	fmt.Println(fault.Details(err))
 	// Output:

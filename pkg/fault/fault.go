@@ -1,7 +1,6 @@
-// Package fault gives an error its kind: what sort of refusal it is, so that
-// whoever speaks to the outside (a CSI server, a command) can choose a status
-// code without reading the text. The text is for people: it names the volume,
-// what was asked, what is there, and the way out.
+// Package fault gives an error a kind: the sort of refusal it is. A CSI server or a command
+// chooses a status code by it, without parsing the text. The text is for people: it names the
+// volume, what was requested, what was found, and how to go on.
 package fault
 
 import (
@@ -12,18 +11,18 @@ import (
 // Kind is the sort of refusal.
 type Kind int
 
-// The kinds, with the gRPC codes that faultgrpc gives them.
+// The kinds. In parentheses is the gRPC code that package faultgrpc maps each one to.
 const (
-	Internal    Kind = iota // something unexpected failed (INTERNAL)
-	Invalid                 // the request makes no sense (INVALID_ARGUMENT)
-	NotFound                // what was named does not exist (NOT_FOUND)
-	Exists                  // it exists, and differs from what was asked (ALREADY_EXISTS)
+	Internal    Kind = iota // an unexpected failure (INTERNAL)
+	Invalid                 // the request is malformed or contradictory (INVALID_ARGUMENT)
+	NotFound                // the named object does not exist (NOT_FOUND)
+	Exists                  // the object exists and differs from the request (ALREADY_EXISTS)
 	State                   // the state of the volume or node forbids it (FAILED_PRECONDITION)
-	NoSpace                 // the pool cannot hold it (RESOURCE_EXHAUSTED)
-	OutOfRange              // a size that cannot be had (OUT_OF_RANGE)
+	NoSpace                 // the pool has no room for it (RESOURCE_EXHAUSTED)
+	OutOfRange              // the size is not possible (OUT_OF_RANGE)
 	Busy                    // another operation on it is running (ABORTED)
-	Unavailable             // what it needs is away, and may come (UNAVAILABLE)
-	Elsewhere               // another node has to do it (RESOURCE_EXHAUSTED)
+	Unavailable             // a dependency is missing for now and may return (UNAVAILABLE)
+	Elsewhere               // another node must do it (RESOURCE_EXHAUSTED)
 )
 
 func (k Kind) String() string {
@@ -43,19 +42,19 @@ type fault struct {
 func (f *fault) Error() string { return f.err.Error() }
 func (f *fault) Unwrap() error { return f.err }
 
-// Private is a piece of an error's text that has two sides: what everybody may
-// read who sees the error (events are read by whoever may read the claim), and
-// what only the log of this program says, such as paths of other people's pods.
+// Private is a part of an error's text that has a public and a private form. Everybody who sees
+// the error may read Public (whoever may read the claim can read its events). Only this
+// program's log shows Detail, for example paths of other people's pods.
 type Private struct {
 	Public string
 	Detail string
 }
 
-// String is the public side.
+// String returns Public.
 func (p Private) String() string { return p.Public }
 
-// New makes an error of a kind; the format is fmt.Errorf's, %w included. Of an
-// argument that is Private the text has the public side, and Details the other.
+// New makes an error of a kind. The format is that of fmt.Errorf, including %w. For an argument
+// of type Private, the text contains Public, and Details returns Detail.
 func New(kind Kind, format string, args ...any) error {
 	f := &fault{kind: kind, err: fmt.Errorf(format, args...)}
 	for _, a := range args {
@@ -66,8 +65,8 @@ func New(kind Kind, format string, args ...any) error {
 	return f
 }
 
-// Details are what an error's text does not say and the log should: the private
-// sides of all errors in its tree.
+// Details returns what belongs in the log and is not in the error's text: the Detail of every
+// Private in err's tree.
 func Details(err error) []string {
 	var all []string
 	if f, ok := err.(*fault); ok {
@@ -84,8 +83,7 @@ func Details(err error) []string {
 	return all
 }
 
-// KindOf tells an error's kind: that of the outermost fault in its chain, and
-// Internal for an error that has none.
+// KindOf returns the kind of the outermost fault in err's chain, or Internal if there is none.
 func KindOf(err error) Kind {
 	var f *fault
 	if errors.As(err, &f) {
@@ -94,7 +92,7 @@ func KindOf(err error) Kind {
 	return Internal
 }
 
-// Is tells whether err is a fault of that kind.
+// Is reports whether the outermost fault in err's chain is of that kind.
 func Is(err error, kind Kind) bool {
 	var f *fault
 	return errors.As(err, &f) && f.kind == kind

@@ -10,9 +10,9 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// CheckOptions refuses superblock options that are not allowed for a file system
-// of that type. With an empty type, which is found out later, it refuses what no
-// file system may have.
+// CheckOptions refuses (fault.Invalid) superblock options that are not allowed for file systems
+// of that type. With an empty name (type not known yet), it refuses options that no file system
+// allows.
 func CheckOptions(name string, o Options) error {
 	t := fstype.Of(name)
 	for _, opt := range o.Superblock {
@@ -44,14 +44,14 @@ func refuseOption(o Option, t fstype.Type) error {
 	return fault.New(fault.Invalid, "mount option %q is not allowed for %s%s (docs/parameters.md, \"Mount options\")", o, t.Name, these)
 }
 
-// withoutPanic has the options say what happens on an error if the superblock asks for a
-// panic then: a volume's content must not end the node.
+// withoutPanic adds the option for the behaviour on errors if the superblock asks for a panic.
+// The content of a volume must not take down the node.
 func withoutPanic(fs Filesystem) (Filesystem, error) {
 	p := fstype.Of(fs.Type).Panic
 	if p == nil || slices.ContainsFunc(fs.Options.Superblock, func(o Option) bool { return o.Key == p.Unless }) {
 		return fs, nil
 	}
-	// Not the cached page: the kernel drops it when it mounts, and reads anew.
+	// Bypass the page cache: the kernel drops the page when it mounts, and reads again.
 	f, err := linux.Open(fs.Device.Path, linux.ODirect)
 	if err != nil {
 		return fs, err

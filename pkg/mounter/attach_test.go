@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// leftovers lists open files, mounts and loop devices that have to do with dir.
+// leftovers lists open files, mounts and loop devices that belong to dir.
 func leftovers(dir string) string {
 	var left []string
 	fds, _ := os.ReadDir("/proc/self/fd")
@@ -157,7 +157,8 @@ func TestMountsOfOneDevice(t *testing.T) {
 			}
 			bad, err := ParseOptions([]string{"nosuchoption"})
 			check(t, err)
-			if _, err := Open(Filesystem{Device: d, Type: fstype, Options: bad}); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "nosuchoption") {
+			if _, err := Open(Filesystem{Device: d, Type: fstype, Options: bad}); !fault.Is(err, fault.Invalid) ||
+				!strings.Contains(err.Error(), "nosuchoption") {
 				t.Errorf("an unknown option: %v", err)
 			}
 		})
@@ -181,8 +182,8 @@ func TestDetachedMountVanishes(t *testing.T) {
 	}
 }
 
-// TestD05_SwappedInMidCall: while targets are mounted on, somebody keeps
-// exchanging their directory with a symbolic link that leads outside.
+// TestD05_SwappedInMidCall mounts on targets while somebody keeps exchanging their directory
+// with a symbolic link that leads outside.
 func TestD05_SwappedInMidCall(t *testing.T) {
 	d, r := formatted(t, "ext4"), openRoot(t)
 	outside := t.TempDir()
@@ -197,7 +198,7 @@ func TestD05_SwappedInMidCall(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				_ = os.Rename(pod, aside) // each may fail: that is the race
+				_ = os.Rename(pod, aside) // each may fail, because of the race
 				_ = os.Rename(link, pod)
 				_ = os.Rename(pod, link)
 				_ = os.Rename(aside, pod)
@@ -205,7 +206,7 @@ func TestD05_SwappedInMidCall(t *testing.T) {
 		}
 	}()
 	mounted := 0
-	// A slow machine may need more rounds before one is between two swaps.
+	// A slow machine may need more rounds until one falls between two swaps.
 	for round := 0; round < 4000 || mounted == 0 && round < 100_000; round++ {
 		target, err := r.Target(pod + "/mount")
 		if err != nil {
@@ -217,11 +218,11 @@ func TestD05_SwappedInMidCall(t *testing.T) {
 			mounted++
 		}
 		check(t, m.Close())
-		// Looked at before anything is taken away again.
+		// Check before anything is unmounted again.
 		if left, _ := os.ReadDir(outside); len(left) > 0 {
 			t.Fatalf("made outside: %v", left)
 		}
-		// By the descriptor it is found wherever the directory is now.
+		// The descriptor finds it, wherever the directory is now.
 		if s, err := target.Look(); err == nil {
 			if s.Occupant == MountPoint {
 				s.Close()
@@ -283,8 +284,8 @@ func TestFreezeAndGrow(t *testing.T) {
 	}
 }
 
-// TestMountByHelperProgram: what mount(8) mounts in scratch is taken over
-// detached. (The kernel here has no NFS; the way is the same for any type.)
+// TestMountByHelperProgram: a mount that mount(8) made in scratch is taken over detached. (The
+// kernel here has no NFS; the method is the same for any type.)
 func TestMountByHelperProgram(t *testing.T) {
 	d, r := formatted(t, "ext4"), openRoot(t)
 	scratch := filepath.Join(t.TempDir(), "scratch")
@@ -310,16 +311,17 @@ func TestMountByHelperProgram(t *testing.T) {
 		t.Errorf("mounted as %q", line)
 	}
 	unmountAt(t, r, "m")
-	if _, err := OpenWithHelper(t.Context(), scratch, "127.0.0.1:/none", "nosuchfs", Options{}, false); !fault.Is(err, fault.State) || !strings.Contains(err.Error(), "nosuchfs") {
+	if _, err := OpenWithHelper(t.Context(), scratch, "127.0.0.1:/none", "nosuchfs", Options{}, false); !fault.Is(err, fault.State) ||
+		!strings.Contains(err.Error(), "nosuchfs") {
 		t.Errorf("an unknown type: %v", err)
 	}
-	// A mount that a crash left in scratch is taken off.
+	// A mount that a crash left in scratch is unmounted.
 	check(t, os.Mkdir(scratch, 0o700))
 	sh(t, "mount", d.Path, scratch)
 	check(t, ClearScratch(scratch))
 }
 
-// A device node may have been made anywhere, where /dev is not the host's.
+// If /dev is not the host's, device nodes may be anywhere.
 func TestTableFindsBoundDeviceNodes(t *testing.T) {
 	r := openRoot(t)
 	d := formatted(t, "ext4")

@@ -10,9 +10,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// BindAt shows the file or directory that f is open on at a name in dir, a
-// directory that nobody but the caller uses, by a bind mount in this process's
-// mount namespace.
+// BindAt bind-mounts the file or directory that f is open on at dir/name, in the mount
+// namespace of this process, and returns that path. Only the caller may use dir.
 func BindAt(f *os.File, dir, name string) (string, error) {
 	path := filepath.Join(dir, name)
 	st, err := linux.StatxFile(f)
@@ -38,14 +37,14 @@ func BindAt(f *os.File, dir, name string) (string, error) {
 		return "", fmt.Errorf("bind at %s: %w", path, err)
 	}
 	defer clone.Close()
-	place, err := linux.Openat(nil, path, linux.OPath|linux.ONofollow, 0)
+	place, err := linux.Openat(linux.CWD, path, linux.OPath|linux.ONofollow, 0)
 	if err != nil {
 		return "", err
 	}
 	defer place.Close()
 	if now, err := linux.StatxFile(place); err != nil || now.MountRoot && now.Ino == st.Ino && now.DevMajor == st.DevMajor &&
 		now.DevMinor == st.DevMinor {
-		return path, err // it is there already
+		return path, err // already bound
 	}
 	return path, linux.MoveMount(clone, place)
 }

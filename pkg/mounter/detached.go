@@ -15,38 +15,37 @@ import (
 type Device struct {
 	Path         string
 	Major, Minor uint32
-	ReadOnly     bool // the device itself takes no writes
+	ReadOnly     bool // the device itself refuses writes
 }
 
-// Filesystem says what to mount.
+// Filesystem describes what to mount.
 type Filesystem struct {
 	Device  Device
 	Type    string
 	Options Options
-	// ReadOnly makes this mount read-only. The superblock stays writable
-	// unless the device is not, so that other mounts of it may write.
+	// ReadOnly makes this mount read-only. The superblock stays writable, unless the device is
+	// read-only, so that other mounts of it may write.
 	ReadOnly bool
-	// Scratch is a directory, made and removed again, for the one case that
-	// cannot be mounted detached: a SELinux label on btrfs before Linux 6.8.
+	// Scratch is a directory for the one case that cannot be mounted detached: a SELinux label
+	// on btrfs before Linux 6.8. Open creates and removes it.
 	Scratch string
-	// NoPanic adds errors=remount-ro for an ext4 whose superblock asks for a panic. It
-	// reads the device, and is of no use while it is mounted: the kernel shares that
+	// NoPanic adds errors=remount-ro for an ext4 whose superblock asks for a panic. It reads
+	// the device. It has no effect while the device is mounted, because the kernel shares the
 	// superblock.
 	NoPanic bool
 }
 
-// Detached is a mount that is attached nowhere: nobody but this process sees
-// it, and it disappears with the process. Close releases it whether or not it
-// was attached in between.
+// Detached is a mount that is attached nowhere. Only this process sees it, and it disappears
+// with the process. Close releases it, whether or not it was attached.
 type Detached struct {
 	mount *os.File
 	isDir bool
 	what  string
 }
 
-// Open mounts a file system detached, fsopen(2) to fsmount(2). When the device
-// is mounted already, the kernel shares that superblock and ignores the
-// superblock options given here: comparing them is up to the caller (see Busy).
+// Open mounts a file system detached, from fsopen(2) to fsmount(2). If the device is mounted
+// already, the kernel shares that superblock and ignores the superblock options given here. The
+// caller must compare them (see Busy).
 func Open(fs Filesystem) (*Detached, error) {
 	if err := checkLabels(fs.Options); err != nil {
 		return nil, err
@@ -99,8 +98,8 @@ func open(fs Filesystem) (*Detached, error) {
 func fsopen(fstype string) (*os.File, error) {
 	ctx, err := linux.Fsopen(fstype)
 	if errors.Is(err, linux.ENODEV) {
-		return nil, fault.New(fault.State, "this kernel (%s) knows no file system %q, and no module of that name could be loaded", linux.Uname(),
-			fstype)
+		return nil, fault.New(fault.State, "this kernel (%s) knows no file system %q, and no module of that name could be loaded",
+			linux.Uname(), fstype)
 	}
 	return ctx, err
 }
@@ -131,8 +130,8 @@ func configureOptions(ctx *os.File, fstype string, options Options) error {
 				said = err.Error()
 			}
 			if contextOptions[o.Key] {
-				return fault.New(fault.Invalid, "mount option %q: the SELinux policy loaded on this node does not take that label; the kernel says: %s",
-					o, said)
+				return fault.New(fault.Invalid,
+					"mount option %q: the SELinux policy loaded on this node does not take that label; the kernel says: %s", o, said)
 			}
 			return fault.New(fault.Invalid, "mount option %q is not one that %s takes on this kernel; the kernel says: %s", o, fstype, said)
 		}
@@ -150,7 +149,8 @@ func createError(fs Filesystem, err error, said string) error {
 		return fault.New(fault.State, "%s. The file system or the device is damaged and needs a person: look at it with fsck while no pod "+
 			"uses it, or restore a snapshot", where)
 	case errors.Is(err, linux.EBUSY):
-		return fault.New(fault.State, "%s. It is in use in another way: mounted with another read-only state, or held by another program", where)
+		return fault.New(fault.State,
+			"%s. It is in use in another way: mounted with another read-only state, or held by another program", where)
 	case errors.Is(err, linux.EROFS), errors.Is(err, linux.EACCES):
 		return fault.New(fault.State, "%s. The device is read-only; publish the volume read-only", where)
 	case errors.Is(err, linux.EINVAL) && len(fs.Options.Superblock) > 0:
@@ -161,11 +161,10 @@ func createError(fs Filesystem, err error, said string) error {
 	return fault.New(fault.Internal, "%s", where)
 }
 
-// OpenDevice makes a detached bind mount of a block device's node. The mount
-// being read-only would not stop writes to the device: give a read-only Device
-// where that is meant.
+// OpenDevice makes a detached bind mount of a block device's node. A read-only mount does not
+// prevent writes to the device; give a read-only Device for that.
 func OpenDevice(d Device) (*Detached, error) {
-	node, err := linux.Openat(nil, d.Path, linux.OPath|linux.ONofollow, 0)
+	node, err := linux.Openat(linux.CWD, d.Path, linux.OPath|linux.ONofollow, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -187,11 +186,12 @@ func OpenDevice(d Device) (*Detached, error) {
 	return &Detached{mount: clone, what: d.Path}, nil
 }
 
-// OpenTree makes a detached bind mount of the tree of mounts at path, submounts
-// included, open_tree(2) with AT_RECURSIVE: for drivers that publish what is
-// mounted already. A symbolic link in the path is an error.
+// OpenTree makes a detached bind mount of the tree of mounts at path, including submounts:
+// open_tree(2) with AT_RECURSIVE. It is for drivers that publish what is mounted already. A
+// symbolic link in the path is an error. So is a path that is not a mount point, because a
+// directory there is on the node's own disk.
 func OpenTree(path string) (*Detached, error) {
-	dir, err := linux.Openat2(nil, path, linux.OPath, linux.ResolveNoSymlinks)
+	dir, err := linux.Openat2(linux.CWD, path, linux.OPath, linux.ResolveNoSymlinks)
 	if err != nil {
 		return nil, err
 	}
@@ -200,6 +200,9 @@ func OpenTree(path string) (*Detached, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !st.MountRoot {
+		return nil, fault.New(fault.State, "%s is no mount point: what lies there is not a volume's", path)
+	}
 	clone, err := linux.OpenTreeCloneRecursive(dir)
 	if err != nil {
 		return nil, err
@@ -207,23 +210,22 @@ func OpenTree(path string) (*Detached, error) {
 	return &Detached{mount: clone, isDir: st.IsDir(), what: path}, nil
 }
 
-// View says how one mount shows its file system; other mounts of the same
-// superblock may show it in another way.
+// View describes how one mount shows its file system. Other mounts of the same superblock may
+// show it differently.
 type View struct {
-	Options  Options // its per-mount part
+	Options  Options // only the per-mount part is used
 	ReadOnly bool
 	IDMap    *IDMap // nil: ids as they are on disk
-	// UserNamespace is another way to give an id map: that of a user namespace
-	// that exists, by its file (/proc/PID/ns/user).
+	// UserNamespace is the alternative to IDMap: the id map of an existing user namespace,
+	// given by its open file (/proc/PID/ns/user).
 	UserNamespace *os.File
 }
 
 func (v View) mapped() bool { return v.IDMap != nil || v.UserNamespace != nil }
 
-// Clone makes another detached mount of the same file system, a bind mount, at
-// less cost than Open: open_tree_attr(2) (Linux 6.15), or open_tree(2) and
-// mount_setattr(2). Kernels before 6.15 refuse to clone what is detached
-// (EINVAL), see Change.
+// Clone makes another detached mount of the same file system. It is a bind mount and costs less
+// than Open. It uses open_tree_attr(2) (Linux 6.15), or open_tree(2) and mount_setattr(2).
+// Kernels before 6.15 refuse to clone a detached mount (EINVAL); see Change.
 func (d *Detached) Clone(v View) (clone *Detached, err error) {
 	err = v.with(func(attr linux.MountAttr) error {
 		f, err := linux.OpenTreeAttr(d.mount, attr)
@@ -243,8 +245,7 @@ func (d *Detached) Clone(v View) (clone *Detached, err error) {
 	return clone, nil
 }
 
-// Change makes this mount, which must not be attached yet, show its file
-// system in that way, mount_setattr(2).
+// Change applies v to this mount with mount_setattr(2). The mount must not be attached yet.
 func (d *Detached) Change(v View) error {
 	err := v.with(func(attr linux.MountAttr) error { return linux.MountSetattr(d.mount, attr, true) })
 	return d.viewError(v, err)
@@ -268,11 +269,11 @@ func (v View) with(f func(linux.MountAttr) error) error {
 	return f(attr)
 }
 
-// ErrNoMountSetattr is a kernel before Linux 5.12, or a filter on the system
-// calls of this process.
+// ErrNoMountSetattr means that the kernel is older than Linux 5.12, or that a system call
+// filter applies to this process.
 var ErrNoMountSetattr = errors.New("this kernel has no mount_setattr")
 
-// ErrNoIdmap is a file system that cannot be id-mapped on this kernel.
+// ErrNoIdmap means that this kernel cannot id-map the file system.
 var ErrNoIdmap = errors.New("this kernel makes no idmapped mounts of this file system")
 
 func (d *Detached) viewError(v View, err error) error {
@@ -294,11 +295,11 @@ func (d *Detached) Dir() (*os.File, error) {
 	return linux.Openat(d.mount, ".", os.O_RDONLY|linux.ODirectory, 0)
 }
 
-// Attach makes the mount visible at the target. When the path does not lead
-// to it afterwards, because somebody moved the directory in mid-call, the
-// mount is taken off again.
+// Attach makes the mount visible at the target. If the path does not lead to the mount
+// afterwards, because somebody moved the directory during the call, it unmounts again and
+// returns an error.
 func (d *Detached) Attach(t *Target) error {
-	place, err := t.Prepare(d.isDir)
+	place, err := t.prepare(d.isDir)
 	if err != nil {
 		return err
 	}
@@ -323,11 +324,11 @@ func (d *Detached) Attach(t *Target) error {
 	return nil
 }
 
-// Close releases the descriptor: what was not attached is unmounted.
+// Close releases the descriptor. It unmounts the file system if it was not attached.
 func (d *Detached) Close() error { return d.mount.Close() }
 
-// Busy tells whether a file system on the device is mounted in any mount
-// namespace, or another program holds it: an O_EXCL open of it fails.
+// Busy reports whether a file system on the device is mounted in any mount namespace, or
+// another program holds the device: it tries an O_EXCL open.
 func Busy(device string) (bool, error) {
 	err := linux.Settle(func() error {
 		f, err := linux.Open(device, os.O_RDONLY|linux.OExcl)

@@ -1,61 +1,61 @@
-// Package mounter does with block devices and mounts what a volume driver needs: it
-// prepares a mount detached, attaches it last, looks at what is mounted, grows and
-// freezes a file system, and takes a mount off again. It uses the kernel's mount API
-// (fsopen, fsconfig, fsmount, mount_setattr, move_mount) and starts no program.
+// Package mounter provides what a volume driver needs for block devices and mounts. It prepares
+// a mount detached and attaches it last. It inspects mounts, grows and freezes file systems,
+// and unmounts. It uses the kernel's mount API (fsopen, fsconfig, fsmount, mount_setattr,
+// move_mount) and starts no program, except in [OpenWithHelper].
 //
-// It is for a CSI driver's node side, and for the agent in a guest, on Linux 5.15 or
-// newer, as root. Errors carry a [fault.Kind] and the kernel's own words.
+// It is for the node side of a CSI driver and for the agent in a guest. It needs Linux 5.15 or
+// newer and root. Errors carry a [fault.Kind] and the kernel's message.
 //
 // # The life of a mount
 //
-// The example of this package shows these steps; each may fail, and nothing has to be
-// undone before the last but one:
+// The example of this package shows these steps. Each may fail. Until the mount is attached,
+// Close undoes all of them:
 //
-//  1. [FindDevice] looks at a device node. [Open] mounts its file system detached: no
-//     process sees that mount, and it disappears with the process.
-//  2. What has to be true before anybody sees the volume is done now: package ownership
-//     gives the files to a group, by way of [Detached.Dir]; [Detached.Change] makes the
-//     mount read-only or id-mapped.
-//  3. [Root.Target] opens the directory that the target lies in, and [Target.Prepare]
-//     makes the target.
-//  4. [Detached.Attach] makes the mount visible there, in one step, and looks afterwards
-//     whether the path leads to it.
-//  5. [Detached.Close]. An open Detached or [State] keeps a file system in use.
-//  6. [Target.Look] tells what is mounted, from the kernel and not from a record.
-//  7. [Target.Unmount] and [Target.Remove] take it away.
+//  1. [FindDevice] examines a device node. [Open] mounts its file system detached: no other
+//     process sees that mount, and it disappears with this process.
+//  2. Everything that must hold before anybody sees the volume is done now. Package ownership
+//     gives the files to a group, through [Detached.Dir]. [Detached.Change] makes the mount
+//     read-only or id-mapped.
+//  3. [Root.Target] opens the parent directory of the target.
+//  4. [Detached.Attach] creates the target and makes the mount visible there in one step.
+//     Afterwards it verifies that the path leads to the mount.
+//  5. [Detached.Close] releases the descriptor. An open Detached or [State] keeps the file
+//     system in use.
+//  6. [Target.Look] reports what is mounted. It asks the kernel and reads no record.
+//  7. [Target.Unmount] and [Target.Remove] undo the mount.
 //
 // # One device, many mounts
 //
-// The kernel has one superblock for all mounts of a device. Its options (a SELinux
-// label, quota, errors=) are those of the first mount, and the kernel ignores those of
-// a later one. [State.Differs] and [Options.SameSuperblock] find such a difference;
-// whether it is an error is the caller's to say. Options of one mount (ro, noexec,
-// nosuid, relatime) and id maps may differ: they are in [View].
+// The kernel has one superblock for all mounts of a device. The first mount sets its options (a
+// SELinux label, quota, errors=), and the kernel ignores those of later mounts. So a driver
+// records the options of the first mount and compares them with [Options.SameSuperblock].
+// [State.Differs] compares the device and the per-mount options (ro, noexec, nosuid, relatime).
+// Mounts of one superblock may differ in these and in their id maps, see [View].
 //
-// # What is safe when
+// # Concurrency and security
 //
-// All functions may be called from several goroutines, but the methods of one Detached,
-// Target or State may not. Two goroutines that change one target, or one device's file
-// system, are not kept apart: a driver has a lock for each volume.
+// All functions are safe for concurrent use. The methods of one Detached, Target or State are
+// not. The package does not serialize changes to one target, or to the file system of one
+// device: a driver needs a lock for each volume.
 //
-// Paths below a [Root] are resolved from its open directory and never through a symbolic
-// link, so that a pod that can write there leads nobody astray. Nothing is removed
-// recursively.
+// Paths below a [Root] are resolved from its open directory and never through a symbolic link,
+// so a pod that can write there cannot redirect them. Nothing is removed recursively.
 //
-// [Busy], [Device.Held] and [Holders] look into other mount namespaces, as far as this
-// process may. Nobody can tell of a namespace that no process is in and that only a
-// descriptor holds; the kernel's refusal of an O_EXCL open tells then that somebody has
-// the device.
+// [Busy], [Device.Held] and [Holders] also examine other mount namespaces, as far as this
+// process may. Nobody can inspect a namespace that has no process and is held only by a
+// descriptor. The kernel still refuses an O_EXCL open then, which shows that the device is in
+// use.
 //
-// A kernel that lacks something says so in [Features], by trying and not by its version.
-// [CannotTell] is never [No].
+// [Features] probes the kernel by trying each feature, not by its version. [CannotTell] is
+// never [No].
 //
 // # What it is not for
 //
-// It is no mount(8): options that a program handles in user space are refused, and so
-// are bind and remount. It mounts at no path outside a Root. It does not make, check or
-// repair file systems, which package fsprogs does, and does not know whether a device
-// may be formatted, which package superblock proves.
+// It does not replace mount(8). It refuses options that a program handles in user space, and
+// bind and remount. It attaches only below a Root; the caller is responsible for the paths of
+// [BindAt] and of scratch directories. It does not make, check or repair file systems: package
+// fsprogs does. It does not know whether a device may be formatted: package superblock proves
+// that.
 //
 // The API may change until 1.0.
 package mounter

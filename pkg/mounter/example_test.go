@@ -14,7 +14,7 @@ import (
 
 // The life of a mount.
 func Example() {
-	device, kubelet, end := exampleDevice() // an ext4 on a loop device, and a directory as the kubelet has one
+	device, kubelet, end := exampleDevice() // an ext4 on a loop device, and a directory like the kubelet's
 	defer end()
 
 	root, err := mounter.OpenRoot(kubelet)
@@ -30,11 +30,8 @@ func Example() {
 	defer m.Close()
 	check(m.Change(mounter.View{ReadOnly: true}))
 
-	dir, err := target.Prepare(true)
-	check(err)
-	check(dir.Close())
 	check(m.Attach(target))
-	check(m.Close()) // what is open is in use
+	check(m.Close()) // an open mount keeps the file system in use
 
 	state, err := target.Look()
 	check(err)

@@ -11,10 +11,10 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// Answer is what a probe of a kernel feature says.
+// Answer is the result of probing a kernel feature.
 type Answer int
 
-// CannotTell is never No: what depends on it is tried, and fails with words.
+// CannotTell is never No: dependent operations are tried, and fail with a clear error.
 const (
 	CannotTell Answer = iota
 	No
@@ -23,16 +23,16 @@ const (
 
 func (a Answer) String() string { return [...]string{"cannot tell", "no", "yes"}[a] }
 
-// Feature is something that kernels differ in.
+// Feature is something in which kernels differ.
 type Feature struct {
 	Name   string
 	Answer Answer
-	Since  string // the first kernel that has it
-	Cost   string // what its absence means here
-	Why    string // of No and CannotTell
+	Since  string // the first kernel version that has it
+	Cost   string // the consequence of its absence
+	Why    string // the reason for No or CannotTell
 }
 
-// Features probes this kernel, by trying each thing and never by its version.
+// Features probes this kernel. It tries each feature and ignores the kernel's version.
 func Features() []Feature {
 	list := []Feature{
 		probeOpenat2(), probeFsopen(), probeMountSetattr(), probeStatmount(), probeCapability(), SELinux(),
@@ -57,7 +57,7 @@ func (f Feature) answer(err error) Feature {
 
 func probeOpenat2() Feature {
 	f := Feature{Name: "openat2", Since: "5.6", Cost: "no target path can be opened safely: the driver does not work"}
-	dir, err := linux.Openat2(nil, "/", linux.OPath|linux.ODirectory, linux.ResolveNoSymlinks)
+	dir, err := linux.Openat2(linux.CWD, "/", linux.OPath|linux.ODirectory, linux.ResolveNoSymlinks)
 	if err == nil {
 		err = dir.Close()
 	}
@@ -81,7 +81,7 @@ func probeMountSetattr() Feature {
 func probeStatmount() Feature {
 	f := Feature{Name: "statmount", Since: "6.14 (with the mount's source)",
 		Cost: "looking at a btrfs or nfs mount reads the whole mount table"}
-	root, err := linux.Openat2(nil, "/", linux.OPath|linux.ODirectory, 0)
+	root, err := linux.Openat2(linux.CWD, "/", linux.OPath|linux.ODirectory, 0)
 	if err != nil {
 		return f.answer(err)
 	}
@@ -93,7 +93,7 @@ func probeStatmount() Feature {
 	if _, err := mountOf(st); err != nil {
 		f.Answer, f.Why = No, err.Error()
 		if errors.Is(err, linux.EPERM) {
-			f.Answer = CannotTell // a seccomp filter answers, not the kernel
+			f.Answer = CannotTell // EPERM comes from a seccomp filter, not from the kernel
 		}
 		return f
 	}
@@ -111,8 +111,8 @@ func probeCapability() Feature {
 	return f.answer(err)
 }
 
-// ProbeFilesystem asks for a file system by opening a context of it, which
-// loads its module where there is one.
+// ProbeFilesystem tests support for a file system by opening a context of it with fsopen(2).
+// That loads its module if there is one.
 func ProbeFilesystem(fstype string) Feature {
 	f := Feature{Name: "file system " + fstype, Since: "any", Cost: "volumes of that type cannot be mounted"}
 	ctx, err := linux.Fsopen(fstype)
@@ -122,8 +122,8 @@ func ProbeFilesystem(fstype string) Feature {
 	return f.answer(err)
 }
 
-// Mountable are the file systems of block devices that this kernel has, or has a
-// module of. Nothing is loaded.
+// Mountable lists the file systems of block devices that this kernel has built in, loaded or as
+// a module. It loads none.
 func Mountable() ([]string, error) {
 	known := map[string]bool{}
 	b, err := os.ReadFile("/proc/filesystems")
@@ -153,7 +153,7 @@ func Mountable() ([]string, error) {
 	return list, nil
 }
 
-// Summary is the features in one line, for a log.
+// Summary formats the features in one line, for a log.
 func Summary(list []Feature) string {
 	parts := make([]string, len(list))
 	for i, f := range list {
@@ -165,10 +165,10 @@ func Summary(list []Feature) string {
 	return "kernel " + linux.Uname() + "; " + strings.Join(parts, "; ")
 }
 
-// IsRoot tells whether this process runs as root, which everything here needs.
+// IsRoot reports whether this process runs as root, which this package needs.
 func IsRoot() bool { return os.Geteuid() == 0 }
 
-// BootID names this boot of this machine.
+// BootID returns the kernel's id of this boot of this machine.
 func BootID() (string, error) {
 	if id := bootID.Load(); id != nil {
 		return *id, nil
@@ -182,4 +182,4 @@ func BootID() (string, error) {
 	return id, nil
 }
 
-var bootID atomic.Pointer[string] // what was read; nil: not yet
+var bootID atomic.Pointer[string] // cache of BootID; nil: not read yet

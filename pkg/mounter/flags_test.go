@@ -12,9 +12,9 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// A link that stays below the kubelet's directory is no better than one that
-// leads out: a pod that can make one would have another pod's volume, or its own, mounted
-// at a path that is not the one which was asked for.
+// A link that stays below the kubelet's directory is as dangerous as one that leads out: a pod
+// that can create one could have another pod's volume, or its own, mounted at a path other than
+// the requested one.
 func TestD05_ALinkThatStaysInsideIsNotFollowed(t *testing.T) {
 	r := openRoot(t)
 	check(t, os.MkdirAll(r.Path()+"/pods/a/volumes", 0o755))
@@ -34,8 +34,7 @@ func TestD05_ALinkThatStaysInsideIsNotFollowed(t *testing.T) {
 	}
 }
 
-// After a mount the path is resolved anew. That a link leads from it to the
-// mount is not enough.
+// After a mount the path is resolved again. A link from it to the mount is not sufficient.
 func TestD05_APathThatBecameALinkLeadsNowhere(t *testing.T) {
 	r := openRoot(t)
 	check(t, os.Mkdir(r.Path()+"/pod", 0o755))
@@ -61,8 +60,8 @@ func TestD05_APathThatBecameALinkLeadsNowhere(t *testing.T) {
 	}
 }
 
-// A target whose directory was moved away meanwhile: what was mounted there is
-// taken off again, and the caller is told.
+// If the target's directory was moved during the call, the mount is removed again, and the
+// caller gets an error.
 func TestD05_ATargetThatMovedIsNotMountedOn(t *testing.T) {
 	d, r := formatted(t, "ext4"), openRoot(t)
 	check(t, os.Mkdir(r.Path()+"/pod", 0o755))
@@ -84,7 +83,7 @@ func TestD05_ATargetThatMovedIsNotMountedOn(t *testing.T) {
 	}
 }
 
-// What somebody else put there between the look and the making is not taken.
+// An object that somebody else creates between the check and the creation is not used.
 func TestD05_WhatWasPutThereMeanwhileIsNotTaken(t *testing.T) {
 	r, outside := openRoot(t), filepath.Join(t.TempDir(), "outside")
 	target, err := r.Target(r.Path() + "/device")
@@ -128,13 +127,13 @@ func TestD05_OthersThatFollowNoLink(t *testing.T) {
 	if err := ClearScratch(dir + "/link"); !errors.Is(err, linux.ELOOP) {
 		t.Errorf("a scratch directory by a link: %v", err)
 	}
-	// The root's own links are the administrator's.
+	// The administrator may use links in the path of the root itself.
 	r, err := OpenRoot(dir + "/link")
 	check(t, err)
 	check(t, r.Close())
 }
 
-// optionsAt are those of the mount, as the kernel's table shows them.
+// optionsAt returns the options of the mount in the kernel's table.
 func optionsAt(t *testing.T, path string) []string {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
@@ -148,7 +147,7 @@ func optionsAt(t *testing.T, path string) []string {
 	return nil
 }
 
-// Each option of a mount does what mount(8) says, and its opposite takes it back.
+// Each mount option has the effect documented in mount(8), and its opposite reverts it.
 func TestEachOptionOfAMountReachesTheKernel(t *testing.T) {
 	d, r := formatted(t, "ext4"), openRoot(t)
 	for _, c := range []struct {
@@ -181,7 +180,7 @@ func TestEachOptionOfAMountReachesTheKernel(t *testing.T) {
 		}
 		unmountAt(t, r, "m")
 	}
-	// A view of the same file system without what the first has.
+	// A view of the same file system without the options of the first.
 	o, err := ParseOptions([]string{"nosuid,nodev,noexec,nodiratime,nosymfollow,noatime"})
 	check(t, err)
 	m, err := Open(Filesystem{Device: d, Type: "ext4", Options: o})
@@ -199,7 +198,7 @@ func TestEachOptionOfAMountReachesTheKernel(t *testing.T) {
 	}
 }
 
-// A placeholder gives nothing and takes nothing, and cannot be bound elsewhere.
+// A placeholder has no content, takes no writes, and cannot be bound elsewhere.
 func TestWhatAPlaceholderRefuses(t *testing.T) {
 	r := openRoot(t)
 	target, err := r.Target(r.Path() + "/m")

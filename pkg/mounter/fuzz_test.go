@@ -10,12 +10,13 @@ import (
 	"testing"
 )
 
-// Options are handed on as text: to a guest, to mount(8), to mount(2). Whoever reads
-// that text finds the same options, and none that was refused.
+// Options are passed on as text: to a guest, to mount(8), to mount(2). Every reader of that
+// text must find the same options, and none that was refused.
 func FuzzOptionsThatAreHandedOn(f *testing.F) {
 	for _, s := range []string{
 		"ro,noatime,commit=5", `context="system_u:object_r:container_file_t:s0:c1,c2",discard`, `vers="4.2,addr=192.0.2.1"`,
-		`subvol="x,device=/dev/sda"`, `context="a:b:c:s0,errors=panic"`, `"commit=5,errors=panic"`, "context=a:b:c:s0:c1,c2,c3", `"data=ordered"`,
+		`subvol="x,device=/dev/sda"`, `context="a:b:c:s0,errors=panic"`, `"commit=5,errors=panic"`,
+		"context=a:b:c:s0:c1,c2,c3", `"data=ordered"`,
 	} {
 		for _, fstype := range []string{"", "ext4", "btrfs", "nfs"} {
 			f.Add(s, fstype)
@@ -46,8 +47,8 @@ func FuzzOptionsThatAreHandedOn(f *testing.F) {
 	})
 }
 
-// A label may be a guest's or a server's. Two are the same only if they have the same
-// categories, however those are written, and no label costs more than its own length.
+// A label may come from a guest or a server. Two labels are the same only if they have the same
+// categories, in any notation. Parsing costs no more than the label's length.
 func FuzzSameLabel(f *testing.F) {
 	f.Add([]byte{1, 2, 3, 9}, uint64(1), "s0:c3.c1")
 	f.Add([]byte{0, 255}, uint64(2), "s0[0 255]")
@@ -112,17 +113,19 @@ func FuzzSameLabel(f *testing.F) {
 		if SameLabel(a, fewer) {
 			t.Errorf("%s is %s", a, fewer)
 		}
-		// Nothing that is written in another way than SELinux does is any of these.
+		// A label that is not in SELinux's syntax equals none of these.
 		if rest, ok := strings.CutPrefix(other, "s0"); ok && !strings.HasPrefix(rest, ":c") && SameLabel(a, "u:r:t:"+other) {
 			t.Errorf("%s is %q", a, other)
 		}
 	})
 }
 
-// What a disk says of itself becomes its identity, which is kept in a record and found
-// again by its bytes.
+// A disk's own data becomes its identity, which is stored in a record and must be found again
+// unchanged.
 func FuzzIdentity(f *testing.F) {
-	files := []string{"wwid", "device/wwid", "md/uuid", "device/cid", "device/vpd_pg83", "device/vpd_pg80", "serial", "dm/uuid", "diskseq", "partition"}
+	files := []string{
+		"wwid", "device/wwid", "md/uuid", "device/cid", "device/vpd_pg83", "device/vpd_pg80", "serial", "dm/uuid", "diskseq", "partition",
+	}
 	for i := range files {
 		f.Add(uint8(i), []byte("naa.5000c500a1b2c3d4\n"))
 		f.Add(uint8(i), []byte("QM\xff\xfe0001"))
@@ -130,7 +133,7 @@ func FuzzIdentity(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, which uint8, said []byte) {
 		if len(said) > 4096 {
-			return // a page of sysfs
+			return // sysfs returns at most a page
 		}
 		name := files[int(which)%len(files)]
 		m := machine(t, "boot", map[string]string{"vda/dev": "254:0", "vda/size": "8\n", "vda/" + name: string(said)})

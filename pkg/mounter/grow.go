@@ -13,12 +13,12 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
 
-// ErrGrowOffline is in the chain of the error of Grow when the kernel refuses
-// to grow a mounted file system because this process lacks CAP_SYS_RESOURCE.
+// ErrGrowOffline is in the error chain of Grow if the kernel refuses to grow a mounted file
+// system because this process lacks CAP_SYS_RESOURCE.
 var ErrGrowOffline = errors.New("to grow it while it is mounted needs CAP_SYS_RESOURCE")
 
-// Grow makes a mounted file system as large as its device; dir is open on any
-// directory of it. One that fills its device already is left alone.
+// Grow grows a mounted file system of type name to the size of its device. The file dir is open
+// on any directory of it. It does nothing if the file system fills the device already.
 func Grow(dir *os.File, name string, d Device) error {
 	size, err := DeviceSize(d)
 	if err != nil {
@@ -29,8 +29,8 @@ func Grow(dir *os.File, name string, d Device) error {
 		return fault.New(fault.State, "a file system of type %s cannot be grown while mounted", name)
 	}
 	err = grow(dir, size, func() (int64, int64, error) {
-		// Reading the device shows what the kernel has in its buffers: they are
-		// the same pages.
+		// Reading the device returns the kernel's current buffers, because both use the same
+		// pages.
 		sb, err := probe(d.Path, size)
 		if err == nil && sb.BlockSize == 0 {
 			err = fault.New(fault.State, "the superblock is not that of %s any more: %s", name, sb)
@@ -47,8 +47,8 @@ func Grow(dir *os.File, name string, d Device) error {
 	return nil
 }
 
-// GrowsOffline tells whether this process surely may not grow a mounted file
-// system of that type, which a program can grow while it is not mounted.
+// GrowsOffline reports whether this process certainly may not grow a mounted file system of
+// that type, while a program can grow it unmounted.
 func GrowsOffline(name string) bool {
 	if !fstype.Of(name).GrowthIsPrivileged {
 		return false
@@ -57,15 +57,15 @@ func GrowsOffline(name string) bool {
 	return err == nil && !ok
 }
 
-// Unfilled tells whether a file system that is not mounted could be grown: its
-// device has at least 16 MiB more. A smaller rest may be no use to it (ext4
-// makes no last group of a few blocks), and would be tried for ever.
+// Unfilled reports whether an unmounted file system is worth growing: its device is at least 16
+// MiB larger. The file system might never use a smaller rest (ext4 makes no last group of a few
+// blocks), and the driver would retry forever.
 func Unfilled(r superblock.Result, deviceSize int64) bool {
 	const worthwhile = 16 << 20
 	return r.BlockSize > 0 && deviceSize-r.Size >= worthwhile
 }
 
-// DeviceSize is the device's length in bytes, now.
+// DeviceSize returns the current length of the device, in bytes.
 func DeviceSize(d Device) (int64, error) {
 	f, err := linux.Open(d.Path, os.O_RDONLY)
 	if err != nil {
@@ -84,7 +84,8 @@ func probe(device string, size int64) (superblock.Result, error) {
 	return superblock.Probe(f, size)
 }
 
-// FindDevice looks at a block device node; symbolic links are followed.
+// FindDevice examines a block device node. It follows symbolic links. Another kind of file is a
+// fault.State.
 func FindDevice(path string) (Device, error) {
 	f, err := linux.Open(path, os.O_RDONLY)
 	if err != nil {
@@ -105,9 +106,9 @@ func FindDevice(path string) (Device, error) {
 	return Device{Path: path, Major: st.RdevMajor, Minor: st.RdevMinor, ReadOnly: ro}, nil
 }
 
-// Held tells whether the device is in use: mounted in any namespace, or opened
-// exclusively. It asks by the device's number; where the path leads elsewhere
-// meanwhile, by a node made in dir for the moment.
+// Held reports whether the device is in use: mounted in any namespace, or opened exclusively.
+// It identifies the device by its number. If the path leads to another device by now, it uses a
+// temporary node in dir.
 func (d Device) Held(dir string) (bool, error) {
 	if now, err := FindDevice(d.Path); err == nil && now.Same(d) {
 		return Busy(d.Path)
@@ -126,8 +127,8 @@ func (d Device) Held(dir string) (bool, error) {
 	return busy, errors.Join(err, os.Remove(node))
 }
 
-// Freeze writes out the file system mounted from the device and stops writes
-// to it until thaw is called. It works wherever the file system is mounted.
+// Freeze writes back the file system on the device and blocks writes to it until thaw is
+// called. It works wherever the file system is mounted.
 func Freeze(fs Filesystem) (thaw func() error, err error) {
 	m, dir, err := openDir(fs)
 	if err != nil {
@@ -141,7 +142,7 @@ func Freeze(fs Filesystem) (thaw func() error, err error) {
 	}, nil
 }
 
-// Thaw undoes a Freeze whose process died. One that is not frozen is fine.
+// Thaw undoes a Freeze whose process died. It does nothing if the file system is not frozen.
 func Thaw(fs Filesystem) error {
 	m, dir, err := openDir(fs)
 	if err != nil {
@@ -167,12 +168,11 @@ func openDir(fs Filesystem) (*Detached, *os.File, error) {
 	return m, dir, nil
 }
 
-// ErrNotWritten says that what was written before did not reach the disk. The kernel tells it once.
+// ErrNotWritten means that earlier writes did not reach the disk. The kernel reports it once.
 var ErrNotWritten = errors.New("what was written last could not be written out")
 
-// Flush writes out what the kernel holds of a device that is not mounted, and of
-// device-mapper devices that are made of it: each has pages of its own. What could not
-// be written is ErrNotWritten.
+// Flush writes back what the kernel caches of an unmounted device, and of device-mapper devices
+// on top of it, because each has its own page cache. A failed write is ErrNotWritten.
 func Flush(d Device) error {
 	above, err := os.ReadDir(fmt.Sprintf("/sys/dev/block/%d:%d/holders", d.Major, d.Minor))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -14,20 +14,20 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// Ailment is something wrong with a volume.
+// Ailment is a problem of a volume.
 type Ailment struct {
 	Reason  string // CamelCase
 	Message string
 	Fatal   bool // the volume cannot be used
-	// Informational: nothing is wrong, but somebody may want to know.
+	// Informational means that nothing is wrong, but somebody may want to know.
 	Informational bool
 	Lost          bool // data was lost
 }
 
-// WritesLost writes out a mounted file system, and tells of writes that failed
-// since it was mounted, if nobody was told yet: ErrNotWritten.
+// WritesLost syncs a mounted file system. It returns ErrNotWritten if writes have failed since
+// it was mounted and the kernel has not reported that yet.
 func (s *State) WritesLost() error {
-	dir, err := linux.Openat(s.file, ".", os.O_RDONLY|linux.ODirectory, 0)
+	dir, err := s.Dir()
 	if err != nil {
 		return err
 	}
@@ -38,7 +38,7 @@ func (s *State) WritesLost() error {
 	return nil
 }
 
-// DeviceHealth looks at a block device and what sysfs knows of it.
+// DeviceHealth examines a block device and its entries in sysfs.
 func DeviceHealth(d Device) []Ailment {
 	size, err := DeviceSize(d)
 	if err != nil {
@@ -49,8 +49,8 @@ func DeviceHealth(d Device) []Ailment {
 	}
 	var found []Ailment
 	if err := answers(d); err != nil {
-		found = append(found, Ailment{Reason: "DeviceUnreadable", Message: fmt.Sprintf("%s cannot be read: %v (see dmesg)", d.Path, err),
-			Fatal: true})
+		found = append(found, Ailment{Reason: "DeviceUnreadable",
+			Message: fmt.Sprintf("%s cannot be read: %v (see dmesg)", d.Path, err), Fatal: true})
 	}
 	if b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file", d.Major, d.Minor)); err == nil {
 		if name := strings.TrimSpace(string(b)); strings.HasSuffix(name, " (deleted)") {
@@ -61,12 +61,12 @@ func DeviceHealth(d Device) []Ailment {
 	return found
 }
 
-// answers reads one block of the device itself: a file system may live in memory
-// for long after its disk has died.
+// answers reads one block of the device itself. A file system can work from memory long after
+// its disk has failed.
 func answers(d Device) error {
 	f, err := linux.Open(d.Path, os.O_RDONLY|linux.ODirect)
 	if errors.Is(err, linux.EINVAL) {
-		return nil // it cannot be told: there is no direct I/O
+		return nil // no direct I/O, so the disk cannot be tested
 	}
 	if err != nil {
 		return err
@@ -79,8 +79,8 @@ func answers(d Device) error {
 	return err
 }
 
-// Ailments looks at a mounted file system: the errors it recorded, and whether
-// it went read-only by itself.
+// Ailments examines a mounted file system: the errors it recorded, and whether it went
+// read-only by itself.
 func (s *State) Ailments(d Device) []Ailment {
 	var found []Ailment
 	m, err := s.Mount()
@@ -97,11 +97,12 @@ func (s *State) Ailments(d Device) []Ailment {
 	}
 	stopped := (m.ReadOnlySB && !d.ReadOnly) || hasOption(m.Options, "emergency_ro") || hasOption(m.Options, "shutdown")
 	if n := ext4Errors(d); n > 0 {
-		// Some stable kernels (6.1.192 among them) refuse writes without
-		// showing it in the mount table.
+		// Some stable kernels (6.1.192 among them) refuse writes without showing it in the
+		// mount table.
 		stopped = stopped || hasOption(m.Options, "errors=remount-ro")
-		found = append(found, Ailment{Reason: "FilesystemError", Message: fmt.Sprintf("ext4 on %s recorded %d errors (see dmesg): stop the "+
-			"pods, the volume is checked when it is next staged", d.Path, n)})
+		found = append(found, Ailment{Reason: "FilesystemError",
+			Message: fmt.Sprintf("ext4 on %s recorded %d errors (see dmesg): stop the "+
+				"pods, the volume is checked when it is next staged", d.Path, n)})
 	}
 	if stopped {
 		found = append(found, Ailment{Reason: "RemountedReadOnly",
@@ -126,15 +127,15 @@ func ext4Errors(d Device) int {
 	return n
 }
 
-// sysName is the kernel's name of the device, "loop3".
+// sysName returns the kernel's name of the device, such as "loop3".
 func sysName(d Device) (string, error) {
 	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", d.Major, d.Minor))
 	return filepath.Base(link), err
 }
 
-// HeldBy is Holders for an error message: empty when nobody is found. Where they
-// are is for the log: paths and processes of other pods are not for whoever reads
-// an event.
+// HeldBy formats Holders for an error message. It is empty if there are none. The locations are
+// in Detail, for the log: readers of an event must not see the paths and processes of other
+// pods.
 func HeldBy(d Device) fault.Private {
 	who := Holders(d)
 	switch len(who) {
@@ -147,9 +148,9 @@ func HeldBy(d Device) fault.Private {
 		Detail: strings.Join(who, "; ")}
 }
 
-// Holders says where the device's file system is mounted, over all mount
-// namespaces that can be looked into, at most five: one line each. It reads the
-// mount table of a process of each: for error messages only.
+// Holders returns one line for each mount namespace in which the device's file system is
+// mounted, at most five. It covers the namespaces that this process can inspect, and reads a
+// mount table for each. It is slow: use it for error messages only.
 func Holders(d Device) []string {
 	procs, err := os.ReadDir("/proc")
 	if err != nil {
@@ -161,7 +162,7 @@ func Holders(d Device) []string {
 			pids = append(pids, pid)
 		}
 	}
-	// A namespace is named by its oldest process, most often a container's first.
+	// Sorted, the first process of a namespace is its oldest, most often a container's first.
 	slices.Sort(pids)
 	own, _ := os.Readlink("/proc/self/ns/mnt")
 	seen := map[string]bool{}
@@ -175,7 +176,7 @@ func Holders(d Device) []string {
 			continue
 		}
 		if _, err := os.Readlink(dir + "exe"); err != nil && ns != own {
-			continue // a kernel thread: nobody to ask
+			continue // a kernel thread has no executable
 		}
 		b, err := os.ReadFile(dir + "mountinfo")
 		if err != nil {
@@ -198,8 +199,9 @@ func Holders(d Device) []string {
 	return holders
 }
 
-// mountedAt gives the first mount point of a device in a mountinfo file. Some
-// file systems (btrfs) show a number of their own there.
+// mountedAt returns the first mount point of a device in the content of a mountinfo file. It
+// also compares the source, because some file systems (btrfs) show a device number of their own
+// there.
 func mountedAt(mountinfo, dev, source string) string {
 	for line := range strings.Lines(mountinfo) {
 		if f := strings.Fields(line); len(f) > 4 && (f[2] == dev || strings.Contains(line, " "+source+" ")) {
@@ -209,12 +211,11 @@ func mountedAt(mountinfo, dev, source string) string {
 	return ""
 }
 
-// Written is what was written to a block device since it was made, or bound. It
-// can be compared: while two of them are the same and nothing is in flight, what
-// is on the device has not changed in between.
+// Written counts the writes to a block device since it was created or bound. If two values are
+// equal and nothing is in flight, the content of the device did not change between them.
 type Written struct{ Writes, Sectors, Discards, InFlight uint64 }
 
-// WrittenTo asks the kernel's statistics, sysfs block/DEVICE/stat and inflight.
+// WrittenTo reads the kernel's statistics, block/DEVICE/stat and inflight in sysfs.
 func WrittenTo(d Device) (Written, error) {
 	dir := fmt.Sprintf("/sys/dev/block/%d:%d/", d.Major, d.Minor)
 	if on, err := os.ReadFile(dir + "queue/iostats"); err != nil || strings.TrimSpace(string(on)) != "1" {
@@ -228,8 +229,8 @@ func WrittenTo(d Device) (Written, error) {
 	if err != nil {
 		return Written{}, err
 	}
-	// Documentation/block/stat.rst: reads, merges, sectors, ticks, the same four of
-	// writes, three more, the same four of discards. inflight: reads, writes.
+	// Documentation/block/stat.rst: reads, merges, sectors, ticks; the same four of writes;
+	// three more; the same four of discards. inflight: reads, writes.
 	f, g := strings.Fields(string(stat)), strings.Fields(string(inflight))
 	if len(f) < 12 || len(g) < 2 {
 		return Written{}, fmt.Errorf("%sstat or inflight cannot be understood: %q, %q", dir, stat, inflight)
@@ -246,7 +247,7 @@ func WrittenTo(d Device) (Written, error) {
 	return w, nil
 }
 
-// ReadOnlyDevice tells whether the kernel surely calls the device read-only.
+// ReadOnlyDevice reports whether the kernel certainly has the device as read-only.
 func ReadOnlyDevice(d Device) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/ro", d.Major, d.Minor))
 	return err == nil && strings.TrimSpace(string(b)) == "1"

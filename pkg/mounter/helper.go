@@ -13,16 +13,15 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// mountUtils is made at first need: making it runs a program.
+// mountUtils is created on first use, because creating it runs a program.
 var mountUtils = sync.OnceValue(func() mountutils.Interface { return mountutils.NewWithoutSystemd("") })
 
-// OpenWithHelper mounts a file system that needs a helper program (cifs:
-// mount.cifs), through mount(8). That can only mount at a path, so it does
-// so in scratch, a directory that nobody but the caller uses, and takes it off
-// again after a detached clone was made. NFS needs no helper: see OpenNFS.
+// OpenWithHelper mounts a file system that needs a helper program (cifs: mount.cifs), through
+// mount(8). mount(8) can mount only at a path, so it mounts in scratch, makes a detached clone
+// and unmounts again. Only the caller may use scratch. NFS needs no helper: see OpenNFS.
 //
-// mount(8) cannot be interrupted half-way without leaving a mount; the context
-// is looked at before, not during.
+// The context is checked before mount(8) starts, not while it runs: interrupting it would leave
+// a mount behind.
 func OpenWithHelper(ctx context.Context, scratch, source, fstype string, o Options, readOnly bool) (d *Detached, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -52,15 +51,15 @@ func OpenWithHelper(ctx context.Context, scratch, source, fstype string, o Optio
 	if err != nil {
 		return nil, err
 	}
-	// mount(8) may drop a label without a word.
+	// mount(8) may drop a label silently.
 	if err := verifyLabel(o, d.Label); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", d.what, err), d.Close())
 	}
 	return d, nil
 }
 
-// takeScratch gives a detached clone of what is mounted at scratch, which is
-// unmounted and removed.
+// takeScratch returns a detached clone of what is mounted at scratch, and unmounts and removes
+// scratch.
 func takeScratch(scratch, what string, v View) (d *Detached, err error) {
 	defer func() {
 		if cerr := ClearScratch(scratch); cerr != nil {
@@ -71,7 +70,7 @@ func takeScratch(scratch, what string, v View) (d *Detached, err error) {
 			d = nil
 		}
 	}()
-	root, err := linux.Openat2(nil, scratch, linux.OPath|linux.ODirectory, linux.ResolveNoSymlinks)
+	root, err := linux.Openat2(linux.CWD, scratch, linux.OPath|linux.ODirectory, linux.ResolveNoSymlinks)
 	if err != nil {
 		return nil, err
 	}
@@ -79,10 +78,9 @@ func takeScratch(scratch, what string, v View) (d *Detached, err error) {
 	return (&Detached{mount: root, isDir: true, what: what}).Clone(v)
 }
 
-// ClearScratch takes off what a crash left in a scratch directory, and removes
-// the directory.
+// ClearScratch unmounts what a crash left in a scratch directory, and removes the directory.
 func ClearScratch(scratch string) error {
-	dir, err := linux.Openat2(nil, scratch, linux.OPath|linux.ODirectory, linux.ResolveNoSymlinks)
+	dir, err := linux.Openat2(linux.CWD, scratch, linux.OPath|linux.ODirectory, linux.ResolveNoSymlinks)
 	if errors.Is(err, linux.ENOENT) {
 		return nil
 	}

@@ -17,17 +17,17 @@ import (
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 )
 
-// Identity says which disk a device is, or which part of one, whatever path or
-// number it has. The zero value is that of a device that nobody has looked at.
+// Identity identifies a disk, or a part of one, independently of its path and number. The zero
+// value means that the device has not been examined.
 type Identity struct {
-	// Kind is where the kernel has it from: wwid, vpd, serial, cid, md, dm, file
-	// (behind a loop device), or number: nothing but the device's number.
+	// Kind is the source of Value: wwid, vpd, serial, cid, md, dm, file (behind a loop device),
+	// or number (nothing but the device's number).
 	Kind  string `json:"kind"`
 	Value string `json:"value"`
-	// Start and Length are a part of the disk, in bytes; a Length of 0 is its end.
+	// Start and Length delimit a part of the disk, in bytes. A Length of 0 reaches to its end.
 	Start  int64 `json:"startBytes,omitempty"`
 	Length int64 `json:"lengthBytes,omitempty"`
-	// Boot is set when it holds for this boot only: after the next one, the same
+	// Boot is set if the identity is valid for this boot only: after the next one, the same
 	// number may be another disk.
 	Boot string `json:"bootID,omitempty"`
 }
@@ -35,20 +35,21 @@ type Identity struct {
 // Known is false for the zero value.
 func (i Identity) Known() bool { return i.Kind != "" }
 
-// Lasting tells whether it still means the same disk after a reboot.
+// Lasting reports whether the identity still means the same disk after a reboot.
 func (i Identity) Lasting() bool { return i.Known() && i.Boot == "" }
 
-// Burnt tells whether the disk itself (or its volume manager) bears it: such a
-// disk can be told from every other one. A file can be restored from a copy.
+// Burnt reports whether the disk itself (or its volume manager) carries the identity, so that
+// it distinguishes the disk from every other. A file does not qualify: it can be restored from
+// a copy.
 func (i Identity) Burnt() bool { return i.Lasting() && i.Kind != "file" }
 
-// SameDisk tells whether both are known and are, or are parts of, one disk.
+// SameDisk reports whether both are known and are, or are parts of, one disk.
 func (i Identity) SameDisk(o Identity) bool {
 	return i.Known() && i.Kind == o.Kind && i.Value == o.Value && i.Boot == o.Boot
 }
 
-// Replaced tells whether what is there now is surely another disk. One whose number
-// and size are all that is known of it may have grown.
+// Replaced reports whether the disk there now is certainly another one. It is false if only the
+// number and the size of the disk are known: the disk may have grown.
 func (i Identity) Replaced(now Identity) bool {
 	switch {
 	case i.SameDisk(now):
@@ -59,7 +60,7 @@ func (i Identity) Replaced(now Identity) bool {
 	return i.Known() && i.Kind == now.Kind && !strings.HasSuffix(i.Value, sectors)
 }
 
-// Overlaps tells whether some byte belongs to both.
+// Overlaps reports whether the two share a byte.
 func (i Identity) Overlaps(o Identity) bool {
 	return i.SameDisk(o) && (o.Length == 0 || i.Start < o.Start+o.Length) && (i.Length == 0 || o.Start < i.Start+i.Length)
 }
@@ -72,11 +73,10 @@ func (i Identity) String() string {
 	return s
 }
 
-// Identify reads the identity of a device: the unique id that its hardware or
-// its volume manager gives it, or, for a loop device, the file behind it (its
-// device, inode and time of birth). Where there is none, it is the device's
-// number and the kernel's sequence number of disks (Linux 5.15; its size before
-// that), which holds for this boot only.
+// Identify reads the identity of a device. It is the unique id from its hardware or volume
+// manager or, for a loop device, the file behind it (its device, inode and birth time). If
+// there is none, it is the device's number and the kernel's disk sequence number (Linux 5.15;
+// before that, the size), valid for this boot only.
 func Identify(d Device) (Identity, error) {
 	boot, err := BootID()
 	if err != nil {
@@ -85,7 +85,7 @@ func Identify(d Device) (Identity, error) {
 	return identities{sys: "/sys", dev: "/dev", boot: boot}.of(d.Path, d.Major, d.Minor, 0)
 }
 
-// identities are those of a machine; tests have one of their own.
+// identities reads the identities of a machine. Tests use directories of their own.
 type identities struct{ sys, dev, boot string }
 
 func (m identities) of(path string, major, minor uint32, depth int) (Identity, error) {
@@ -121,7 +121,9 @@ func (m identities) said(of *reading, path string, major, minor uint32, depth in
 		}
 		return m.number(of, major, minor), nil
 	}
-	for _, where := range []struct{ kind, file string }{{"wwid", "wwid"}, {"wwid", "device/wwid"}, {"md", "md/uuid"}, {"cid", "device/cid"}} {
+	for _, where := range []struct{ kind, file string }{
+		{"wwid", "wwid"}, {"wwid", "device/wwid"}, {"md", "md/uuid"}, {"cid", "device/cid"},
+	} {
 		if id := of.read(where.file); id != "" {
 			return Identity{Kind: where.kind, Value: id}, nil
 		}
@@ -144,7 +146,7 @@ func (m identities) said(of *reading, path string, major, minor uint32, depth in
 
 func (m identities) partition(of *reading, depth int) (Identity, error) {
 	dir := of.dir
-	const sector = 512 // of sysfs, whatever the disk's is
+	const sector = 512 // sysfs counts in 512 bytes, whatever the disk's sector size
 	start, err := strconv.ParseInt(of.read("start"), 10, 64)
 	if err != nil {
 		return Identity{}, fmt.Errorf("%s/start: %w", dir, err)
@@ -163,7 +165,7 @@ func (m identities) partition(of *reading, depth int) (Identity, error) {
 	return id.part(start*sector, length*sector), err
 }
 
-// part gives a part of what i is.
+// part returns a part of i. Start and length are in bytes, relative to i.
 func (i Identity) part(start, length int64) Identity {
 	if i.Length > 0 && (length == 0 || start+length > i.Length) {
 		length = max(i.Length-start, 1)
@@ -172,15 +174,15 @@ func (i Identity) part(start, length int64) Identity {
 	return i
 }
 
-// loop looks behind a loop device; the zero value when nothing is to be seen
-// there, or its file has no time of birth.
+// loop identifies what is behind a loop device. It returns the zero value if that is not
+// visible, or if the file has no birth time.
 func (m identities) loop(path string, depth int) (Identity, error) {
 	f, err := linux.Open(path, os.O_RDONLY)
 	if linux.Short(err) {
 		return Identity{}, err
 	}
 	if err != nil {
-		return Identity{}, nil // no node of it here
+		return Identity{}, nil // no node here
 	}
 	defer f.Close()
 	b, ok, err := loopdev.OpenBacking(f)
@@ -213,7 +215,7 @@ func (m identities) loop(path string, depth int) (Identity, error) {
 	}, nil
 }
 
-const sectors = " sectors" // ends what is known of a disk by its size
+const sectors = " sectors" // ends the Value of a disk that is known only by its number and size
 
 func (m identities) number(of *reading, major, minor uint32) Identity {
 	value := fmt.Sprintf("%d:%d", major, minor)
@@ -225,15 +227,14 @@ func (m identities) number(of *reading, major, minor uint32) Identity {
 	return Identity{Kind: "number", Value: value, Boot: m.boot}
 }
 
-// reading is what is read of a device's directory in sysfs.
+// reading reads files of a device's directory in sysfs.
 type reading struct {
 	dir   string
-	short error // a file could not be read, because this process lacked something; it may be there
+	short error // a file could not be read for lack of a resource; it may exist
 }
 
-// read gives a file without the space around it; empty when there is none.
-// Bytes that are no text are written as Go writes them in strings: JSON, in which an
-// identity is kept, has none.
+// read returns the content of a file without surrounding space, or "" if there is none. Content
+// that is not UTF-8 is quoted as a Go string, because identities are stored as JSON.
 func (r *reading) read(name string) string {
 	if r.dir == "" {
 		return ""

@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// machine is a sysfs of a test: files by path below /sys/devices, and numbers of
-// disks.
+// machine makes a sysfs for a test: files by path below /sys/devices, and the numbers of disks.
 func machine(t testing.TB, boot string, files map[string]string) identities {
 	t.Helper()
 	sys := t.TempDir()
@@ -63,7 +62,7 @@ func TestA02_IdentityIsOfTheDisk(t *testing.T) {
 		"dm LVM-abcdef":                               {253, 0},
 		"number 43:0, disk 12 of this boot":           {43, 0},
 		"number 44:0, 2048 sectors":                   {44, 0},
-		"number 9:9,  sectors":                        {9, 9}, // sysfs knows nothing of it
+		"number 9:9,  sectors":                        {9, 9}, // not in sysfs
 		"vpd 80 " + of(m, 8, 32).Value[len("80 "):]:   {8, 32},
 	} {
 		id := of(m, number[0], number[1])
@@ -81,7 +80,7 @@ func TestA02_IdentityIsOfTheDisk(t *testing.T) {
 	if !whole.Overlaps(one) || !one.Overlaps(whole) || one.Overlaps(two) || two.Overlaps(one) {
 		t.Error("a disk and its partitions: which overlap?")
 	}
-	// After a reboot, a number says nothing.
+	// After a reboot, a number identifies nothing.
 	later := machine(t, "boot-2", files)
 	if of(m, 43, 0).SameDisk(of(later, 43, 0)) || !of(m, 254, 0).SameDisk(of(later, 254, 0)) {
 		t.Error("which identities outlast a reboot?")

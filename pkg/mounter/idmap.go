@@ -9,19 +9,18 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// IDRange is one line of a map: Count ids, from Disk in the file system's view
-// and from Shown in that of processes.
+// IDRange is one line of an id map: Count ids, starting at Disk in the file system and at Shown
+// for processes.
 type IDRange struct{ Disk, Shown, Count uint32 }
 
-// IDMap is how an idmapped mount shows the ids that are on disk,
-// mount_setattr(2). Ids in no range show as the overflow id and cannot be
-// used.
+// IDMap maps the ids on disk to those that an idmapped mount shows, see mount_setattr(2). An id
+// outside of all ranges shows as the overflow id and cannot be used.
 type IDMap struct{ UIDs, GIDs []IDRange }
 
-const allIDs = 1<<32 - 1 // 4294967295 is no id
+const allIDs = 1<<32 - 1 // the id 4294967295 is invalid
 
-// ShowGroup is the map that shows the group disk as the group shown, and the
-// other way round, for a map is one to one. Every other id is itself.
+// ShowGroup returns the map that shows the group disk as the group shown, and the other way
+// round, because a map is one to one. All other ids are unchanged.
 func ShowGroup(disk, shown uint32) IDMap {
 	m := IDMap{UIDs: []IDRange{{0, 0, allIDs}}}
 	low, high := min(disk, shown), max(disk, shown)
@@ -39,7 +38,7 @@ func ShowGroup(disk, shown uint32) IDMap {
 	return m
 }
 
-// Shift is the map of a user namespace: count ids from 0 on disk are shown
+// Shift returns the map of a user namespace: the count ids from 0 on disk are shown as the ids
 // from shown on.
 func Shift(shown, count uint32) IDMap {
 	r := []IDRange{{0, shown, count}}
@@ -54,19 +53,19 @@ func lines(ranges []IDRange) string {
 	return b.String()
 }
 
-// userNamespaces keeps the namespaces of maps that were used: making one costs
-// a copy of this process.
+// userNamespaces caches the namespaces of maps that were used, because making one costs a copy
+// of this process.
 var userNamespaces struct {
 	sync.Mutex
 	m     map[string]*os.File
 	order []string
 }
 
-// keptNamespaces bounds the descriptors that are held.
+// keptNamespaces limits the cached descriptors.
 const keptNamespaces = 64
 
-// userns gives a user namespace of the map. Nobody closes it: one that is no
-// longer kept is closed when its last user has let go of it.
+// userns returns a user namespace with the map. Callers must not close it: an evicted one is
+// closed when its last user drops it.
 func (m IDMap) userns() (*os.File, error) {
 	uids, gids := lines(m.UIDs), lines(m.GIDs)
 	key := uids + "/" + gids

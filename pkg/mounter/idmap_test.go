@@ -13,7 +13,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// ids says owner and group of a file.
+// ids returns owner and group of a file.
 func ids(t *testing.T, path string) (uid, gid uint32) {
 	t.Helper()
 	var st syscall.Stat_t
@@ -45,8 +45,8 @@ func TestIDMapsCoverEveryIDOnce(t *testing.T) {
 	}
 }
 
-// U01, U04: a file system that no kernel maps is refused in words, and the kernel is
-// named.
+// U01, U04: a file system that no kernel can id-map is refused with an error that names the
+// kernel.
 func TestU04_AFileSystemThatCannotBeMapped(t *testing.T) {
 	dir := t.TempDir()
 	check(t, syscall.Mount("ramfs", dir, "ramfs", 0, ""))
@@ -66,7 +66,7 @@ func TestU04_AFileSystemThatCannotBeMapped(t *testing.T) {
 	}
 }
 
-// One file system is shown with two groups at once, and the disk has a third.
+// One file system is shown with two groups concurrently, and has a third on disk.
 func TestF02_IdmappedViewsShowOtherGroups(t *testing.T) {
 	for _, fstype := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fstype, func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestF02_IdmappedViewsShowOtherGroups(t *testing.T) {
 			if err := os.Chmod(plain, 0o770|os.ModeSetgid); err != nil {
 				t.Fatal(err)
 			}
-			// A process with the group, and nothing else, writes.
+			// A process that has only the group can write.
 			for dir, group := range map[string]uint32{a: 4242, b: 555} {
 				c := asked(t, dir, "echo hello >", filepath.Base(dir))
 				c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000, Groups: []uint32{group}}}
@@ -133,7 +133,7 @@ func TestF02_IdmappedViewsShowOtherGroups(t *testing.T) {
 	}
 }
 
-// More maps than are kept can be used, and one that was let go of is made anew.
+// More maps than the cache holds can be used, and an evicted one is made again.
 func TestManyIDMaps(t *testing.T) {
 	root, dev := openRoot(t), formatted(t, "ext4")
 	m, err := Open(Filesystem{Device: dev, Type: "ext4"})
@@ -158,8 +158,8 @@ func TestManyIDMaps(t *testing.T) {
 	}
 }
 
-// asked is a command about a file of a directory, whoever may come there by its path: the
-// directory for temporary files may be below one that only root may enter.
+// asked returns a command about a file in a directory, even if the directory for temporary
+// files is below one that only root may enter.
 func asked(t *testing.T, dir, command, name string) *exec.Cmd {
 	t.Helper()
 	f, err := os.Open(dir)

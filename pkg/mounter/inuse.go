@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// UsedBy is Holders, and says what else has the device or a part of it: devices
-// on top of it, swap, and processes that have it open. At most ten lines, for
-// error messages only.
+// UsedBy returns the lines of Holders and what else uses the device or a part of it: devices on
+// top of it, swap, and processes that have it open. It returns at most ten lines, for error
+// messages only.
 func UsedBy(d Device) []string {
 	who := Holders(d)
 	name, err := sysName(d)
@@ -27,7 +27,7 @@ func UsedBy(d Device) []string {
 		part := Device{Path: "/dev/" + filepath.Base(p)}
 		nodes = append(nodes, part.Path)
 		if b, err := os.ReadFile(p + "/dev"); err == nil {
-			_, _ = fmt.Sscanf(string(b), "%d:%d", &part.Major, &part.Minor) // else it is nobody's
+			_, _ = fmt.Sscanf(string(b), "%d:%d", &part.Major, &part.Minor) // on failure 0:0, which nobody holds
 		}
 		for _, at := range Holders(part) {
 			who = append(who, part.Path+" "+at)
@@ -53,7 +53,7 @@ func UsedBy(d Device) []string {
 	return who[:min(len(who), most)]
 }
 
-// openedBy names the processes, but this one, that have one of the nodes open.
+// openedBy names the other processes that have one of the nodes open.
 func openedBy(nodes []string) []string {
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	var who []string

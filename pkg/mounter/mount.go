@@ -13,20 +13,20 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// Mount is one mount as the kernel tells it.
+// Mount is one mount as the kernel reports it.
 type Mount struct {
-	Path         string // where, as seen from this process; from Table only
+	Path         string // the mount point, as seen from this process; only from Table
 	Type         string // of the file system
 	Source       string
-	Part         bool   // of Table: a part of a file system is bound there, such as one file
+	Part         bool   // only from Table: a part of a file system is bound there, such as one file
 	Options      string // of the superblock, comma-separated
 	ReadOnly     bool   // by the mount or by the superblock
 	ReadOnlySB   bool   // by the superblock
 	Major, Minor uint32 // of the superblock: the block device for ext4 and xfs
 }
 
-// mount asks the kernel about the mount that f is on: statmount(2) where it
-// tells everything (Linux 6.14), the line of mountinfo where not.
+// mountOf asks the kernel about a mount with statmount(2). It fails with errNoStatmount if
+// statmount does not report everything (before Linux 6.14); mountinfo has it then.
 func mountOf(st linux.Statx) (Mount, error) {
 	const want = linux.StatmountSBBasic | linux.StatmountMntBasic |
 		linux.StatmountFSType | linux.StatmountMntOpts | linux.StatmountSBSource
@@ -49,18 +49,31 @@ func mountOf(st linux.Statx) (Mount, error) {
 
 var errNoStatmount = errors.New("this kernel's statmount does not tell everything")
 
-// Mount tells what is mounted at a target whose Occupant is MountPoint.
+// root returns the root of what is mounted. If nothing is mounted, the directory there belongs
+// to the node, so that is a fault.State.
+func (s *State) root() (*os.File, error) {
+	if s.Occupant != MountPoint || s.file == nil {
+		return nil, fault.New(fault.State, "nothing is mounted there")
+	}
+	return s.file, nil
+}
+
+// Mount returns the mount at a target whose Occupant is MountPoint.
 func (s *State) Mount() (Mount, error) {
+	root, err := s.root()
+	if err != nil {
+		return Mount{}, err
+	}
 	m, err := mountOf(s.stat)
 	if err == nil {
 		return m, nil
 	}
-	// The classic mount id, for mountinfo.
-	id, err := classicMountID(s.file)
+	// mountinfo has the classic mount id.
+	id, err := classicMountID(root)
 	if err != nil {
 		return Mount{}, err
 	}
-	return mountByID(s.file, id)
+	return mountByID(root, id)
 }
 
 // mountByID finds a mount in mountinfo.
@@ -108,9 +121,8 @@ func hasOption(options, name string) bool {
 	return false
 }
 
-// Table is one look at every mount in this process's namespace whose mount
-// point lies below the root. It costs time in proportion to all mounts: for
-// the start of a program, never for a call.
+// Table reads all mounts in this process's namespace whose mount point is below the root. Its
+// cost grows with the number of all mounts: use it at the start of a program, never in a call.
 func (r *Root) Table() ([]Mount, error) {
 	prefix := strings.TrimSuffix(r.real, "/") + "/"
 	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
@@ -128,9 +140,8 @@ func (r *Root) Table() ([]Mount, error) {
 	return table, nil
 }
 
-// Device gives the block device that a mount point shows: the one its file
-// system is on, or (block) whose node is bound there. ok is false when it is
-// neither.
+// Device returns the block device of a mount point: the one its file system is on, or the one
+// whose node is bound there. If there is neither, ok is false.
 func (s *State) Device() (d Device, ok bool, err error) {
 	switch {
 	case s.Occupant != MountPoint:
@@ -140,7 +151,7 @@ func (s *State) Device() (d Device, ok bool, err error) {
 	case s.stat.DevMajor != 0:
 		return Device{Major: s.stat.DevMajor, Minor: s.stat.DevMinor}, true, nil
 	}
-	// btrfs has an anonymous device number; its source says which device.
+	// btrfs has an anonymous device number; its source names the device.
 	m, err := s.Mount()
 	if err != nil {
 		return Device{}, false, err
@@ -148,20 +159,19 @@ func (s *State) Device() (d Device, ok bool, err error) {
 	return m.Device()
 }
 
-// Group is the group of what is mounted, as processes see it: with the mount's
-// id map, if it has one.
+// Group returns the group that owns the root of what is mounted, as processes see it: after the
+// mount's id map, if it has one.
 func (s *State) Group() uint32 { return s.stat.GID }
 
-// IsBlock tells whether what is mounted is a bound block device node.
+// IsBlock reports whether a block device node is bound there.
 func (s *State) IsBlock() bool { return s.stat.IsBlock() }
 
-// Device gives the block device that the mount's file system is on, or whose
-// node it shows. It is an error where the file system tells its path only, and
-// that leads nowhere, as that of a disk which was pulled.
+// Device returns the block device that the mount's file system is on, or whose node it shows.
+// It fails if the file system reports only a path and that path does not exist, as for a disk
+// that was pulled.
 func (m Mount) Device() (Device, bool, error) {
 	if m.Part {
-		// A bound device node, of devtmpfs or of wherever it was made. The path
-		// leads to it.
+		// A bound device node, of devtmpfs or of any other file system. The path leads to it.
 		if st, err := linux.StatxPath(m.Path); err == nil && st.IsBlock() {
 			return Device{Path: m.Path, Major: st.RdevMajor, Minor: st.RdevMinor}, true, nil
 		}
@@ -174,21 +184,40 @@ func (m Mount) Device() (Device, bool, error) {
 	}
 	st, err := linux.StatxPath(m.Source)
 	if err != nil {
-		return Device{Path: m.Source}, false, fmt.Errorf("%s is mounted at %s, and which device that is cannot be told: %w", m.Source, m.Path, err)
+		return Device{Path: m.Source}, false,
+			fmt.Errorf("%s is mounted at %s, and which device that is cannot be told: %w", m.Source, m.Path, err)
 	}
 	return Device{Path: m.Source, Major: st.RdevMajor, Minor: st.RdevMinor}, st.IsBlock(), nil
 }
 
-// Same tells whether two name one device.
+// Same reports whether both have the same device number.
 func (d Device) Same(o Device) bool { return d.Major == o.Major && d.Minor == o.Minor }
 
-// Differs compares a mounted file system with what is asked for; empty when
-// they agree, else what is there and what was asked.
+// Differs compares what is mounted with fs: the device and the per-mount options. It returns ""
+// if they agree, otherwise a description of both. It does not compare superblock options,
+// because the kernel does not report all of them, and not the source of a network share: compare
+// that with Mount. A device without its numbers is a fault Invalid ([FindDevice] finds them).
 func (s *State) Differs(fs Filesystem) (string, error) {
+	root, err := s.root()
+	if err != nil {
+		return "", err
+	}
 	if s.IsBlock() {
 		return "a block device is there, a file system was asked for", nil
 	}
-	st, err := linux.Fstatfs(s.file)
+	if share := fstype.Of(fs.Type).Share; !share && fs.Device.Major == 0 {
+		return "", fault.New(fault.Invalid, "device %q has no numbers to compare with what is mounted", fs.Device.Path)
+	} else if !share {
+		have, ok, err := s.Device()
+		if err != nil {
+			return "", err
+		}
+		if !ok || !have.Same(fs.Device) {
+			return fmt.Sprintf("another device is mounted there (%d:%d), asked for %s (%d:%d)", have.Major, have.Minor, fs.Device.Path,
+				fs.Device.Major, fs.Device.Minor), nil
+		}
+	}
+	st, err := linux.Fstatfs(root)
 	if err != nil {
 		return "", err
 	}
@@ -202,16 +231,22 @@ func (s *State) Differs(fs Filesystem) (string, error) {
 // Usage is how full a file system is.
 type Usage struct {
 	TotalBytes, AvailableBytes, UsedBytes    int64
-	TotalInodes, AvailableInodes, UsedInodes int64 // zero where the file system counts none
+	TotalInodes, AvailableInodes, UsedInodes int64 // zero if the file system does not count inodes
 }
 
-// Usage asks the mounted file system.
-func (s *State) Usage() (Usage, error) { return UsageOf(s.file) }
+// Usage returns the usage of the mounted file system.
+func (s *State) Usage() (Usage, error) {
+	root, err := s.root()
+	if err != nil {
+		return Usage{}, err
+	}
+	return UsageOf(root)
+}
 
-// Usage asks the detached file system.
+// Usage returns the usage of the detached file system.
 func (d *Detached) Usage() (Usage, error) { return UsageOf(d.mount) }
 
-// UsageOf asks the file system that f is on.
+// UsageOf returns the usage of the file system that f is on.
 func UsageOf(f *os.File) (Usage, error) {
 	st, err := linux.Fstatfs(f)
 	if err != nil {
@@ -226,5 +261,9 @@ func UsageOf(f *os.File) (Usage, error) {
 
 // Dir opens the root directory of a mounted file system for reading.
 func (s *State) Dir() (*os.File, error) {
-	return linux.Openat(s.file, ".", os.O_RDONLY|linux.ODirectory, 0)
+	root, err := s.root()
+	if err != nil {
+		return nil, err
+	}
+	return linux.Openat(root, ".", os.O_RDONLY|linux.ODirectory, 0)
 }

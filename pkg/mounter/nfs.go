@@ -15,25 +15,26 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// NFS says which share is mounted.
+// NFS describes which share to mount, and how.
 type NFS struct {
-	// Source is "server:/path", with an IPv6 address in brackets, 255 bytes at most.
+	// Source is "server:/path", at most 255 bytes. An IPv6 address is in brackets.
 	Source string
-	// Options are those of nfs(5) that the kernel takes; retry=, which is mount.nfs's, is
-	// left out. Without a version it is the newest one that both sides know, 4.2 to 4.0.
+	// Options are the options of nfs(5) that the kernel handles. retry= belongs to mount.nfs
+	// and is dropped. Without a version, the mount uses the newest one that both sides support,
+	// from 4.2 to 4.0.
 	Options  Options
 	ReadOnly bool
-	// Network is the network namespace that the mount uses as long as it lives; nil:
-	// this process's.
+	// Network is the network namespace of the mount for its lifetime; nil: that of this
+	// process.
 	Network *os.File
 }
 
-// OpenNFS mounts an NFS share detached, without a program: the kernel speaks the
-// protocol itself. Version 3, whose locks need rpc.statd on the node, is used if it is
-// asked for, or if locks stay on the node (nolock, local_lock=all).
+// OpenNFS mounts an NFS share detached. It starts no program, because the kernel implements the
+// protocol. It uses version 3, whose locks need rpc.statd on the node, only if the options ask
+// for it, or if locks stay on the node (nolock, local_lock=all).
 //
-// An attempt lasts while the kernel tries to reach the server, by default some
-// minutes. The context is looked at before each, not during it.
+// An attempt lasts as long as the kernel tries to reach the server, by default some minutes.
+// The context is checked before each attempt, not during it.
 func OpenNFS(ctx context.Context, n NFS) (*Detached, error) {
 	if err := checkLabels(n.Options); err != nil {
 		return nil, err
@@ -63,8 +64,8 @@ func OpenNFS(ctx context.Context, n NFS) (*Detached, error) {
 	return nil, first
 }
 
-// at tries one address of the server, by the versions that there are to try. The
-// first one's error tells most, unless it is about the version alone.
+// at tries one address of the server with each candidate version. It returns the error of the
+// first attempt, unless that is only about the version.
 func (n NFS) at(ctx context.Context, address netip.Addr) (*Detached, error) {
 	var told error
 	for _, v := range versions(n.Options) {
@@ -88,20 +89,20 @@ func (n NFS) at(ctx context.Context, address netip.Addr) (*Detached, error) {
 	return nil, told
 }
 
-// isVersion: the server or the kernel does not know the version. EINVAL is what a
-// kernel says that does not.
+// isVersion reports whether the server or the kernel does not support the version. A kernel
+// without it returns EINVAL.
 func isVersion(err error) bool {
 	return errors.Is(err, linux.EPROTONOSUPPORT) || errors.Is(err, linux.EINVAL)
 }
 
-// mayHelp tells whether an older version may do better. Version 3 has another port and
-// other paths.
+// mayHelp reports whether an older version might succeed. Version 3 uses another port and other
+// paths.
 func mayHelp(err error) bool {
 	return isVersion(err) || errors.Is(err, linux.ECONNREFUSED) || errors.Is(err, linux.ENOENT) || errors.Is(err, linux.EPERM)
 }
 
-// separate keeps a labelled share apart: else two volumes of one server would share a
-// superblock, or a session, and its label.
+// separate adds the option that keeps a labelled share separate. Otherwise two volumes of one
+// server would share a superblock or a session, and with it the label.
 func separate(share string, o Options) Options {
 	if apart := fstype.Of(share).Apart; apart != "" && o.labels() {
 		return o.With(apart, "")
@@ -124,7 +125,7 @@ func serverOf(source string) (string, error) {
 	return server, nil
 }
 
-// resolve gives the addresses of a server that a protocol of nfs(5) can use.
+// resolve returns the addresses of a server that a proto= of nfs(5) can use.
 func resolve(ctx context.Context, server, protocol string) ([]netip.Addr, error) {
 	all, err := net.DefaultResolver.LookupNetIP(ctx, "ip", server)
 	if err != nil {
@@ -142,7 +143,7 @@ func resolve(ctx context.Context, server, protocol string) ([]netip.Addr, error)
 	return usable, nil
 }
 
-// locksStay: locks are the node's own business.
+// locksStay reports whether locks are local to the node.
 func locksStay(o Options) bool {
 	for _, opt := range o.Superblock {
 		if opt.Key == "nolock" || opt.Key == "local_lock" && opt.Value == "all" {
@@ -152,7 +153,7 @@ func locksStay(o Options) bool {
 	return false
 }
 
-// versions are those to try, each as the options that ask for it.
+// versions lists the versions to try, each as the options that request it.
 func versions(o Options) [][]Option {
 	vers := func(list ...string) (all [][]Option) {
 		for _, v := range list {
@@ -163,7 +164,7 @@ func versions(o Options) [][]Option {
 	minor := false
 	for _, opt := range o.Superblock {
 		switch {
-		case strings.HasPrefix(opt.Key, "mount"): // mountport and the like are of version 3
+		case strings.HasPrefix(opt.Key, "mount"): // mountport and similar options exist only in version 3
 			return vers("3")
 		case opt.Key == "minorversion":
 			minor = true
@@ -171,7 +172,7 @@ func versions(o Options) [][]Option {
 	}
 	asked := o.value("vers") + o.value("nfsvers")
 	switch {
-	case asked == "4" && !minor: // any of them, as nfs(5) has it
+	case asked == "4" && !minor: // any 4.x, as nfs(5) defines it
 		return vers("4.2", "4.1", "4.0")
 	case asked != "":
 		return [][]Option{nil}
@@ -205,7 +206,7 @@ func (n NFS) open(address netip.Addr, version []Option) (*Detached, error) {
 	o = o.With("addr", address.String())
 	what := fmt.Sprintf("nfs from %s (%s%s)", n.Source, address, versionWords(version))
 	var ctx *os.File
-	// The namespace is that of fsopen.
+	// The mount uses the network namespace in which fsopen ran.
 	err := linux.InNetwork(n.Network, func() (err error) { ctx, err = fsopen(fstype.NFS); return err })
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
@@ -243,7 +244,7 @@ func versionWords(version []Option) string {
 	return ", version " + version[0].Value
 }
 
-// nfsMeans is what an error of the kernel means here.
+// nfsMeans explains an error of the kernel.
 func nfsMeans(err error) string {
 	switch {
 	case errors.Is(err, linux.ENOENT):

@@ -52,7 +52,8 @@ func TestAddressesThatAProtocolCanUse(t *testing.T) {
 func TestVersionsOfNFS(t *testing.T) {
 	for options, want := range map[string]string{
 		"hard": "4.2 4.1 4.0", "nolock": "4.2 4.1 4.0 3", "local_lock=all": "4.2 4.1 4.0 3", "local_lock=flock": "4.2 4.1 4.0",
-		"vers=3": "", "nfsvers=4.1": "", "vers=4": "4.2 4.1 4.0", "nfsvers=4": "4.2 4.1 4.0", "vers=4,minorversion=1": "", "minorversion=1": "4", "mountport=20048": "3",
+		"vers=3": "", "nfsvers=4.1": "", "vers=4": "4.2 4.1 4.0", "nfsvers=4": "4.2 4.1 4.0", "vers=4,minorversion=1": "",
+		"minorversion=1": "4", "mountport=20048": "3",
 	} {
 		o, err := ParseOptions([]string{options})
 		check(t, err)
@@ -72,7 +73,9 @@ func TestVersionsOfNFS(t *testing.T) {
 func TestS07_LabelledSharesAreKeptApart(t *testing.T) {
 	label, err := ParseOptions([]string{"context=system_u:object_r:svirt_image_t:s0"})
 	check(t, err)
-	for fstype, want := range map[string]string{"nfs": "nosharecache", "nfs4": "nosharecache", "cifs": "nosharesock", "smb3": "nosharesock", "ext4": ""} {
+	for fstype, want := range map[string]string{
+		"nfs": "nosharecache", "nfs4": "nosharecache", "cifs": "nosharesock", "smb3": "nosharesock", "ext4": "",
+	} {
 		got := separate(fstype, label).Superblock
 		if len(got) != len(label.Superblock)+min(len(want), 1) || want != "" && !slices.Contains(got, Option{Key: want}) {
 			t.Errorf("%s: %v", fstype, got)
@@ -83,7 +86,7 @@ func TestS07_LabelledSharesAreKeptApart(t *testing.T) {
 	}
 }
 
-// A kernel without NFS, and one with it and no server, say so.
+// A kernel without NFS, and one with NFS but no server, give clear errors.
 func TestAnNFSShareThatIsNotThere(t *testing.T) {
 	_, err := OpenNFS(t.Context(), NFS{Source: "127.0.0.1:/none"})
 	if !fault.Is(err, fault.State) || !strings.Contains(err.Error(), "127.0.0.1:/none") {

@@ -10,16 +10,16 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// Options are mount options, divided into what belongs to the superblock (one
-// value for all mounts of a device) and what belongs to each mount.
+// Options are mount options. They are divided into those of the superblock (shared by all
+// mounts of a device) and those of each mount.
 type Options struct {
-	// Superblock holds the file system's own options, sorted. An option
-	// without a value has an empty Value.
+	// Superblock holds the file system's own options, sorted. Value is empty for an option
+	// without a value.
 	Superblock []Option
 
-	given    []string // all of them, as they were written
+	given    []string // all options, as written
 	set, clr uint64   // mount_setattr(2) attributes
-	readOnly *bool    // "ro" or "rw" was among them
+	readOnly *bool    // set by "ro" or "rw"
 }
 
 // Option is one option of a file system.
@@ -37,7 +37,7 @@ type attr struct {
 	set        bool
 }
 
-// mountAttrs are the options of mount(8) that belong to a mount.
+// mountAttrs are the options of mount(8) that apply to a single mount.
 var mountAttrs = map[string]attr{
 	"nosuid":      {linux.MountAttrNosuid, linux.MountAttrNosuid, true},
 	"suid":        {linux.MountAttrNosuid, linux.MountAttrNosuid, false},
@@ -55,22 +55,21 @@ var mountAttrs = map[string]attr{
 	"strictatime": {linux.MountAttrStrictatime, linux.MountAttrAtimeMask, true},
 }
 
-// contextOptions take a SELinux label, whose categories contain commas.
+// contextOptions take an SELinux label as value; its categories contain commas.
 var contextOptions = map[string]bool{"context": true, "fscontext": true, "defcontext": true, "rootcontext": true}
 
-// category is what may follow a comma in a label; the level that it ends may be the
-// lower one of two: s0:c1,c2-s0:c1,c2,c3.
+// category matches what may follow a comma in a label. The level that it ends may be the lower
+// one of a range: s0:c1,c2-s0:c1,c2,c3.
 var category = regexp.MustCompile(`^c[0-9]+(\.c[0-9]+)?([:-].*)?$`)
 
-// ParseOptions reads mount flags as a StorageClass or a PersistentVolume gives
-// them: one or more options, comma-separated, in each string. Options the
-// file system does not know are found by the kernel when it is mounted; what
-// is an error here is what contradicts itself or has no meaning: an empty
-// name, a value for an option that takes none, "ro" with "rw", one key with
-// two values, and the options "bind", "remount" and the like that name another
-// operation. A comma in a value is an error too, except in a SELinux label:
-// mount(2), mount(8) and guests take options apart at commas, so the rest of the
-// value would be an option that nobody has looked at.
+// ParseOptions parses the mount flags of a StorageClass or PersistentVolume: each string has
+// one or more comma-separated options. It refuses (fault.Invalid) what is contradictory or
+// meaningless: an empty name, a value for an option that takes none, "ro" with "rw", one key
+// with two values, and options that name another operation ("bind", "remount" and similar). The
+// kernel refuses options that the file system does not support, at mount time.
+//
+// A comma in a value is an error too, except in an SELinux label. mount(2), mount(8) and guests
+// split options at commas, so the rest of the value would become an unchecked option.
 func ParseOptions(flags []string) (Options, error) {
 	var o Options
 	said := map[uint64]string{}
@@ -86,8 +85,8 @@ func ParseOptions(flags []string) (Options, error) {
 				return Options{}, fault.New(fault.Invalid, "mount option %q has no name or contains control characters", piece)
 			}
 			if parts, err := splitOptions(piece); err != nil || len(parts) != 1 || parts[0] != piece {
-				return Options{}, fault.New(fault.Invalid, "mount option %q has a comma in its value, which only the categories of a SELinux label may",
-					piece)
+				return Options{}, fault.New(fault.Invalid,
+					"mount option %q has a comma in its value, which only the categories of a SELinux label may", piece)
 			}
 			if !slices.Contains(o.given, piece) {
 				o.given = append(o.given, piece)
@@ -117,9 +116,10 @@ func ParseOptions(flags []string) (Options, error) {
 					continue
 				}
 				return Options{}, fault.New(fault.Invalid, "mount option %q takes no value", key)
-			case "bind", "rbind", "remount", "move", "shared", "rshared", "slave", "rslave", "private", "rprivate", "unbindable", "runbindable",
-				"loop", "offset", "sizelimit":
-				return Options{}, fault.New(fault.Invalid, "mount option %q names an operation that the driver does itself; take it out of mountOptions", key)
+			case "bind", "rbind", "remount", "move", "shared", "rshared", "slave", "rslave", "private", "rprivate",
+				"unbindable", "runbindable", "loop", "offset", "sizelimit":
+				return Options{}, fault.New(fault.Invalid,
+					"mount option %q names an operation that the driver does itself; take it out of mountOptions", key)
 			case "source":
 				return Options{}, fault.New(fault.Invalid, `mount option "source" cannot be given: the driver chooses the device`)
 			}
@@ -140,8 +140,8 @@ func ParseOptions(flags []string) (Options, error) {
 	return o, nil
 }
 
-// splitOptions splits at commas that are neither in double quotes nor inside
-// the categories of a SELinux label, and takes the quotes off.
+// splitOptions splits at commas outside of double quotes and outside of the categories of an
+// SELinux label, and removes the quotes.
 func splitOptions(s string) ([]string, error) {
 	var out []string
 	var cur strings.Builder
@@ -177,18 +177,17 @@ func splitOptions(s string) ([]string, error) {
 	return out, nil
 }
 
-// List gives all options, one in each string, each once, in the order in which
-// they were given.
+// List returns each option once, in the order given.
 func (o Options) List() []string { return slices.Clone(o.given) }
 
-// ReadOnly tells whether "ro" was among the options.
+// ReadOnly reports whether "ro" was given.
 func (o Options) ReadOnly() bool { return o.readOnly != nil && *o.readOnly }
 
-// ReadWrite tells whether "rw" was among the options.
+// ReadWrite reports whether "rw" was given.
 func (o Options) ReadWrite() bool { return o.readOnly != nil && !*o.readOnly }
 
-// SuperblockString is the superblock's options as one comma-separated text,
-// for comparing and for people. A comma inside a value is kept.
+// SuperblockString returns the superblock options as comma-separated text, for comparing and
+// for people. It keeps a comma inside a value.
 func (o Options) SuperblockString() string {
 	parts := make([]string, len(o.Superblock))
 	for i, opt := range o.Superblock {
@@ -197,7 +196,7 @@ func (o Options) SuperblockString() string {
 	return strings.Join(parts, ",")
 }
 
-// With adds a superblock option unless its key is there.
+// With adds a superblock option, unless its key is present.
 func (o Options) With(key, value string) Options {
 	for _, opt := range o.Superblock {
 		if opt.Key == key {
@@ -209,7 +208,7 @@ func (o Options) With(key, value string) Options {
 	return o
 }
 
-// attrs gives mount_setattr's bits for these options and read-only-ness.
+// attrs returns the attributes for mount_setattr(2), to set and to clear.
 func (o Options) attrs(readOnly bool) (set, clr uint64) {
 	set, clr = o.set, o.clr
 	if readOnly || o.ReadOnly() {
@@ -218,8 +217,8 @@ func (o Options) attrs(readOnly bool) (set, clr uint64) {
 	return set, clr
 }
 
-// statfsFlags gives the flags that fstatfs(2) shows on a mount with these
-// options, and the mask of those that can be compared.
+// statfsFlags returns the flags that fstatfs(2) shows for a mount with these options, and the
+// mask of those that can be compared.
 func (o Options) statfsFlags(readOnly bool) (want, mask int64) {
 	set, _ := o.attrs(readOnly)
 	mask = linux.StRdonly | linux.StNosuid | linux.StNodev | linux.StNoexec | linux.StNoatime | linux.StNodiratime

@@ -21,7 +21,8 @@ func TestParseOptions(t *testing.T) {
 		{[]string{"data=ordered,commit=5,ro"}, "commit=5,data=ordered", true},
 		{[]string{"discard", "discard"}, "discard", false},
 		{[]string{`context="system_u:object_r:container_file_t:s0:c1,c2"`}, "context=system_u:object_r:container_file_t:s0:c1,c2", false},
-		{[]string{"context=system_u:object_r:container_file_t:s0:c1,c2,noatime,commit=9"}, "commit=9,context=system_u:object_r:container_file_t:s0:c1,c2", false},
+		{[]string{"context=system_u:object_r:container_file_t:s0:c1,c2,noatime,commit=9"},
+			"commit=9,context=system_u:object_r:container_file_t:s0:c1,c2", false},
 	} {
 		o, err := ParseOptions(c.flags)
 		if err != nil || o.SuperblockString() != c.superblock || o.ReadOnly() != c.ro {
@@ -85,7 +86,7 @@ func TestLabelsAreComparedByMeaning(t *testing.T) {
 	}
 }
 
-// S04: mounts share a superblock when their options mean the same.
+// S04: mounts share a superblock if their options are equivalent.
 func TestS04_SuperblockOptionsThatMeanTheSame(t *testing.T) {
 	for _, c := range []struct {
 		a, b string

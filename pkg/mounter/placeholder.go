@@ -11,20 +11,19 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// placeholderSource is what the mount table shows for a placeholder.
+// placeholderSource is the source of a placeholder in the mount table.
 const placeholderSource = "crust-deferred"
 
-// placeholderAttrs of the mount.
+// placeholderAttrs are the mount attributes of a placeholder.
 const placeholderAttrs = linux.MountAttrRdonly | linux.MountAttrNosuid | linux.MountAttrNodev | linux.MountAttrNoexec
 
-// AttachPlaceholder mounts a directory at the target that nobody can use: empty,
-// read-only, mode 000, and unbindable. It stands where a volume would be that
-// somebody else mounts elsewhere, so that a container runtime that knows nothing
-// of it gives a container neither the volume nor the node's own disk. One that
-// is there already is taken.
+// AttachPlaceholder mounts an unusable directory at the target: empty, read-only, mode 000 and
+// unbindable. It takes the place of a volume that somebody else mounts elsewhere. A container
+// runtime that does not know about this gives the container neither the volume nor the node's
+// own disk. An existing placeholder is kept.
 //
-// The mount namespace that this runs in is the one in which the target cannot
-// be bound: mount propagation does not carry that to others.
+// The target is unbindable only in the mount namespace that this runs in: mount propagation
+// does not copy that property.
 func AttachPlaceholder(t *Target) error {
 	s, err := t.Glance()
 	if err != nil {
@@ -32,36 +31,21 @@ func AttachPlaceholder(t *Target) error {
 	}
 	there, err := s.Placeholder()
 	if there && err == nil {
-		// It may have been left before it was made unbindable.
+		// A crash may have left it before it became unbindable.
 		err = linux.MakeUnbindable(s.file)
 	}
 	s.Close()
 	if there || err != nil {
 		return err
 	}
-	ctx, err := linux.Fsopen("tmpfs")
+	context, err := placeholderContext()
 	if err != nil {
 		return err
 	}
-	defer ctx.Close()
-	for _, o := range [][2]string{{"source", placeholderSource}, {"mode", "000"}, {"size", "4096"}, {"nr_inodes", "1"}} {
-		if err := linux.FsconfigString(ctx, o[0], o[1]); err != nil {
-			return fmt.Errorf("placeholder: %s: %w", o[0], err)
-		}
-	}
-	// The whole file system, not this mount of it alone: crun takes a mount's own
-	// flag off, and the container's root could open the directory.
-	if err := linux.FsconfigFlag(ctx, "ro"); err != nil {
-		return fmt.Errorf("placeholder: %w", err)
-	}
-	if err := linux.FsconfigCreate(ctx); err != nil {
-		return fmt.Errorf("placeholder: %w", err)
-	}
-	mount, err := linux.Fsmount(ctx, placeholderAttrs)
+	d, err := placeholder("000", context)
 	if err != nil {
 		return err
 	}
-	d := &Detached{mount: mount, isDir: true, what: "placeholder"}
 	defer d.Close()
 	if err := d.Attach(t); err != nil {
 		return err
@@ -76,7 +60,56 @@ func AttachPlaceholder(t *Target) error {
 	return nil
 }
 
-// Placeholder tells whether what is mounted at the target is a placeholder.
+// placeholder makes a detached placeholder of this mode, and of this SELinux label if it is not empty.
+func placeholder(mode, context string) (*Detached, error) {
+	ctx, err := linux.Fsopen("tmpfs")
+	if err != nil {
+		return nil, err
+	}
+	defer ctx.Close()
+	options := [][2]string{{"source", placeholderSource}, {"mode", mode}, {"size", "4096"}, {"nr_inodes", "1"}}
+	if context != "" {
+		options = append(options, [2]string{"context", context})
+	}
+	for _, o := range options {
+		if err := linux.FsconfigString(ctx, o[0], o[1]); err != nil {
+			return nil, fmt.Errorf("placeholder: %s: %w", o[0], err)
+		}
+	}
+	// Make the superblock read-only, not only this mount. crun clears the mount's own flag, and
+	// then root in the container could open the directory.
+	if err := linux.FsconfigFlag(ctx, "ro"); err != nil {
+		return nil, fmt.Errorf("placeholder: %w", err)
+	}
+	if err := linux.FsconfigCreate(ctx); err != nil {
+		return nil, fmt.Errorf("placeholder: %w", err)
+	}
+	mount, err := linux.Fsmount(ctx, placeholderAttrs)
+	if err != nil {
+		return nil, err
+	}
+	return &Detached{mount: mount, isDir: true, what: "placeholder"}, nil
+}
+
+// placeholderContext returns the SELinux label that a tmpfs gets on this node, empty without SELinux. A placeholder is mounted
+// with it as context=. Its entry in the mount table has no `seclabel` then, so that a kubelet does not ask the container
+// runtime to relabel it. Relabelling fails on a read-only file system, and the pod would not start.
+func placeholderContext() (string, error) {
+	if SELinux().Answer == No {
+		return "", nil
+	}
+	probe, err := placeholder("700", "") // its mode lets a process without CAP_DAC_OVERRIDE open it
+	if err != nil {
+		return "", err
+	}
+	label, err := probe.Label()
+	if err != nil {
+		err = fmt.Errorf("placeholder: its SELinux label: %w", err)
+	}
+	return label, errors.Join(err, probe.Close())
+}
+
+// Placeholder reports whether what is mounted at the target is a placeholder.
 func (s *State) Placeholder() (bool, error) {
 	if s.Occupant != MountPoint {
 		return false, nil
@@ -85,11 +118,11 @@ func (s *State) Placeholder() (bool, error) {
 	return err == nil && m.Placeholder(), err
 }
 
-// Placeholder tells whether the mount is one.
+// Placeholder reports whether the mount is a placeholder.
 func (m Mount) Placeholder() bool { return m.Type == "tmpfs" && m.Source == placeholderSource }
 
-// AttachOver makes the mount visible on top of a placeholder, or in an empty
-// directory, at the target; on top of nothing else.
+// AttachOver makes the mount visible at the target, on top of a placeholder or in an empty
+// directory only.
 func (d *Detached) AttachOver(t *Target) error {
 	s, err := t.Glance()
 	if err != nil {
@@ -112,8 +145,8 @@ func (d *Detached) AttachOver(t *Target) error {
 // Namespace is a mount namespace.
 type Namespace struct{ file *os.File }
 
-// OpenNamespace opens the mount namespace that a file stands for:
-// /proc/PID/ns/mnt, or a file that one is bound to.
+// OpenNamespace opens the mount namespace given by a file: /proc/PID/ns/mnt, or a bind mount of
+// one.
 func OpenNamespace(path string) (*Namespace, error) {
 	f, err := linux.Open(path, os.O_RDONLY)
 	if err != nil {
@@ -126,28 +159,28 @@ func OpenNamespace(path string) (*Namespace, error) {
 	return n, nil
 }
 
-// Do runs f on a thread in the namespace.
+// Do runs f on a thread in the namespace. A nil Namespace is that of this process.
 func (n *Namespace) Do(f func() error) error {
 	if n == nil {
-		return f() // the one that this process is in
+		return f()
 	}
 	return linux.InMountNamespace(n.file, f)
 }
 
-// Path is a path of the namespace for other processes, as long as this one has
-// it open: what it is bound to is not to be seen in other mount namespaces.
+// Path returns a path by which other processes can open the namespace while this one has it
+// open. A bind mount of it would not be visible in other mount namespaces.
 func (n *Namespace) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd()) }
 
 // Close releases the descriptor.
 func (n *Namespace) Close() error { return n.file.Close() }
 
-// IsPlaceholder tells whether a path lies at or below a placeholder, as far as
-// it can be told: what cannot be reached is not one.
+// IsPlaceholder reports whether a path is at or below a placeholder. It returns false for a
+// path that it cannot reach.
 func IsPlaceholder(path string) (bool, error) {
 	for {
-		f, err := linux.Openat2(nil, path, linux.OPath, 0)
+		f, err := linux.Openat2(linux.CWD, path, linux.OPath, 0)
 		if errors.Is(err, linux.ENOENT) || errors.Is(err, linux.EACCES) {
-			// Below a placeholder there is nothing.
+			// A placeholder has no entries.
 			parent := filepath.Dir(path)
 			if parent == path {
 				return false, nil

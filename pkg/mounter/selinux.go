@@ -13,14 +13,13 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// ErrLabelMismatch is the kernel showing another SELinux label on a mount than
-// the one that was asked for.
+// ErrLabelMismatch means that the kernel shows another SELinux label on a mount than requested.
 var ErrLabelMismatch = errors.New("the SELinux label is not the one that was asked for")
 
-// SELinux tells whether this kernel runs with SELinux. It asks for selinuxfs,
-// which needs nothing mounted from the host: setting a security.selinux
-// attribute works without SELinux too, and an errno of mount(2) cannot be told
-// from that of a bad label.
+// SELinux reports whether this kernel runs with SELinux. It tests for selinuxfs in
+// /proc/filesystems, which needs no mount from the host. Other tests are not reliable: setting
+// a security.selinux attribute works without SELinux too, and mount(2) fails with the same
+// errno for a bad label.
 func SELinux() Feature {
 	f := Feature{Name: "SELinux", Since: "any, if it was started with it",
 		Cost: "pods' SELinux labels have no effect, for the kubelet passes none on; a volume whose mountOptions have context= is refused"}
@@ -35,8 +34,8 @@ func SELinux() Feature {
 	return f.answer(nil)
 }
 
-// Context gives the label that the options ask for all files of the file
-// system, empty when there is none.
+// Context returns the label that the options request for all files of the file system, or "" if
+// there is none.
 func (o Options) Context() string { return o.value("context") }
 
 func (o Options) value(key string) string {
@@ -52,19 +51,20 @@ func (o Options) labels() bool {
 	return slices.ContainsFunc(o.Superblock, func(opt Option) bool { return contextOptions[opt.Key] })
 }
 
-// checkLabels refuses labels where the kernel would not know what they are.
+// checkLabels refuses labels on a kernel without SELinux.
 func checkLabels(o Options) error {
 	if !o.labels() {
 		return nil
 	}
 	if f := SELinux(); f.Answer == No {
-		return fault.New(fault.State, "the mount options %q ask for a SELinux label, and this node's kernel runs without SELinux (%s): start "+
-			"the kernel with it, or take seLinuxMount out of the CSIDriver", o.SuperblockString(), f.Why)
+		return fault.New(fault.State,
+			"the mount options %q ask for a SELinux label, and this node's kernel runs without SELinux (%s): start "+
+				"the kernel with it, or take seLinuxMount out of the CSIDriver", o.SuperblockString(), f.Why)
 	}
 	return nil
 }
 
-// verifyLabel compares what the kernel shows with what was asked for.
+// verifyLabel compares the label that the kernel shows with the requested one.
 func verifyLabel(o Options, shown func() (string, error)) error {
 	want := o.Context()
 	if want == "" {
@@ -80,7 +80,7 @@ func verifyLabel(o Options, shown func() (string, error)) error {
 	return nil
 }
 
-// Label is the SELinux label of the file system's root; empty without SELinux.
+// Label returns the SELinux label of the file system's root, or "" without SELinux.
 func (d *Detached) Label() (string, error) {
 	f, err := d.Dir()
 	if err != nil {
@@ -90,7 +90,7 @@ func (d *Detached) Label() (string, error) {
 	return labelOf(f)
 }
 
-// Label is the SELinux label of what is mounted; empty without SELinux.
+// Label returns the SELinux label of the mounted root, or "" without SELinux.
 func (s *State) Label() (string, error) {
 	f, err := s.Dir()
 	if err != nil {
@@ -112,12 +112,12 @@ func labelOf(f *os.File) (string, error) {
 	return strings.TrimRight(string(b), "\x00"), errors.Join(err, dir.Close())
 }
 
-// SameLabel tells whether two labels mean the same: the kernel writes
-// categories in its own order and gathers them to ranges.
+// SameLabel reports whether two labels are equivalent. The kernel sorts categories and merges
+// them into ranges.
 func SameLabel(a, b string) bool { return a == b || canonicalLabel(a) == canonicalLabel(b) }
 
-// SameSuperblock tells whether text, which SuperblockString gave, means the same
-// superblock options: labels are compared by meaning.
+// SameSuperblock reports whether text, from SuperblockString, means the same superblock
+// options. It compares labels with SameLabel.
 func (o Options) SameSuperblock(text string) bool {
 	if o.SuperblockString() == text {
 		return true
@@ -130,8 +130,8 @@ func (o Options) SameSuperblock(text string) bool {
 
 var categoryRange = regexp.MustCompile(`^c([0-9]{1,4})(?:\.c([0-9]{1,4}))?$`)
 
-// canonicalLabel spells the categories out, sorted. A label that is not written as
-// SELinux does is left as it is.
+// canonicalLabel lists all categories one by one, sorted. It returns a label in any other
+// syntax unchanged.
 func canonicalLabel(label string) string {
 	parts := strings.SplitN(label, ":", 4)
 	if len(parts) < 4 {
@@ -143,7 +143,7 @@ func canonicalLabel(label string) string {
 		if !ok {
 			continue
 		}
-		var has [10_000]bool // four digits; a label may name one of them any number of times
+		var has [10_000]bool // up to four digits; a label may repeat a category
 		for _, c := range strings.Split(categories, ",") {
 			m := categoryRange.FindStringSubmatch(c)
 			if m == nil {
@@ -176,9 +176,8 @@ func canonicalLabel(label string) string {
 	return strings.Join(parts, ":")
 }
 
-// openClassic mounts by mount(2), at the scratch directory, and takes it off
-// again after a detached clone was made: btrfs takes no SELinux label by the
-// new calls before Linux 6.8.
+// openClassic mounts with mount(2) at the scratch directory, makes a detached clone and
+// unmounts again. btrfs accepts no SELinux label through the new calls before Linux 6.8.
 func openClassic(fs Filesystem) (d *Detached, err error) {
 	if err := ClearScratch(fs.Scratch); err != nil {
 		return nil, err

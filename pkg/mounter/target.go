@@ -12,17 +12,17 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// Root is the directory below which every target lies: the kubelet's. Paths
-// are resolved beneath its descriptor and never through a symbolic link, so a
-// link planted there, or a directory swapped during a call, leads nowhere.
+// Root is the directory that contains all targets: the kubelet's. Paths are resolved beneath
+// its descriptor and never through a symbolic link. So neither a planted link nor a directory
+// swapped during a call can redirect them.
 type Root struct {
 	dir  *os.File
 	path string // as given
-	real string // symbolic links in the root's own path resolved, once
+	real string // path with its symbolic links resolved, once
 }
 
-// OpenRoot opens the directory. Symbolic links in its own path are the
-// administrator's and are followed, once.
+// OpenRoot opens the directory. It resolves symbolic links in the path itself once, because the
+// administrator made them.
 func OpenRoot(path string) (*Root, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fault.New(fault.Invalid, "directory %q is no absolute path", path)
@@ -31,7 +31,7 @@ func OpenRoot(path string) (*Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := linux.Openat2(nil, real, linux.OPath|linux.ODirectory, linux.ResolveNoSymlinks)
+	dir, err := linux.Openat2(linux.CWD, real, linux.OPath|linux.ODirectory, linux.ResolveNoSymlinks)
 	if err != nil {
 		return nil, err
 	}
@@ -41,10 +41,10 @@ func OpenRoot(path string) (*Root, error) {
 // Close releases the descriptor.
 func (r *Root) Close() error { return r.dir.Close() }
 
-// Path is the directory as it was given to OpenRoot.
+// Path returns the path given to OpenRoot.
 func (r *Root) Path() string { return r.path }
 
-// Relative checks a path that a caller sent and gives it relative to the root.
+// Relative validates a path from a caller and returns it relative to the root.
 func (r *Root) Relative(path string) (string, error) {
 	const pathMax, nameMax = 4096, 255
 	switch {
@@ -72,7 +72,7 @@ func (r *Root) Relative(path string) (string, error) {
 	return "", fault.New(fault.Invalid, "path %q is not below %s, where all targets lie", path, r.path)
 }
 
-// Target is one name in a directory that is held open.
+// Target is a name in a directory that is held open.
 type Target struct {
 	Path   string
 	root   *Root
@@ -81,14 +81,16 @@ type Target struct {
 	name   string
 }
 
-// Target opens the directory that the path lies in, which must exist.
+// Target opens the parent directory of the path. It must exist, else the error is
+// fault.NotFound.
 func (r *Root) Target(path string) (*Target, error) {
 	rel, err := r.Relative(path)
 	if err != nil {
 		return nil, err
 	}
 	dir := filepath.Dir(rel)
-	parent, err := linux.Openat2(r.dir, dir, linux.OPath|linux.ODirectory, linux.ResolveBeneath|linux.ResolveNoSymlinks|linux.ResolveNoMagic)
+	parent, err := linux.Openat2(r.dir, dir, linux.OPath|linux.ODirectory,
+		linux.ResolveBeneath|linux.ResolveNoSymlinks|linux.ResolveNoMagic)
 	switch {
 	case errors.Is(err, linux.ENOENT):
 		return nil, fault.New(fault.NotFound, "the directory of %s does not exist", path)
@@ -103,26 +105,26 @@ func (r *Root) Target(path string) (*Target, error) {
 // Close releases the descriptor.
 func (t *Target) Close() error { return t.parent.Close() }
 
-// Occupant is what a target holds.
+// Occupant is the kind of what is at a target.
 type Occupant int
 
-// What can be at a target.
+// The kinds of Occupant.
 const (
 	Absent     Occupant = iota
 	EmptyDir            // a directory without entries
 	EmptyFile           // a regular file without content
-	Data                // a directory or file that holds something
-	Symlink             // never followed
+	Data                // a directory or file that is not empty
+	Symlink             // a symbolic link; never followed
 	Other               // a device node, socket, pipe
 	MountPoint          // the root of a mount: of a file system, or of a bound file
 )
 
-// State is what a target holds now; for a MountPoint see Mount.
+// State is what is at a target now. For a MountPoint, see Mount.
 type State struct {
 	Occupant Occupant
 	stat     linux.Statx
 	file     *os.File
-	dead     error // what the file system says of its own root, if it tells nothing
+	dead     error // the error of a file system that does not answer for its own root
 }
 
 // Close releases the descriptor.
@@ -133,14 +135,14 @@ func (s *State) Close() {
 	}
 }
 
-// Look tells what is at the target. The caller closes the State.
+// Look examines the target. The caller must close the State.
 func (t *Target) Look() (*State, error) { return t.look(true) }
 
-// Glance is Look for who only wants to know the kind: it does not look into a
-// directory or file, and takes it for empty.
+// Glance is like Look for callers that need only the kind. It does not examine a directory or
+// file, and reports it as empty.
 func (t *Target) Glance() (*State, error) { return t.look(false) }
 
-// look without content takes a directory or file for empty.
+// look reports a directory or file as empty if content is false.
 func (t *Target) look(content bool) (*State, error) {
 	f, err := linux.Openat(t.parent, t.name, linux.OPath|linux.ONofollow, 0)
 	if errors.Is(err, linux.ENOENT) {
@@ -192,9 +194,9 @@ func (t *Target) classify(s *State, content bool) error {
 	return nil
 }
 
-// classifyDead is for a file system that tells nothing of its own root, as xfs does
-// after it has shut down: it can be unmounted all the same. What the kernel knows
-// of the mount needs no answer of the file system.
+// classifyDead handles a file system that does not answer for its own root, such as xfs after a
+// shutdown. It can still be unmounted. The kernel knows the mount without asking the file
+// system.
 func (t *Target) classifyDead(s *State, dead error) error {
 	id, err := classicMountID(s.file)
 	if err != nil {
@@ -218,12 +220,13 @@ func (t *Target) refuse(s *State, want string) error {
 		EmptyDir: "is a directory", EmptyFile: "is a file", Data: "holds data and is no mount point",
 		Symlink: "is a symbolic link", Other: "is neither a directory nor a file", MountPoint: "has something mounted on it",
 	}[s.Occupant]
-	return fault.New(fault.State, "%s %s; %s belongs there. It was left alone: look at it, and move or remove it by hand", t.Path, what, want)
+	return fault.New(fault.State, "%s %s; %s belongs there. It was left alone: look at it, and move or remove it by hand",
+		t.Path, what, want)
 }
 
-// Prepare makes the directory (or, for a block device, the file) at the
-// target, or takes the empty one that is there, and holds it open.
-func (t *Target) Prepare(directory bool) (*os.File, error) {
+// prepare creates the directory (or, for a block device, the file) at the target, or uses an
+// existing empty one. It returns it open.
+func (t *Target) prepare(directory bool) (*os.File, error) {
 	want, wantName := EmptyFile, "an empty file"
 	if directory {
 		want, wantName = EmptyDir, "an empty directory"
@@ -239,7 +242,7 @@ func (t *Target) Prepare(directory bool) (*os.File, error) {
 		if err := failpoint.Err("target.created"); err != nil {
 			return nil, err
 		}
-		if s, err = t.look(false); err != nil { // it was made just now
+		if s, err = t.look(false); err != nil { // just created, so it is empty
 			return nil, err
 		}
 	}
@@ -261,8 +264,8 @@ func (t *Target) create(directory bool) error {
 	return f.Close()
 }
 
-// Unmount takes the topmost mount off the target. It is
-// refused as in use while a Detached or a State of it is open, this process's own too.
+// Unmount removes the topmost mount from the target. It fails (fault.State, in use) while a
+// Detached or State of it is open, including those of this process.
 func (t *Target) Unmount() error {
 	err := linux.Outlast(func() error { return linux.UnmountAt(t.parent, t.name) })
 	if errors.Is(err, linux.EBUSY) {
@@ -275,10 +278,10 @@ func (t *Target) Unmount() error {
 	return nil
 }
 
-// Remove removes the empty directory or empty file at the target; nothing
-// there is fine, anything else is left alone and an error.
+// Remove removes an empty directory or empty file at the target. It succeeds if nothing is
+// there. Anything else stays, and is an error.
 func (t *Target) Remove() error {
-	s, err := t.look(false) // rmdir itself refuses what holds something
+	s, err := t.look(false) // rmdir refuses a directory with entries
 	if err != nil {
 		return err
 	}
@@ -303,10 +306,11 @@ func (t *Target) Remove() error {
 	return fmt.Errorf("%s: %w", t.Path, err)
 }
 
-// leadsTo tells whether the target's path, resolved anew from the root, is
-// the mount with that id.
+// leadsTo resolves the target's path again from the root and reports whether it is the mount
+// with that id.
 func (t *Target) leadsTo(id uint64) (bool, error) {
-	f, err := linux.Openat2(t.root.dir, t.rel, linux.OPath|linux.ONofollow, linux.ResolveBeneath|linux.ResolveNoSymlinks|linux.ResolveNoMagic)
+	f, err := linux.Openat2(t.root.dir, t.rel, linux.OPath|linux.ONofollow,
+		linux.ResolveBeneath|linux.ResolveNoSymlinks|linux.ResolveNoMagic)
 	if errors.Is(err, linux.ENOENT) || errors.Is(err, linux.ELOOP) || errors.Is(err, linux.ENOTDIR) {
 		return false, nil
 	}

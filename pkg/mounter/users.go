@@ -9,9 +9,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// usersOf names processes that have a file or directory open below path, at most
-// five, for an error message; empty when none can be seen. Another pid or mount
-// namespace may hide them.
+// usersOf names at most five processes that have a file or directory open below path, for an
+// error message. It is empty if none is visible: another pid or mount namespace may hide them.
 func usersOf(path string) string {
 	const most = 5
 	procs, err := os.ReadDir("/proc")
@@ -41,7 +40,7 @@ func usersOf(path string) string {
 }
 
 func uses(dir, path string) bool {
-	links, _ := filepath.Glob(dir + "fd/*") // of a process that has ended: none
+	links, _ := filepath.Glob(dir + "fd/*") // empty if the process has ended
 	for _, link := range append(links, dir+"cwd", dir+"root") {
 		if to, err := os.Readlink(link); err == nil && (to == path || strings.HasPrefix(to, path+"/")) {
 			return true

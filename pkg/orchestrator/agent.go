@@ -27,25 +27,24 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
 
-// What the kubelet tells a driver of a pod (podInfoOnMount), and what the agent
-// adds to it.
+// Volume context keys: the kubelet's for a pod (podInfoOnMount), and the agent's additions.
 const (
 	attrPodName      = "csi.storage.k8s.io/pod.name"
 	attrPodNamespace = "csi.storage.k8s.io/pod.namespace"
 	attrPodUID       = "csi.storage.k8s.io/pod.uid"
 	attrEphemeral    = "csi.storage.k8s.io/ephemeral"
 	attrPodPolicy    = "csi.storage.k8s.io/pod.fsGroupChangePolicy"
-	attrPolicy       = "fsGroupChangePolicy" // of the class, if the driver puts it into the volume context
+	attrPolicy       = "fsGroupChangePolicy" // of the class, if the driver copies it into the volume context
 	attrHostUsers    = "csi.crust.dev/hostUsers"
 	attrKernel       = "csi.crust.dev/runtimeKernel"
 )
 
-// The reasons of the agent's events on pods.
+// Reasons of the agent's events on pods.
 const (
-	EventMountedByHost = "MountedByHost"      // a volume of a pod with a CRUST runtime was mounted by the node
+	EventMountedByHost = "MountedByHost"      // the node mounted a volume of a pod with a CRUST runtime
 	EventDeferred      = "MountDeferred"      // a volume was left to the pod's sandbox
 	EventPublished     = "MountedInSandbox"   // the sandbox has mounted it
-	EventFailed        = "SandboxMountFailed" // it could not be decided, or not be carried out
+	EventFailed        = "SandboxMountFailed" // the decision or the mount failed
 )
 
 // Config of an Agent.
@@ -53,34 +52,34 @@ type Config struct {
 	Driver  grpc.ClientConnInterface // the CSI driver's own socket
 	Pods    *Pods
 	Records *Records
-	Events  eventrecorder.EventRecorder
-	Log     *slog.Logger // nil for nobody
-	// Count is told of decisions and of what became of them; nil for nobody.
+	Events  eventrecorder.EventRecorder // nil: no events
+	Log     *slog.Logger                // nil: no log
+	// Count counts decisions and their outcomes; it may be nil.
 	Count func(outcome string)
-	// Tracer makes spans of what is carried out after the call that deferred it; nil for
-	// none. DialOptions are for connections to runtimes: they tell these of the span.
+	// Tracer makes spans of what is carried out after the call that deferred it; nil for none.
+	// DialOptions are for connections to runtimes and pass the span on.
 	Tracer      trace.Tracer
 	DialOptions []grpc.DialOption
 }
 
-// Agent decides and carries out.
+// Agent decides who mounts pods' volumes, and carries the deferrals out.
 type Agent struct {
 	Config
 	runtimes runtimes
 
 	mu     sync.Mutex
-	told   map[string]time.Time // events that were sent
+	told   map[string]time.Time // events sent
 	tasks  map[string]*task
-	calls  map[string]bool // targets that a call is under way for
+	calls  map[string]bool // targets with a call under way
 	ending map[string]bool // targets that are being unpublished
 	life   context.Context
 	stop   func()
 	work   sync.WaitGroup
 
-	hookPatience time.Duration // longer in tests that want no hook to give up
+	hookPatience time.Duration // longer in tests in which no hook may time out
 }
 
-// New makes one. Close it at the end.
+// New returns an Agent. The caller must close it.
 func New(c Config) *Agent {
 	a := &Agent{
 		Config: c, told: map[string]time.Time{}, tasks: map[string]*task{}, calls: map[string]bool{}, ending: map[string]bool{},
@@ -94,7 +93,7 @@ func New(c Config) *Agent {
 	return a
 }
 
-// Close lets go of everything; what is published stays so.
+// Close stops the agent; what is published stays so.
 func (a *Agent) Close() error {
 	a.stop()
 	a.work.Wait()
@@ -103,7 +102,7 @@ func (a *Agent) Close() error {
 
 const node = "/csi.v1.Node/"
 
-// Proxy stands for the driver.
+// Proxy returns the driver's proxy.
 func (a *Agent) Proxy() *Proxy {
 	return &Proxy{Driver: a.Driver, Handlers: map[string]Handler{
 		node + "NodePublishVolume":   decoded(a.nodePublish),
@@ -113,7 +112,7 @@ func (a *Agent) Proxy() *Proxy {
 	}}
 }
 
-// decoded is a Handler of messages of one type; raw is what came.
+// decoded makes a Handler of messages of one type; raw is the request.
 func decoded[T any, P interface {
 	*T
 	proto.Message
@@ -129,13 +128,12 @@ func decoded[T any, P interface {
 	}
 }
 
-// uncertain is an error whose code is not final: the kubelet still unpublishes what it
-// gives up.
+// uncertain is an error whose code is not final: the kubelet still unpublishes when it gives up.
 func uncertain(format string, args ...any) error {
 	return status.Errorf(codes.Unavailable, format, args...)
 }
 
-// forward sends a message that was changed, and reads the answer.
+// forward sends a changed message and decodes the answer.
 func forward[T any, P interface {
 	*T
 	proto.Message
@@ -155,8 +153,8 @@ func forward[T any, P interface {
 	return answer, raw, nil
 }
 
-// tell sends an event on a pod. The same text about the same thing is sent again
-// only after a while: the API server forgets events after an hour.
+// tell sends an event on a pod. It repeats a text about a thing only after a while: the API server
+// forgets events after an hour.
 func (a *Agent) tell(k PodKey, kind, reason, text, about string) {
 	const repeat, most = 10 * time.Minute, 10_000
 	id := strings.Join([]string{k.UID, reason, about, text}, " ")
@@ -170,13 +168,13 @@ func (a *Agent) tell(k PodKey, kind, reason, text, about string) {
 		a.told[id] = now
 	}
 	a.mu.Unlock()
-	if again {
-		a.Events.Event(&corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: k.Namespace, Name: k.Name, UID: types.UID(k.UID)}, kind,
-			reason, plain.Text(text, plain.Most))
+	if again && a.Events != nil {
+		a.Events.Event(&corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: k.Namespace, Name: k.Name, UID: types.UID(k.UID)},
+			kind, reason, plain.Text(text, plain.Most))
 	}
 }
 
-// only lets one publish or unpublish of a target happen at a time.
+// only allows one publish or unpublish of a target at a time.
 func (a *Agent) only(target string) (done func(), err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -191,7 +189,7 @@ func (a *Agent) only(target string) (done func(), err error) {
 	}, nil
 }
 
-// fails is an error that the pod is told of as well.
+// fails returns an error, and sends the pod an event.
 func (a *Agent) fails(k PodKey, code codes.Code, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	a.Count("failed")
@@ -207,9 +205,9 @@ func (a *Agent) nodePublish(ctx context.Context, req *csi.NodePublishVolumeReque
 	}
 	pod, err := a.Pods.Get(ctx, k)
 	if err != nil {
-		// What the pod asks for decides who mounts; a guess could be the wrong one.
-		return nil, status.Errorf(codes.Unavailable, "volume %s: what pod %s/%s asks for cannot be found out: %s", req.GetVolumeId(), k.Namespace,
-			k.Name, err)
+		// The pod's needs decide who mounts; a guess could be wrong.
+		return nil, status.Errorf(codes.Unavailable, "volume %s: what pod %s/%s asks for cannot be found out: %s",
+			req.GetVolumeId(), k.Namespace, k.Name, err)
 	}
 	if add(attrs, pod) {
 		if request, err = proto.Marshal(req); err != nil {
@@ -218,7 +216,8 @@ func (a *Agent) nodePublish(ctx context.Context, req *csi.NodePublishVolumeReque
 	}
 	socket, err := a.Pods.Socket(ctx, pod)
 	if err != nil {
-		return nil, status.Errorf(codes.Unavailable, "volume %s: the RuntimeClass of pod %s/%s: %s", req.GetVolumeId(), k.Namespace, k.Name, err)
+		return nil, status.Errorf(codes.Unavailable, "volume %s: the RuntimeClass of pod %s/%s: %s",
+			req.GetVolumeId(), k.Namespace, k.Name, err)
 	}
 	if socket == "" {
 		return next(ctx, request)
@@ -226,7 +225,7 @@ func (a *Agent) nodePublish(ctx context.Context, req *csi.NodePublishVolumeReque
 	return a.publishOrDefer(ctx, req, next, pod, k, socket)
 }
 
-// add completes what the driver is told of a pod.
+// add adds pod facts that the kubelet omits.
 func add(attrs map[string]string, pod *corev1.Pod) (changed bool) {
 	set := func(key, value string) {
 		if _, ok := attrs[key]; !ok {
@@ -301,7 +300,7 @@ func (a *Agent) publishOrDefer(
 	return raw, a.deferred(ctx, d, known)
 }
 
-// notDeferred notes that the driver has mounted the volume itself.
+// notDeferred records that the driver has mounted the volume itself.
 func (a *Agent) notDeferred(ctx context.Context, d Deferral, known bool) error {
 	if known { // the driver has forgotten it
 		allow, err := a.letGo(ctx, d.Target)
@@ -318,7 +317,7 @@ func (a *Agent) notDeferred(ctx context.Context, d Deferral, known bool) error {
 	return nil
 }
 
-// deferred writes down what is to be carried out.
+// deferred records a deferral to carry out.
 func (a *Agent) deferred(ctx context.Context, d Deferral, known bool) error {
 	failpoint.Hit("agent.answered")
 	err := a.Records.Put(d)
@@ -326,8 +325,8 @@ func (a *Agent) deferred(ctx context.Context, d Deferral, known bool) error {
 		return uncertain("volume %s: its deferral could not be written down again: %s", d.Volume, err)
 	}
 	if err != nil {
-		// Nobody would carry it out. The code is one after which the kubelet still
-		// unpublishes what it gives up.
+		// Nobody would carry it out. After this code the kubelet still unpublishes when it gives
+		// up.
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unpublishTimeout)
 		defer cancel()
 		_, uerr := csi.NewNodeClient(a.Driver).NodeUnpublishVolume(uctx,
@@ -337,7 +336,8 @@ func (a *Agent) deferred(ctx context.Context, d Deferral, known bool) error {
 	if !known {
 		a.Count("deferred")
 		a.tell(d.Pod, corev1.EventTypeNormal, EventDeferred,
-			fmt.Sprintf("volume %s (%s) is left to the pod's sandbox, which mounts it; the node's mount table does not show it", d.Volume, d.Type),
+			fmt.Sprintf("volume %s (%s) is left to the pod's sandbox, which mounts it; the node's mount table does not show it",
+				d.Volume, d.Type),
 			"")
 	}
 	return nil
@@ -345,7 +345,8 @@ func (a *Agent) deferred(ctx context.Context, d Deferral, known bool) error {
 
 func (a *Agent) mountedByHost(d Deferral, why string) {
 	a.Count("host")
-	a.tell(d.Pod, corev1.EventTypeNormal, EventMountedByHost, fmt.Sprintf("volume %s was mounted by the host because %s", d.Volume, why), "")
+	a.tell(d.Pod, corev1.EventTypeNormal, EventMountedByHost, fmt.Sprintf("volume %s was mounted by the host because %s", d.Volume, why),
+		"")
 }
 
 func (a *Agent) byHost(ctx context.Context, req proto.Message, next Call, d Deferral, why string) ([]byte, error) {
@@ -376,7 +377,7 @@ func (a *Agent) nodeUnpublish(ctx context.Context, req *csi.NodeUnpublishVolumeR
 		if err != nil {
 			return nil, err
 		}
-	} // else it is not known who must let go; the driver asks the device, and refuses while a sandbox has it
+	} // otherwise the runtime is unknown; the driver checks the device, and refuses while a sandbox has it
 	b, err := next(ctx, request)
 	if err != nil {
 		return nil, err

@@ -83,9 +83,8 @@ func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest
 	if err != nil || source == "" {
 		return raw, err
 	}
-	// A kubelet that mounts a volume which was enlarged meanwhile grows it before the
-	// pod has a sandbox, or another one, and makes none until that succeeds. What is
-	// mounted there later is made to fill its device.
+	// A kubelet that mounts an enlarged volume grows it before the pod has a sandbox, or another
+	// one, and starts none until that succeeds. A later mount in the sandbox fills the device.
 	if now, ok := a.Records.Get(d.Target); ok && !now.Published && !a.publishing(d.Target) {
 		return raw, nil
 	}
@@ -105,7 +104,7 @@ func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest
 	return proto.Marshal(answer)
 }
 
-// can asks whether the runtime that has a volume does something with it.
+// can asks whether a volume's runtime has a capability.
 func (a *Agent) can(ctx context.Context, d Deferral, c crust.Capability) (bool, error) {
 	list, _, err := a.runtimes.can(ctx, d.Socket)
 	if err != nil {
@@ -114,7 +113,7 @@ func (a *Agent) can(ctx context.Context, d Deferral, c crust.Capability) (bool, 
 	return slices.Contains(list, c), nil
 }
 
-// inSandbox gives the runtime that has a volume mounted.
+// inSandbox returns the runtime that has a volume mounted.
 func (a *Agent) inSandbox(d Deferral) (*crust.Client, error) {
 	if !d.Published {
 		return nil, status.Errorf(codes.Unavailable, "volume %s is not mounted in the pod's sandbox yet", d.VolumeID)
@@ -122,9 +121,8 @@ func (a *Agent) inSandbox(d Deferral) (*crust.Client, error) {
 	return a.runtimes.client(d.Socket)
 }
 
-// ofRuntime is a runtime's refusal of what it said that it can. What it says of a
-// sandbox that is coming or going must not be final for the kubelet, which would
-// not try again.
+// ofRuntime maps a runtime's error on an advertised capability. The error of a sandbox that is
+// starting or ending must not be final for the kubelet, which would not try again.
 func ofRuntime(d Deferral, err error) error {
 	code := codes.Unavailable
 	if status.Code(err) == codes.Unimplemented {

@@ -9,14 +9,15 @@ import (
 	"testing"
 )
 
-// These are no fuzz targets: this package's dependencies take minutes to be compiled for
-// that. The parsers below are fuzzed where they are, internal/record and pkg/crust.
+// These are no fuzz targets: compiling this package's dependencies for fuzzing takes minutes. The
+// parsers are fuzzed in internal/record and pkg/crust.
 
-// A record is the deferral of the target whose name it has, whole, or that target counts
-// as one whose record cannot be used; the file stays as it was, but of an earlier boot.
+// A record is the complete deferral of the target in its name, or that target counts as one whose
+// record is unusable. The file is not changed, unless it is of an earlier boot.
 func TestA10_ARecordIsOfItsTarget(t *testing.T) {
 	whole, err := deferralType.Encode(Deferral{
-		Pod: PodKey{"ns", "p", "u"}, VolumeID: "v", Volume: "pv", Target: "/t", Socket: "unix:///s", Filesystems: []string{"ext4"}, Source: "/dev/loop1", Type: "ext4",
+		Pod: PodKey{"ns", "p", "u"}, VolumeID: "v", Volume: "pv", Target: "/t", Socket: "unix:///s", Filesystems: []string{"ext4"},
+		Source: "/dev/loop1", Type: "ext4",
 		Options: map[string]string{"commit": "5", "ro": ""}, Sandbox: "box", Published: true, BootID: "boot",
 	})
 	if err != nil {
@@ -60,8 +61,7 @@ func TestA10_ARecordIsOfItsTarget(t *testing.T) {
 	}
 }
 
-// What a driver answers is carried out later, by a runtime: it is asked for the options
-// that the driver gave, and for no others.
+// A runtime mounts later what a driver answers, with the driver's options and no others.
 func TestARuntimeIsAskedForTheDriversOptions(t *testing.T) {
 	for _, options := range []map[string]string{{"commit": "5", "nobarrier": ""}, {"x": "a="}, {"x": "="}, {"x": "=y"}, {"": "v"}, nil} {
 		asked := mountOptions(options)

@@ -15,8 +15,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// decide asks everybody who has a say, and completes the deferral with what they
-// said.
+// decide queries API server, driver and runtime, and completes the deferral with their answers.
 func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, pod *corev1.Pod, d *Deferral) (crust.Decision, error) {
 	no := func(why string) (crust.Decision, error) { return crust.Decision{Why: why}, nil }
 	ask := crust.PodVolume{Socket: d.Socket, Block: req.GetVolumeCapability().GetBlock() != nil}
@@ -48,10 +47,10 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 			gid := uint32(*c.FSGroup)
 			ask.Group, d.Group = true, &gid
 		}
-		// The pod's word, or its class's, or else the kubelet's default.
+		// The pod's policy, or its class's, or the kubelet's default.
 		d.GroupPolicy = string(corev1.FSGroupChangeAlways)
 		if class := req.GetVolumeContext()[attrPolicy]; class == string(corev1.FSGroupChangeOnRootMismatch) {
-			d.GroupPolicy = class // other drivers may have other words
+			d.GroupPolicy = class // other drivers may have other values
 		}
 		if c.FSGroupChangePolicy != nil {
 			d.GroupPolicy = string(*c.FSGroupChangePolicy)
@@ -61,8 +60,7 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 	ask.LabelOnMount = slices.ContainsFunc(req.GetVolumeCapability().GetMount().GetMountFlags(),
 		func(o string) bool { return strings.HasPrefix(o, "context=") })
 	ask.Label = ask.LabelOnMount || labelled(pod) && mounter.SELinux().Answer == mounter.Yes
-	// The cheap answers first: a runtime is not bothered with volumes that are not
-	// for it.
+	// Decide without the runtime first, to spare it volumes that are not for it.
 	ask.Capabilities, ask.Filesystems = everything, []string{"any"}
 	if decision := crust.Decide(ask); !decision.Defer {
 		return decision, nil
@@ -75,7 +73,7 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 	return crust.Decide(ask), nil
 }
 
-// everything is a runtime that lacks nothing.
+// everything has every capability.
 var everything = func() (list []crust.Capability) {
 	for n := range crustv1alpha1.RuntimeCapability_RPC_Type_name {
 		list = append(list, crust.Capability(n))
@@ -83,8 +81,8 @@ var everything = func() (list []crust.Capability) {
 	return list
 }()
 
-// volumeName reads the name of the PersistentVolume from a target path as the
-// kubelet makes them; empty where it is another.
+// volumeName reads the name of the PersistentVolume from one of the kubelet's target paths; empty
+// for another path.
 func volumeName(target string, block bool) string {
 	if block {
 		return filepath.Base(filepath.Dir(target))

@@ -1,10 +1,8 @@
-// Package orchestrator is the kubelet's half of CRUST (KEP-2857), for kubelets
-// that do not have it: it stands between the kubelet and a CSI driver, decides
-// which volumes are deferred to a pod's sandbox, and has the runtime publish
-// them when the sandbox is there.
+// Package orchestrator is the kubelet's half of CRUST (KEP-2857), for kubelets that lack it. It
+// sits between the kubelet and a CSI driver, decides which volumes are deferred to a pod's sandbox,
+// and has the runtime publish them when the sandbox runs.
 //
-// [Proxy] forwards every call to the driver as it is. [Agent] adds to those of
-// NodePublishVolume what the kubelet does not tell, decides with the pod at hand
-// ([Pods]), keeps a record of each deferral, and carries them out as an NRI
-// plugin ([Plugin]).
+// [Proxy] forwards every call to the driver unchanged. [Agent] adds to NodePublishVolume what the
+// kubelet omits, decides with the pod's spec ([Pods]), stores a record of each deferral
+// ([Records]), and carries it out as an NRI plugin ([Plugin]).
 package orchestrator

@@ -13,7 +13,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/orchestrator"
 )
 
-// somebodys is a driver of somebody else.
+// somebodys is somebody else's driver.
 type somebodys struct {
 	csi.UnimplementedNodeServer
 	csi.UnimplementedIdentityServer
@@ -28,7 +28,7 @@ func (somebodys) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRe
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// A proxy before a driver, which has a part in one of its calls. Agent.Proxy is one that defers mounts.
+// A proxy before a driver handles one of its calls. Agent.Proxy is one that defers mounts.
 func ExampleProxy() {
 	dir, err := os.MkdirTemp("", "proxy")
 	check(err)

@@ -8,8 +8,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// The driver is told whose kernel mounts, by what the runtime says and by nobody
-// else.
+// The driver learns whose kernel mounts from the runtime's answer only.
 func TestA06_TheDriverIsToldWhoseKernelItIs(t *testing.T) {
 	for _, c := range []struct {
 		host bool
@@ -19,9 +18,9 @@ func TestA06_TheDriverIsToldWhoseKernelItIs(t *testing.T) {
 		if c.host {
 			r.runtime.Capabilities = append(r.runtime.Capabilities, crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL)
 		}
-		for range 2 { // the second by the agent's record
+		for range 2 { // the second from the agent's record
 			req := request()
-			req.VolumeContext[attrKernel] = "host" // as somebody could write it in a volume's attributes
+			req.VolumeContext[attrKernel] = "host" // as a volume's attributes could have it
 			_, err := r.kubelet.NodePublishVolume(r.ctx(), req)
 			ok(t, err)
 			last := r.driver.published[len(r.driver.published)-1]

@@ -20,8 +20,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
 
-// What the agent has no part in passes as it is: unknown methods and fields,
-// metadata, deadlines, and errors with their details.
+// What the agent does not handle passes unchanged: unknown methods and fields, metadata, deadlines,
+// and errors with their details.
 func TestC22_TheProxyChangesNothing(t *testing.T) {
 	r := newRig(t)
 	req := request()
@@ -59,8 +59,7 @@ func TestC22_TheProxyChangesNothing(t *testing.T) {
 	}
 }
 
-// The driver is told of the pod what the kubelet does not tell, also where no
-// sandbox has a part in it.
+// The driver learns of the pod what the kubelet omits, even if no sandbox takes part.
 func TestC22_TheDriverIsToldOfThePod(t *testing.T) {
 	policy, no := corev1.FSGroupChangeOnRootMismatch, false
 	r := newRig(t, pod(func(p *corev1.Pod) {
@@ -72,7 +71,7 @@ func TestC22_TheDriverIsToldOfThePod(t *testing.T) {
 	if got := r.driver.last().GetVolumeContext(); got[attrPodPolicy] != "OnRootMismatch" || got[attrHostUsers] != "false" || len(got) != 5 {
 		t.Errorf("%v", got)
 	}
-	// A class that says something itself is not overruled.
+	// A class's own value is not overruled.
 	req := request()
 	req.VolumeContext[attrPodPolicy] = "Always"
 	_, err = r.kubelet.NodePublishVolume(r.ctx(), req)
@@ -80,7 +79,7 @@ func TestC22_TheDriverIsToldOfThePod(t *testing.T) {
 	if got := r.driver.last().GetVolumeContext()[attrPodPolicy]; got != "Always" {
 		t.Errorf("%q", got)
 	}
-	// A pod that nobody knows is not guessed at.
+	// Nothing is guessed of an unknown pod.
 	req = request()
 	req.VolumeContext[attrPodUID] = "another"
 	if _, err = r.kubelet.NodePublishVolume(r.ctx(), req); status.Code(err) != codes.Unavailable {
@@ -88,7 +87,7 @@ func TestC22_TheDriverIsToldOfThePod(t *testing.T) {
 	}
 }
 
-// The pod's policy counts, then its class's, then the kubelet's default.
+// The pod's policy wins, then its class's, then the kubelet's default.
 func TestC13_WhichPolicyCounts(t *testing.T) {
 	always, mismatch := corev1.FSGroupChangeAlways, corev1.FSGroupChangeOnRootMismatch
 	for name, c := range map[string]struct {
@@ -126,17 +125,17 @@ func TestC21_C22_DeferredAndCarriedOut(t *testing.T) {
 	}))...)
 	_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
 	ok(t, err)
-	_, err = r.kubelet.NodePublishVolume(r.ctx(), request()) // the kubelet repeats itself
+	_, err = r.kubelet.NodePublishVolume(r.ctx(), request()) // a repeated call
 	ok(t, err)
 	if said := r.said(); strings.Count(said, EventDeferred) != 1 {
 		t.Errorf("events: %s", said)
 	}
-	// The kubelet grows a volume that was enlarged meanwhile before it asks for a
-	// sandbox, and takes nothing but success.
+	// The kubelet grows an enlarged volume before it asks for a sandbox, and accepts only success.
 	if r, err := r.kubelet.NodeExpandVolume(r.ctx(), &csi.NodeExpandVolumeRequest{VolumeId: "vol", VolumePath: target}); err != nil {
 		t.Errorf("growth before there is a sandbox: %v %v", r, err)
 	}
-	if _, err := r.kubelet.NodeGetVolumeStats(r.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: target}); status.Code(err) != codes.Unavailable {
+	if _, err := r.kubelet.NodeGetVolumeStats(r.ctx(),
+		&csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: target}); status.Code(err) != codes.Unavailable {
 		t.Errorf("stats before there is a sandbox: %v", err)
 	}
 	sandbox := box{"sb", 1}
@@ -147,7 +146,8 @@ func TestC21_C22_DeferredAndCarriedOut(t *testing.T) {
 	ok(t, r.agent.publishAll(r.ctx(), "u1", sandbox))
 	ok(t, r.agent.missing("u1", "sb"))
 	got := r.runtime.Published("sb", "/dev/loop7")
-	if got.GetHostTargetPath() != target || got.GetFileSystem() != "ext4" || !slices.Equal(got.GetMountOptions(), []string{"noatime"}) || got.GetFsgroupGid() != 3000 || got.GetFsgroupPolicy() != "Always" {
+	if got.GetHostTargetPath() != target || got.GetFileSystem() != "ext4" || !slices.Equal(got.GetMountOptions(), []string{"noatime"}) ||
+		got.GetFsgroupGid() != 3000 || got.GetFsgroupPolicy() != "Always" {
 		t.Errorf("published %v", got)
 	}
 	stats, err := r.kubelet.NodeGetVolumeStats(r.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: target})
@@ -156,7 +156,8 @@ func TestC21_C22_DeferredAndCarriedOut(t *testing.T) {
 		t.Errorf("stats %v", stats)
 	}
 	const size = 1 << 30
-	grown, err := r.kubelet.NodeExpandVolume(r.ctx(), &csi.NodeExpandVolumeRequest{VolumeId: "vol", VolumePath: target, CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
+	grown, err := r.kubelet.NodeExpandVolume(r.ctx(), &csi.NodeExpandVolumeRequest{VolumeId: "vol", VolumePath: target,
+		CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
 	ok(t, err)
 	if grown.GetCapacityBytes() != size {
 		t.Errorf("grown to %d", grown.GetCapacityBytes())
@@ -174,8 +175,8 @@ func TestC21_C22_DeferredAndCarriedOut(t *testing.T) {
 	}
 }
 
-// C23: whoever fails on the way, the pod fails and is told, and the driver is not
-// asked to mount instead.
+// C23: whoever fails on the way, the pod fails and gets an event, and the driver does not mount
+// instead.
 func TestC23_NothingFallsBack(t *testing.T) {
 	r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(nil))...)
 	r.runtime.Fail = func(_ context.Context, call string, _ proto.Message) error {
@@ -184,7 +185,8 @@ func TestC23_NothingFallsBack(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := r.kubelet.NodePublishVolume(r.ctx(), request()); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "out of order") {
+	if _, err := r.kubelet.NodePublishVolume(r.ctx(), request()); status.Code(err) != codes.Unavailable ||
+		!strings.Contains(err.Error(), "out of order") {
 		t.Errorf("%v", err)
 	}
 	if len(r.driver.published) != 0 {
@@ -208,11 +210,11 @@ func TestC23_NothingFallsBack(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	r.runtime.Fail = nil
-	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1})) // it is tried again
+	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1})) // a retry
 }
 
-// A publish that takes longer than a hook may goes on; containers wait for it,
-// and NodeUnpublishVolume ends it.
+// A publish that outlives its hook goes on. Containers wait for it, and NodeUnpublishVolume ends
+// it.
 func TestC24_ASlowPublish(t *testing.T) {
 	const runtimePatience = 2 * time.Second // NRI's: then the runtime goes on without the plugin
 	if hookPatience > runtimePatience*3/4 {
@@ -220,7 +222,7 @@ func TestC24_ASlowPublish(t *testing.T) {
 	}
 	made := time.Now()
 	r := deferredRig(t)
-	usual := time.Since(made) // what calls take here
+	usual := time.Since(made) // time of one call
 	r.agent.hookPatience = hookPatience
 	release := make(chan struct{})
 	r.runtime.Fail = func(ctx context.Context, call string, _ proto.Message) error {
@@ -242,7 +244,7 @@ func TestC24_ASlowPublish(t *testing.T) {
 	if err := r.agent.missing("u1", "sb"); err == nil || !strings.Contains(err.Error(), "is being mounted") {
 		t.Errorf("%v", err)
 	}
-	// The runtime's hooks come one after another, those of all pods.
+	// The runtime's hooks run one after another, for all pods.
 	begin = time.Now()
 	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
 	if took := time.Since(begin); took > hookPatience*9/10 {
@@ -269,15 +271,18 @@ func TestC21_WhoSaysNo(t *testing.T) {
 		request func(*csi.NodePublishVolumeRequest)
 		why     string // empty: no event
 	}{
-		"no RuntimeClass":  {objects: storage("true", corev1.ReadWriteOncePod), change: func(p *corev1.Pod) { p.Spec.RuntimeClassName = nil }},
+		"no RuntimeClass": {objects: storage("true", corev1.ReadWriteOncePod),
+			change: func(p *corev1.Pod) { p.Spec.RuntimeClassName = nil }},
 		"the StorageClass": {objects: storage("false", corev1.ReadWriteOncePod), why: "StorageClass"},
 		"the access mode":  {objects: storage("true", corev1.ReadWriteOnce), why: "ReadWriteOncePod"},
 		"a subPath": {objects: storage("true", corev1.ReadWriteOncePod), why: "subPath",
 			change: func(p *corev1.Pod) { p.Spec.Containers[0].VolumeMounts[0].SubPath = "a" }},
-		"a block volume": {objects: storage("true", corev1.ReadWriteOncePod), why: "raw block", request: func(r *csi.NodePublishVolumeRequest) {
-			r.VolumeCapability.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-		}},
-		"an inline volume": {objects: storage("true", corev1.ReadWriteOncePod), why: "inline", request: func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[attrEphemeral] = "true" }},
+		"a block volume": {objects: storage("true", corev1.ReadWriteOncePod), why: "raw block",
+			request: func(r *csi.NodePublishVolumeRequest) {
+				r.VolumeCapability.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+			}},
+		"an inline volume": {objects: storage("true", corev1.ReadWriteOncePod), why: "inline",
+			request: func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[attrEphemeral] = "true" }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, append(c.objects, pod(c.change))...)

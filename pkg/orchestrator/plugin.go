@@ -13,24 +13,24 @@ import (
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 )
 
-// hookPatience is how long the container runtime is kept waiting: after 2 s it
-// takes a plugin for dead, and goes on without it.
+// hookPatience bounds how long a hook delays the container runtime, which takes a plugin for dead
+// after 2 s and goes on without it.
 const hookPatience = 1500 * time.Millisecond
 
-// Plugin is the agent's side of NRI, https://github.com/containerd/nri.
+// Plugin is the agent's NRI plugin, https://github.com/containerd/nri.
 type Plugin struct{ agent *Agent }
 
-// Synchronize is told of what runs, after each connection. It answers at once.
+// Synchronize learns what runs, after each connection. It does not block.
 func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
 	a := p.agent
-	alive := map[string]bool{} // those that have ended are listed too, for a while
+	alive := map[string]bool{} // ended ones are listed too, for a while
 	for _, pod := range pods {
 		alive[pod.GetId()] = pod.GetPid() != 0
 	}
 	for _, pod := range pods {
 		b := box{pod.GetId(), int64(pod.GetPid())}
 		for _, d := range a.Records.Of(pod.GetUid()) {
-			begun := d.Sandbox == b.id && !d.Published // and nobody may have heard the end
+			begun := d.Sandbox == b.id && !d.Published // nobody may have seen the end
 			if b.pid != 0 && (begun || !alive[d.Sandbox]) {
 				a.Log.Info("publishing what was missed", "volume_id", d.VolumeID, "sandbox_id", b.id)
 				a.start(d.Target, b)
@@ -45,8 +45,8 @@ func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	return p.agent.publishAll(ctx, pod.GetUid(), box{pod.GetId(), int64(pod.GetPid())})
 }
 
-// CreateContainer looks whether the pod's volumes are there. Where they are not,
-// because a publish failed or because nobody was asked for it, it is tried again.
+// CreateContainer checks whether the pod's volumes are there. If not, because a publish failed or
+// was never requested, it tries again.
 func (p *Plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, _ *api.Container) (*api.ContainerAdjustment,
 	[]*api.ContainerUpdate, error) {
 	a, b := p.agent, box{pod.GetId(), int64(pod.GetPid())}
@@ -61,8 +61,8 @@ func (p *Plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, _ *ap
 	return nil, nil, a.missing(pod.GetUid(), b.id)
 }
 
-// StopPodSandbox ends what is under way and has the runtime let go; where it does
-// not hear, it sees the end of the sandbox's process.
+// StopPodSandbox cancels running publishes and deregisters the sandbox. If that fails, the runtime
+// sees the end of the sandbox's process.
 func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	a := p.agent
 	sockets := map[string]bool{}
@@ -87,7 +87,7 @@ func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error 
 	return nil
 }
 
-// nriLog writes what the library says.
+// nriLog writes the library's log.
 type nriLog struct{ *slog.Logger }
 
 func (l nriLog) Debugf(_ context.Context, f string, a ...any) {
@@ -99,9 +99,8 @@ func (l nriLog) Errorf(_ context.Context, f string, a ...any) {
 	l.Error("NRI: " + fmt.Sprintf(f, a...))
 }
 
-// startStub starts a plugin. Start can block for ever, when the runtime goes away
-// in the middle, while it holds the lock that Stop needs: such a stub is
-// abandoned, and stopped if its Start ends after all.
+// startStub starts a plugin. If the runtime goes away midway, Start can block for ever, with the
+// lock that Stop needs. Such a stub is abandoned, and stopped if its Start ends after all.
 func startStub(ctx context.Context, s stub.Stub) error {
 	const patience = 15 * time.Second
 	started := make(chan error, 1)
@@ -112,15 +111,15 @@ func startStub(ctx context.Context, s stub.Stub) error {
 	case <-time.After(patience):
 		go func() {
 			if <-started == nil {
-				s.Stop() // there may be another by now
+				s.Stop() // another may run by now
 			}
 		}()
 		return fmt.Errorf("the runtime does not finish the connection within %s", patience)
 	}
 }
 
-// ServeNRI is connected to the container runtime until ctx ends. connected is told
-// how that goes.
+// ServeNRI keeps a connection to the container runtime until ctx ends. It calls connected with nil
+// after each connect, and with the error of each failure.
 func (a *Agent) ServeNRI(ctx context.Context, socket string, connected func(error)) {
 	const shortest, longest = 200 * time.Millisecond, 10 * time.Second
 	for wait := shortest; ctx.Err() == nil; wait = min(2*wait, longest) {

@@ -20,7 +20,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// A runtime that is busy or away for a moment is asked again, in the same sandbox.
+// A runtime that is briefly busy or away is asked again, in the same sandbox.
 func TestC22_ABusyRuntimeIsAskedAgain(t *testing.T) {
 	r := deferredRig(t)
 	var mu sync.Mutex
@@ -39,8 +39,8 @@ func TestC22_ABusyRuntimeIsAskedAgain(t *testing.T) {
 	ok(t, r.agent.missing("u1", "sb"))
 }
 
-// An agent that ended in the middle finds its record, and goes on when it hears of the
-// sandbox; until then a kubelet that grows the volume is not kept from making one.
+// An agent that ended midway finds its record, and goes on when it learns of the sandbox. Until
+// then a kubelet that grows the volume can still start one.
 func TestC22_APublishThatWasBegunIsFinished(t *testing.T) {
 	r := deferredRig(t)
 	ok(t, r.agent.Records.Place(target, "sb", false))
@@ -58,7 +58,7 @@ func TestC22_APublishThatWasBegunIsFinished(t *testing.T) {
 	release()
 	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
 	ok(t, r.agent.missing("u1", "sb"))
-	// A sandbox that has ended has nothing to grow.
+	// An ended sandbox has nothing to grow.
 	r.runtime.Fail = func(_ context.Context, call string, _ proto.Message) error {
 		if call == "RuntimeExpandVolume" {
 			return status.Error(codes.NotFound, "no such sandbox")
@@ -70,13 +70,13 @@ func TestC22_APublishThatWasBegunIsFinished(t *testing.T) {
 	}
 }
 
-// A record that cannot be written again leaves what is published as it is.
+// A record that cannot be rewritten leaves what is published as it is.
 func TestC22_ARecordThatCannotBeWrittenAgain(t *testing.T) {
 	r := deferredRig(t)
 	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
 	ok(t, os.RemoveAll(r.records))
 	r.driver.mu.Lock()
-	r.driver.options = map[string]string{"nodev": ""} // something to be written
+	r.driver.options = map[string]string{"nodev": ""} // something to write
 	r.driver.mu.Unlock()
 	if _, err := r.kubelet.NodePublishVolume(r.ctx(), request()); status.Code(err) != codes.Unavailable {
 		t.Errorf("%v", err)
@@ -86,10 +86,10 @@ func TestC22_ARecordThatCannotBeWrittenAgain(t *testing.T) {
 	}
 }
 
-// The kubelet's repeated publish does not undo what the sandbox has done meanwhile.
+// The kubelet's repeated publish does not undo what the sandbox did meanwhile.
 func TestC22_ARepeatedPublishKeepsTheSandbox(t *testing.T) {
 	r := deferredRig(t)
-	before, _ := r.agent.Records.Get(target) // as a call that is under way has it
+	before, _ := r.agent.Records.Get(target) // as a running call has it
 	ok(t, r.agent.Records.Place(target, "sb", false))
 	begun, _ := r.agent.Records.Get(target)
 	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
@@ -98,8 +98,7 @@ func TestC22_ARepeatedPublishKeepsTheSandbox(t *testing.T) {
 	ok(t, r.agent.missing("u1", "sb"))
 }
 
-// After a reconnection the runtime lists sandboxes that have ended too; nothing is
-// taken from one that runs.
+// After a reconnect the runtime also lists ended sandboxes. A running one loses nothing.
 func TestC22_SynchronizeMovesNothingFromARunningSandbox(t *testing.T) {
 	r := deferredRig(t)
 	p := &Plugin{r.agent}
@@ -140,8 +139,8 @@ func TestC22_SynchronizeMovesNothingFromARunningSandbox(t *testing.T) {
 	}
 }
 
-// hold keeps the runtime's calls of one name until they are given up, or released;
-// began is told of each.
+// hold blocks the runtime's calls of one name until they are cancelled or released; each sends to
+// began.
 func (r *rig) hold(name string) (began chan struct{}, release func()) {
 	began = make(chan struct{}, 100)
 	released := make(chan struct{})
@@ -160,7 +159,7 @@ func (r *rig) hold(name string) (began chan struct{}, release func()) {
 	return began, func() { close(released) }
 }
 
-// While a volume is unpublished nothing publishes it again.
+// Nothing publishes a volume while it is unpublished.
 func TestC22_NothingBeginsWhileAVolumeIsUnpublished(t *testing.T) {
 	r := deferredRig(t)
 	allow, err := r.agent.letGo(r.ctx(), target)
@@ -170,7 +169,7 @@ func TestC22_NothingBeginsWhileAVolumeIsUnpublished(t *testing.T) {
 	}
 	ok(t, r.agent.Records.Remove(target))
 	allow()
-	// One that had looked before.
+	// A task that looked before.
 	task := r.agent.start(target, box{"sb", 1})
 	<-task.done
 	if !errors.Is(task.err, errEnded) || slices.Contains(r.runtime.Calls(), "RuntimePublishVolume") {
@@ -178,8 +177,8 @@ func TestC22_NothingBeginsWhileAVolumeIsUnpublished(t *testing.T) {
 	}
 }
 
-// A publish that is under way is ended by the unpublish, and the runtime is asked to
-// let go, as often as it is busy, before the driver is.
+// An unpublish ends a running publish, and has the runtime release the volume, however often that
+// is busy, before it calls the driver.
 func TestC22_UnpublishEndsAPublish(t *testing.T) {
 	r := deferredRig(t)
 	began, _ := r.hold("RuntimePublishVolume")
@@ -201,7 +200,7 @@ func TestC22_UnpublishEndsAPublish(t *testing.T) {
 	}
 }
 
-// The kubelet gives up a publish and unpublishes: one after the other.
+// The kubelet abandons a publish and unpublishes: one after the other.
 func TestC22_OneCallForATargetAtATime(t *testing.T) {
 	r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(nil))...)
 	began, release := r.hold("RuntimeGetCapabilities")
@@ -219,7 +218,7 @@ func TestC22_OneCallForATargetAtATime(t *testing.T) {
 	}
 }
 
-// The end of a sandbox is the end of what was tried in it.
+// The end of a sandbox ends its publishes.
 func TestC22_ASandboxEndsDuringAPublish(t *testing.T) {
 	r := deferredRig(t)
 	began, _ := r.hold("RuntimePublishVolume")
@@ -234,8 +233,8 @@ func TestC22_ASandboxEndsDuringAPublish(t *testing.T) {
 	}
 }
 
-// A runtime that has lost a volume gets it again when a container wants it: the
-// record is taken at its word, and the runtime is asked besides.
+// A runtime that lost a volume gets it again when a container wants it: the agent trusts its
+// record, but asks the runtime too.
 func TestC22_ALostVolumeIsPublishedAgain(t *testing.T) {
 	r := deferredRig(t)
 	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))

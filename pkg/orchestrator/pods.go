@@ -23,15 +23,15 @@ const SocketAnnotation = "crust.csi.dev/fs-mgmt-socket"
 // allowParameter of a StorageClass opts in.
 const allowParameter = "allowRuntimeAssistedMount"
 
-// Pods knows this node's pods, and what their volumes are.
+// Pods looks up this node's pods, and their volumes.
 type Pods struct {
 	client  kubernetes.Interface
 	pods    corelisters.PodLister
 	classes nodelisters.RuntimeClassLister
 }
 
-// WatchPods follows the pods of a node, and RuntimeClasses, until ctx ends. The
-// API server need not be there yet; what is not known is asked for.
+// WatchPods watches the pods of a node, and RuntimeClasses, until ctx ends. The API server need not
+// run yet; what is not cached is queried.
 func WatchPods(ctx context.Context, client kubernetes.Interface, node string) *Pods {
 	const resync = 0
 	ours := informers.NewSharedInformerFactoryWithOptions(client, resync, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
@@ -44,10 +44,10 @@ func WatchPods(ctx context.Context, client kubernetes.Interface, node string) *P
 	return p
 }
 
-// askTimeout bounds a question to the API server.
+// askTimeout bounds a query to the API server.
 const askTimeout = 10 * time.Second
 
-// Get finds a pod: that one, not another that has its name now.
+// Get finds a pod. Another one of the same name is NotFound.
 func (p *Pods) Get(ctx context.Context, k PodKey) (*corev1.Pod, error) {
 	if pod, err := p.pods.Pods(k.Namespace).Get(k.Name); err == nil && string(pod.UID) == k.UID {
 		return pod, nil
@@ -61,7 +61,7 @@ func (p *Pods) Get(ctx context.Context, k PodKey) (*corev1.Pod, error) {
 	return pod, err
 }
 
-// Socket is the CRUST socket of a pod's RuntimeClass, empty for none.
+// Socket returns the CRUST socket of a pod's RuntimeClass, empty for none.
 func (p *Pods) Socket(ctx context.Context, pod *corev1.Pod) (string, error) {
 	name := pod.Spec.RuntimeClassName
 	if name == nil || *name == "" {
@@ -85,7 +85,7 @@ type volume struct {
 	subPath   bool
 }
 
-// use finds out how a pod uses a PersistentVolume.
+// use returns how a pod uses a PersistentVolume.
 func (p *Pods) use(ctx context.Context, pod *corev1.Pod, name string) (volume, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -93,7 +93,7 @@ func (p *Pods) use(ctx context.Context, pod *corev1.Pod, name string) (volume, e
 	if err != nil {
 		return volume{}, err
 	}
-	// It cannot be combined with another.
+	// ReadWriteOncePod excludes all other modes.
 	v := volume{exclusive: slices.Contains(pv.Spec.AccessModes, corev1.ReadWriteOncePod)}
 	var parameters map[string]string
 	if pv.Spec.CSI != nil { // made by hand, or the class was deleted since

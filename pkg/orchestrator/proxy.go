@@ -16,15 +16,15 @@ import (
 	"github.com/crust-csi/crust-csi/internal/redial"
 )
 
-// message is one as it is on the wire.
+// message is a message on the wire.
 type message struct{ bytes []byte }
 
-// wire hands messages on without looking into them.
+// wire passes messages on without decoding them.
 type wire struct{}
 
 var _ encoding.CodecV2 = wire{}
 
-// Name is that of protobuf, which the messages are for both ends.
+// Name is protobuf's: both ends use that.
 func (wire) Name() string { return "proto" }
 
 func (wire) Marshal(v any) (mem.BufferSlice, error) {
@@ -44,29 +44,27 @@ func (wire) Unmarshal(data mem.BufferSlice, v any) error {
 	return nil
 }
 
-// Call forwards a request's bytes and gives those of the answer.
+// Call forwards a request's bytes and returns those of the answer.
 type Call func(ctx context.Context, request []byte) ([]byte, error)
 
-// Handler stands in for a method. It calls next with what the driver is to get,
-// or does not.
+// Handler replaces a method. It calls next with the driver's request, or does not.
 type Handler func(ctx context.Context, request []byte, next Call) ([]byte, error)
 
-// Proxy forwards calls to a driver: methods and fields that it does not know
-// too, with their metadata and deadlines, and the driver's errors as they are.
-// Methods with streams, which CSI drivers do not have on their node's socket, are
-// refused.
+// Proxy forwards calls to a driver, with their metadata and deadlines, including unknown methods
+// and fields. It returns the driver's errors unchanged. It refuses streams, which CSI drivers do
+// not have on their node's socket.
 type Proxy struct {
 	Driver   grpc.ClientConnInterface
-	Handlers map[string]Handler // by the method's full name
+	Handlers map[string]Handler // by full method name
 }
 
-// window of gRPC's flow control, in bytes. A fixed one spares the measurements by
-// which it would be chosen, and with them a packet each way for most calls.
+// window is gRPC's flow-control window, in bytes. A fixed one avoids the measurements that would
+// choose it, and with them a packet each way for most calls.
 const window = 1 << 20
 
-// Server makes a server that forwards.
+// Server returns a server that forwards.
 func (p *Proxy) Server(options ...grpc.ServerOption) *grpc.Server {
-	const workers = 8 // that keep the stacks they grew
+	const workers = 8 // they keep their grown stacks
 	return grpc.NewServer(append(options, grpc.ForceServerCodecV2(wire{}), grpc.UnknownServiceHandler(p.handle),
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window), grpc.NumStreamWorkers(workers))...)
 }
@@ -98,7 +96,8 @@ func (p *Proxy) handle(_ any, stream grpc.ServerStream) error {
 		}
 		var header, trailer metadata.MD
 		var out message
-		err := p.Driver.Invoke(ctx, method, &message{request}, &out, grpc.ForceCodecV2(wire{}), grpc.Header(&header), grpc.Trailer(&trailer))
+		err := p.Driver.Invoke(ctx, method, &message{request}, &out, grpc.ForceCodecV2(wire{}),
+			grpc.Header(&header), grpc.Trailer(&trailer))
 		stream.SetTrailer(trailer)
 		return out.bytes, errors.Join(err, stream.SetHeader(header))
 	}
@@ -116,8 +115,7 @@ func (p *Proxy) handle(_ any, stream grpc.ServerStream) error {
 	return stream.SendMsg(&message{out})
 }
 
-// asItIs gives the status of an error, details and all; of several joined, the
-// first.
+// asItIs returns an error's status with its details; the first of several joined.
 func asItIs(err error) error {
 	var s interface{ GRPCStatus() *status.Status }
 	if errors.As(err, &s) {

@@ -18,7 +18,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// Deferral is a volume of a pod that was left to the pod's runtime.
+// Deferral is a pod's volume that was left to the pod's runtime.
 type Deferral struct {
 	Pod         PodKey   `json:"pod"`
 	VolumeID    string   `json:"volumeID"`
@@ -26,23 +26,22 @@ type Deferral struct {
 	Target      string   `json:"target"`
 	Socket      string   `json:"socket"` // of the runtime
 	Filesystems []string `json:"filesystems"`
-	// HostKernel: the runtime's sandboxes have this node's kernel.
+	// HostKernel: the runtime's sandboxes use this node's kernel.
 	HostKernel bool `json:"hostKernel,omitempty"`
-	// What the driver answered.
+	// The driver's answer.
 	Source  string            `json:"source"`
 	Type    string            `json:"type"`
 	Options map[string]string `json:"options,omitempty"`
 	// What the pod asks for.
 	Group       *uint32 `json:"group,omitempty"`
 	GroupPolicy string  `json:"groupPolicy,omitempty"`
-	// Sandbox that it is published in, or that it was tried to be published in;
-	// empty before.
+	// Sandbox in which it is published, or was tried; empty before.
 	Sandbox   string `json:"sandbox,omitempty"`
 	Published bool   `json:"published,omitempty"`
 	BootID    string `json:"bootID"`
-	// Trace is W3C's traceparent of the call that deferred the volume, empty while traces
-	// are off. It goes when the volume is published: versions that do not know the
-	// field refuse the record while it is there.
+	// Trace is the W3C traceparent of the call that deferred the volume, empty if tracing is off.
+	// It is removed when the volume is published: versions without the field refuse a record that
+	// has it.
 	Trace string `json:"trace,omitempty"`
 }
 
@@ -58,18 +57,17 @@ type PodKey struct {
 
 var deferralType = record.Type{Kind: "crust.deferral", Version: 1}
 
-// Records keeps deferrals on disk: the agent may end between any two steps.
+// Records stores deferrals on disk: the agent may end between any two steps.
 type Records struct {
 	dir, boot string
-	write     keylock.Locks[string] // by target: a write that hangs holds up nobody else's
-	mu        sync.Mutex            // guards what follows; never held while the disk is waited for
+	write     keylock.Locks[string] // by target: a write that hangs blocks no other
+	mu        sync.Mutex            // guards what follows; never held while waiting for the disk
 	m         map[string]Deferral   // by target
-	bad       map[string]error      // of records that cannot be used, by path
+	bad       map[string]error      // unusable records, by path
 }
 
-// LoadRecords takes a directory for them. Those of an earlier boot are void: no
-// sandbox outlives that. One that cannot be read is left where it is (see
-// Unusable); one of a newer version is an error.
+// LoadRecords loads the records in a directory. It removes those of an earlier boot, which no
+// sandbox outlives. An unreadable one stays (see Unusable). One of a newer version is an error.
 func LoadRecords(dir, boot string) (*Records, error) {
 	r := &Records{dir: dir, boot: boot, m: map[string]Deferral{}, bad: map[string]error{}}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -101,8 +99,7 @@ func (r *Records) path(target string) string {
 	return filepath.Join(r.dir, hex.EncodeToString(sum[:16])+record.Extension)
 }
 
-// Unusable is the answer for a target whose record cannot be used, and nil for any
-// other.
+// Unusable returns the error for a target whose record is unusable, and nil for any other.
 func (r *Records) Unusable(target string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -112,14 +109,14 @@ func (r *Records) Unusable(target string) error {
 	return nil
 }
 
-// Bad lists why records cannot be used.
+// Bad lists the errors of unusable records.
 func (r *Records) Bad() []error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Collect(maps.Values(r.bad))
 }
 
-// Get finds the deferral at a target.
+// Get returns the deferral at a target.
 func (r *Records) Get(target string) (Deferral, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,20 +138,20 @@ func (r *Records) Of(uid string) []Deferral {
 	return list
 }
 
-// All lists every one.
+// All lists all deferrals.
 func (r *Records) All() []Deferral {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Collect(maps.Values(r.m))
 }
 
-// Put writes one, on disk first. Which sandbox it has is Place's to say.
+// Put stores a deferral, on disk first. It keeps the sandbox that Place set.
 func (r *Records) Put(d Deferral) error {
 	defer r.write.Lock(d.Target)()
 	have, ok := r.Get(d.Target)
 	d.Sandbox, d.Published, d.BootID = have.Sandbox, have.Published, r.boot
 	if d.Published {
-		d.Trace = "" // the caller may have read it before
+		d.Trace = "" // the caller may have an older copy
 	}
 	if ok && reflect.DeepEqual(have, d) {
 		return nil
@@ -175,7 +172,7 @@ func (r *Records) keep(d Deferral) error {
 // errEnded: nobody wants the volume published any more.
 var errEnded = errors.New("its pod has ended, or is ending")
 
-// Place notes the sandbox that a deferral is about to be published in, or is.
+// Place records the sandbox in which a deferral is published, or about to be.
 func (r *Records) Place(target, sandbox string, published bool) error {
 	defer r.write.Lock(target)()
 	d, ok := r.Get(target)

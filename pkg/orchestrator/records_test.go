@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A record of a later version is not forgotten; one of an earlier boot is.
+// A record of a later version is kept; one of an earlier boot is removed.
 func TestRecordsOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	r, err := LoadRecords(dir, "one")
@@ -29,7 +29,7 @@ func TestRecordsOfOthers(t *testing.T) {
 	}
 }
 
-// A record that is torn is one volume's trouble.
+// A torn record affects one volume only.
 func TestA10_ABadRecordIsOneVolumesAlone(t *testing.T) {
 	r := deferredRig(t)
 	files, err := filepath.Glob(filepath.Join(r.records, "*.json"))

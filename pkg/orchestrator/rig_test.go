@@ -39,8 +39,7 @@ func ok(t testing.TB, err error) {
 	}
 }
 
-// driver answers as a CSI driver that defers ext4, and remembers what it was
-// asked.
+// driver is a CSI driver that defers ext4 and records its calls.
 type driver struct {
 	csi.UnimplementedNodeServer
 	mu        sync.Mutex
@@ -53,7 +52,9 @@ type driver struct {
 }
 
 func (d *driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: crust.NodeCapability}}}}}, nil
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{
+		Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: crust.NodeCapability}},
+	}}}, nil
 }
 
 func (d *driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
@@ -114,7 +115,7 @@ func (d *driver) last() *csi.NodePublishVolumeRequest {
 	return d.published[len(d.published)-1]
 }
 
-// sandboxes manages the runtime's, and is as busy as it is told.
+// sandboxes serves the runtime's SandboxManagement, as busy as a test sets it.
 type sandboxes struct {
 	crustv1alpha1.UnimplementedSandboxManagementServer
 	asked, busy atomic.Int32
@@ -125,11 +126,15 @@ func (*sandboxes) RegisterSandbox(context.Context, *crustv1alpha1.RegisterSandbo
 	return &crustv1alpha1.RegisterSandboxResponse{}, nil
 }
 
-func (*sandboxes) DeregisterSandbox(context.Context, *crustv1alpha1.DeregisterSandboxRequest) (*crustv1alpha1.DeregisterSandboxResponse, error) {
+func (*sandboxes) DeregisterSandbox(
+	context.Context, *crustv1alpha1.DeregisterSandboxRequest,
+) (*crustv1alpha1.DeregisterSandboxResponse, error) {
 	return &crustv1alpha1.DeregisterSandboxResponse{}, nil
 }
 
-func (s *sandboxes) UnpublishVolume(context.Context, *crustv1alpha1.UnpublishVolumeRequest) (*crustv1alpha1.UnpublishVolumeResponse, error) {
+func (s *sandboxes) UnpublishVolume(
+	context.Context, *crustv1alpha1.UnpublishVolumeRequest,
+) (*crustv1alpha1.UnpublishVolumeResponse, error) {
 	if s.fail.Load() {
 		return nil, status.Error(codes.Unavailable, "restarting")
 	}
@@ -185,12 +190,13 @@ func newRig(t testing.TB, objects ...runtime.Object) *rig {
 	return newTracedRig(t, tracings{}, objects...)
 }
 
-// tracings are those of a rig's processes; nil ones are off.
+// tracings are those of a rig's processes; nil turns one off.
 type tracings struct{ agent, driver, runtime *otlp.Tracing }
 
 func newTracedRig(t testing.TB, traces tracings, objects ...runtime.Object) *rig {
 	t.Helper()
-	r := &rig{t: t, driver: &driver{deferred: map[string]bool{}, options: map[string]string{"noatime": ""}}, runtime: crusttest.New(), events: eventrecorder.NewFakeRecorder(100), records: t.TempDir(), manager: &sandboxes{}}
+	r := &rig{t: t, driver: &driver{deferred: map[string]bool{}, options: map[string]string{"noatime": ""}}, runtime: crusttest.New(),
+		events: eventrecorder.NewFakeRecorder(100), records: t.TempDir(), manager: &sandboxes{}}
 	ds := grpc.NewServer(traces.driver.Server()...)
 	csi.RegisterNodeServer(ds, r.driver)
 	own := serve(t, ds, "csi.sock")
@@ -198,7 +204,9 @@ func newTracedRig(t testing.TB, traces tracings, objects ...runtime.Object) *rig
 	crustv1alpha1.RegisterRuntimeAssistedStorageManagementServer(rs, r.runtime)
 	crustv1alpha1.RegisterSandboxManagementServer(rs, r.manager)
 	socket := serve(t, rs, "crust.sock")
-	objects = append(objects, &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "sandbox", Annotations: map[string]string{SocketAnnotation: socket}}, Handler: "h"})
+	objects = append(objects, &nodev1.RuntimeClass{
+		ObjectMeta: metav1.ObjectMeta{Name: "sandbox", Annotations: map[string]string{SocketAnnotation: socket}}, Handler: "h",
+	})
 	r.cluster = fake.NewClientset(objects...)
 	ctx, cancel := context.WithCancel(context.Background())
 	records, err := LoadRecords(r.records, "boot")
@@ -210,7 +218,7 @@ func newTracedRig(t testing.TB, traces tracings, objects ...runtime.Object) *rig
 		Driver: conn, Pods: WatchPods(ctx, r.cluster, "node"), Records: records, Events: r.events,
 		Tracer: traces.agent.Tracer(), DialOptions: traces.agent.Client(),
 	})
-	r.agent.hookPatience = time.Minute // writes of records may take long on a busy machine
+	r.agent.hookPatience = time.Minute // on a busy machine writing records may take long
 	t.Cleanup(func() { cancel(); ok(t, r.agent.Close()) })
 	r.conn = dialer(t, serve(t, r.agent.Proxy().Server(traces.agent.Server()...), "agent.sock"))
 	r.kubelet = csi.NewNodeClient(r.conn)
@@ -224,7 +232,8 @@ func pod(change func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u1"}, Spec: corev1.PodSpec{
 		RuntimeClassName: &class, NodeName: "node",
 		Containers: []corev1.Container{{Name: "c", VolumeMounts: []corev1.VolumeMount{{Name: "v", MountPath: "/data"}}}},
-		Volumes:    []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "claim"}}}},
+		Volumes: []corev1.Volume{{Name: "v",
+			VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "claim"}}}},
 	}}
 	if change != nil {
 		change(p)
@@ -235,7 +244,8 @@ func pod(change func(*corev1.Pod)) *corev1.Pod {
 func storage(allow string, mode corev1.PersistentVolumeAccessMode) []runtime.Object {
 	return []runtime.Object{
 		&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-1"}, Spec: corev1.PersistentVolumeSpec{
-			StorageClassName: "class", AccessModes: []corev1.PersistentVolumeAccessMode{mode}, ClaimRef: &corev1.ObjectReference{Namespace: "ns", Name: "claim"},
+			StorageClassName: "class", AccessModes: []corev1.PersistentVolumeAccessMode{mode},
+			ClaimRef: &corev1.ObjectReference{Namespace: "ns", Name: "claim"},
 		}},
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "class"}, Parameters: map[string]string{allowParameter: allow}},
 	}
@@ -243,8 +253,9 @@ func storage(allow string, mode corev1.PersistentVolumeAccessMode) []runtime.Obj
 
 func request() *csi.NodePublishVolumeRequest {
 	return &csi.NodePublishVolumeRequest{
-		VolumeId: "vol", TargetPath: target, VolumeCapability: &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}},
-		VolumeContext: map[string]string{attrPodName: "p", attrPodNamespace: "ns", attrPodUID: "u1"},
+		VolumeId: "vol", TargetPath: target,
+		VolumeCapability: &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}},
+		VolumeContext:    map[string]string{attrPodName: "p", attrPodNamespace: "ns", attrPodUID: "u1"},
 	}
 }
 

@@ -51,7 +51,7 @@ func (r *runtimes) close() error {
 	return errors.Join(errs...)
 }
 
-// can asks what a runtime does and mounts.
+// can asks a runtime's capabilities and file systems.
 func (r *runtimes) can(ctx context.Context, socket string) (list []crust.Capability, filesystems []string, err error) {
 	c, err := r.client(socket)
 	if err != nil {
@@ -70,8 +70,7 @@ func (r *runtimes) can(ctx context.Context, socket string) (list []crust.Capabil
 	return list, fs.GetFileSystems(), err
 }
 
-// unimplemented: a runtime that knows its own sandboxes does not serve
-// SandboxManagement.
+// unimplemented drops Unimplemented: a runtime with its own sandboxes serves no SandboxManagement.
 func unimplemented(err error) error {
 	if status.Code(err) == codes.Unimplemented {
 		return nil
@@ -79,12 +78,11 @@ func unimplemented(err error) error {
 	return err
 }
 
-// registerTimeout bounds what a runtime may take for a sandbox.
+// registerTimeout bounds how long registering a sandbox may take.
 const registerTimeout = 90 * time.Second
 
-// register makes a pod's sandbox known to a runtime; d's volume leaves the pod's
-// sandbox before, if it is in one. A pod's volumes do so at once: a runtime that
-// is busy with the sandbox is asked again.
+// register registers a pod's sandbox with a runtime. If another sandbox has d's volume, it
+// deregisters that first. A pod's volumes do this at once, so callers ask a busy runtime again.
 func (r *runtimes) register(ctx context.Context, d Deferral, b box) error {
 	c, err := r.client(d.Socket)
 	if err != nil {
@@ -103,7 +101,7 @@ func (r *runtimes) register(ctx context.Context, d Deferral, b box) error {
 	return unimplemented(err)
 }
 
-// mountOptions are options as one text each, sorted.
+// mountOptions returns options as sorted strings.
 func mountOptions(options map[string]string) []string {
 	list := make([]string, 0, len(options))
 	for key, value := range options {
@@ -116,7 +114,7 @@ func mountOptions(options map[string]string) []string {
 	return list
 }
 
-// publish has a runtime mount a deferred volume in a sandbox.
+// publish makes a runtime mount a deferred volume in a sandbox.
 func (r *runtimes) publish(ctx context.Context, d Deferral, sandbox string) error {
 	c, err := r.client(d.Socket)
 	if err != nil {
@@ -131,7 +129,7 @@ func (r *runtimes) publish(ctx context.Context, d Deferral, sandbox string) erro
 	return err
 }
 
-// unpublish has it let go of the volume.
+// unpublish makes it release the volume.
 func (r *runtimes) unpublish(ctx context.Context, d Deferral) error {
 	c, err := r.client(d.Socket)
 	if err != nil {

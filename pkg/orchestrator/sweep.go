@@ -12,16 +12,17 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
 
-// sweepPause is the time between two looks for records that nobody will take away.
+// sweepPause is the pause between two searches for stale records.
 const sweepPause = 30 * time.Second
 
-// Sweep forgets deferrals that ended without the agent, until ctx ends: a kubelet
-// unpublishes with the driver itself while the agent is not installed.
+// Sweep removes deferrals that ended without the agent, until ctx ends: while the agent is not
+// installed, a kubelet calls the driver directly.
 func (a *Agent) Sweep(ctx context.Context) {
 	for {
 		for _, d := range a.Records.All() {
 			if ended, err := a.forgetEnded(ctx, d); err != nil {
-				a.Log.Info("a deferral is kept: it cannot be told whether it has ended", "volume_id", d.VolumeID, "target", d.Target, "error", err)
+				a.Log.Info("a deferral is kept: it cannot be told whether it has ended", "volume_id", d.VolumeID,
+					"target", d.Target, "error", err)
 			} else if ended {
 				a.Log.Info("forgot a deferral that ended without the agent", "volume_id", d.VolumeID, "target", d.Target)
 			}
@@ -34,8 +35,7 @@ func (a *Agent) Sweep(ctx context.Context) {
 	}
 }
 
-// forgetEnded forgets a deferral if its pod is gone and the driver has nothing at its
-// target.
+// forgetEnded removes a deferral if its pod is gone and the driver has nothing at its target.
 func (a *Agent) forgetEnded(ctx context.Context, d Deferral) (bool, error) {
 	if _, err := a.Pods.Get(ctx, d.Pod); !apierrors.IsNotFound(err) {
 		return false, err
@@ -45,7 +45,7 @@ func (a *Agent) forgetEnded(ctx context.Context, d Deferral) (bool, error) {
 		return false, nil // a call for it is under way: it has not ended
 	}
 	defer done()
-	d, known := a.Records.Get(d.Target) // as it is now: it may have got its sandbox meanwhile
+	d, known := a.Records.Get(d.Target) // read again: it may have got its sandbox meanwhile
 	if !known {
 		return false, nil
 	}
@@ -67,8 +67,8 @@ func (a *Agent) forgetEnded(ctx context.Context, d Deferral) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	// No driver looks after this one, so the runtime has to say that it has let go. The task that has ended just now may have
-	// found the sandbox.
+	// No driver looks after this deferral, so the runtime must confirm the release. The task that
+	// just ended may have set the sandbox.
 	if d, known = a.Records.Get(d.Target); known && d.Sandbox != "" {
 		if err := a.runtimes.unpublish(ctx, d); err != nil && status.Code(err) != codes.NotFound {
 			return false, err

@@ -12,8 +12,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// A deferral whose volume was unpublished while the agent was not installed is
-// forgotten, on the disk too; one that may still be there is kept.
+// A deferral whose volume was unpublished while the agent was not installed is removed, on disk
+// too; one that may still be there is kept.
 func TestC24_ADeferralThatEndedWithoutTheAgent(t *testing.T) {
 	for name, c := range map[string]struct {
 		podGone, unpublished, apiAway, calling, runtimeAway bool
@@ -51,7 +51,7 @@ func TestC24_ADeferralThatEndedWithoutTheAgent(t *testing.T) {
 			if c.runtimeAway {
 				r.manager.fail.Store(true)
 			}
-			// The agent hears of the pod's end by its watch, a little later.
+			// The agent's watch reports the pod's end a little later.
 			for end := time.Now().Add(time.Minute); c.podGone && time.Now().Before(end); time.Sleep(time.Millisecond) {
 				if _, err := r.agent.Pods.pods.Pods("ns").Get("p"); err != nil {
 					break

@@ -16,8 +16,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/tracing"
 )
 
-// publishTimeout bounds one attempt to publish a volume in a sandbox; giving many
-// files to a group takes long.
+// publishTimeout bounds a publish in a sandbox, including retries; giving many files to a group
+// takes long.
 const publishTimeout = 10 * time.Minute
 
 // box is a pod's running sandbox.
@@ -26,16 +26,16 @@ type box struct {
 	pid int64
 }
 
-// task is a publish in a sandbox that is under way, or has ended.
+// task is a publish in a sandbox, running or ended.
 type task struct {
 	sandbox string
 	began   time.Time
 	cancel  func()
 	done    chan struct{}
-	err     error // once done is closed
+	err     error // valid after done
 
 	mu   sync.Mutex
-	last error // of an attempt that is repeated
+	last error // of the last attempt
 }
 
 func finished(sandbox string, err error) *task {
@@ -53,7 +53,7 @@ func (t *task) running() bool {
 	}
 }
 
-// failure is what it ended with, or what its last attempt did.
+// failure returns the task's error, or its last attempt's.
 func (t *task) failure() error {
 	if !t.running() {
 		return t.err
@@ -63,8 +63,8 @@ func (t *task) failure() error {
 	return t.last
 }
 
-// start publishes what was deferred at a target in a sandbox, in the background;
-// or finds that under way, or done.
+// start publishes the deferral at a target in a sandbox, in the background, unless that is running
+// or done.
 func (a *Agent) start(target string, b box) *task {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -80,29 +80,29 @@ func (a *Agent) start(target string, b box) *task {
 		if before.sandbox == b.id {
 			return before
 		}
-		before.cancel() // of a sandbox that the pod does not have any more
+		before.cancel() // for a sandbox that the pod no longer has
 	}
 	return a.run(target, b, before, publishTimeout, func(ctx context.Context, t *task) error {
-		// A child of the call that deferred the volume, not a link to it: the pod waits for
-		// both, and one trace is to show for what.
+		// A child of the call that deferred the volume, not a link: the pod waits for both, and one
+		// trace must show for what.
 		ctx, end := tracing.Continue(ctx, a.Tracer, d.Trace, "publish in sandbox", aboutDeferral(d, b)...)
 		err := a.publish(ctx, target, b, t)
 		end(err)
 		if err == nil {
 			a.Count("published")
-			a.tell(d.Pod, corev1.EventTypeNormal, EventPublished, fmt.Sprintf("volume %s (%s) is mounted in the pod's sandbox", d.Volume, d.Type),
-				b.id)
+			a.tell(d.Pod, corev1.EventTypeNormal, EventPublished,
+				fmt.Sprintf("volume %s (%s) is mounted in the pod's sandbox", d.Volume, d.Type), b.id)
 		}
 		return err
 	})
 }
 
-// aboutDeferral is what a span says of a deferral that is carried out.
+// aboutDeferral returns span attributes for a deferral.
 func aboutDeferral(d Deferral, b box) []attribute.KeyValue {
 	return append(tracing.Pod(d.Pod.Namespace, d.Pod.Name, d.Pod.UID), tracing.Volume(d.VolumeID), tracing.Sandbox(b.id))
 }
 
-// run begins a task, after the one before it. The caller holds a.mu.
+// run starts a task, after the one before it. The caller holds a.mu.
 func (a *Agent) run(target string, b box, before *task, limit time.Duration, f func(context.Context, *task) error) *task {
 	ctx, cancel := context.WithTimeout(a.life, limit)
 	t := &task{sandbox: b.id, began: time.Now(), cancel: cancel, done: make(chan struct{})}
@@ -118,8 +118,8 @@ func (a *Agent) run(target string, b box, before *task, limit time.Duration, f f
 	return t
 }
 
-// refresh has the runtime look whether a published volume is still there: one that
-// lost it mounts it again, for a later attempt of the container.
+// refresh has the runtime check that a published volume is still there: one that lost it mounts it
+// again, for a later attempt of the container.
 func (a *Agent) refresh(target string, b box) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -130,7 +130,7 @@ func (a *Agent) refresh(target string, b box) {
 	d, _ := a.Records.Get(target)
 	const pause = 50 * time.Millisecond
 	a.run(target, b, before, registerTimeout, func(ctx context.Context, _ *task) error {
-		// Days may have passed: a trace of its own.
+		// A trace of its own: days may have passed.
 		ctx, end := tracing.Continue(ctx, a.Tracer, "", "look after published volume", aboutDeferral(d, b)...)
 		err := a.attempt(ctx, target, b)
 		for status.Code(err) == codes.Aborted && ctx.Err() == nil { // busy with another volume of the pod
@@ -165,7 +165,7 @@ func (a *Agent) attempt(ctx context.Context, target string, b box) error {
 	if err := failpoint.Err("agent.registered"); err != nil {
 		return err
 	}
-	// Whatever becomes of the call, it is known whom to ask to let go.
+	// Whatever becomes of the call, the record says who must release the volume.
 	if !d.in(b.id) {
 		if err := a.Records.Place(target, b.id, false); err != nil {
 			return err
@@ -183,8 +183,7 @@ func (a *Agent) attempt(ctx context.Context, target string, b box) error {
 	return a.Records.Place(target, b.id, true)
 }
 
-// publish does so until it has an answer: a runtime that is busy, slow or away is
-// asked again.
+// publish repeats that until it has an answer: it asks a busy, slow or absent runtime again.
 func (a *Agent) publish(ctx context.Context, target string, b box, t *task) error {
 	const shortest, longest = 50 * time.Millisecond, 5 * time.Second
 	for wait := shortest; ; wait = min(2*wait, longest) {
@@ -201,8 +200,8 @@ func (a *Agent) publish(ctx context.Context, target string, b box, t *task) erro
 		again := code == codes.Aborted || code == codes.Unavailable || code == codes.DeadlineExceeded
 		if code != codes.Aborted {
 			a.tell(d.Pod, corev1.EventTypeWarning, EventFailed, err.Error(), "")
-			a.Log.Error("publishing in a sandbox", "volume_id", d.VolumeID, "pod", d.Pod.Namespace+"/"+d.Pod.Name, "sandbox_id", b.id, "again",
-				again, "error", err)
+			a.Log.Error("publishing in a sandbox", "volume_id", d.VolumeID, "pod", d.Pod.Namespace+"/"+d.Pod.Name,
+				"sandbox_id", b.id, "again", again, "error", err)
 			t.mu.Lock()
 			t.last = err
 			t.mu.Unlock()
@@ -218,11 +217,11 @@ func (a *Agent) publish(ctx context.Context, target string, b box, t *task) erro
 	}
 }
 
-// unpublishTimeout bounds what a runtime may take to let go.
+// unpublishTimeout bounds how long a release may take.
 const unpublishTimeout = 30 * time.Second
 
-// letGo has the runtime let go of a volume for good: what is under way is ended,
-// and nothing is begun until allow is called.
+// letGo makes the runtime release a volume for good. It cancels a running publish, and none starts
+// until allow is called.
 func (a *Agent) letGo(ctx context.Context, target string) (allow func(), err error) {
 	a.mu.Lock()
 	a.ending[target] = true
@@ -248,17 +247,18 @@ func (a *Agent) letGo(ctx context.Context, target string) (allow func(), err err
 	for {
 		err := a.runtimes.unpublish(ctx, d)
 		if status.Code(err) == codes.Aborted {
-			// It may be mounting it right now, for a call that was given up.
+			// It may still be mounting it, for an abandoned call.
 			select {
 			case <-time.After(pause):
 				continue
 			case <-ctx.Done():
-				return allow, status.Errorf(codes.Aborted, "volume %s: the runtime is still busy with it in the pod's sandbox: %s", d.VolumeID, err)
+				return allow, status.Errorf(codes.Aborted, "volume %s: the runtime is still busy with it in the pod's sandbox: %s",
+					d.VolumeID, err)
 			}
 		}
 		if err != nil {
-			// The driver asks the device, which knows better than a runtime that is
-			// gone; what it refuses is tried again.
+			// The driver checks the device, which proves more than a runtime that is gone. A
+			// refusal is tried again.
 			a.Log.Warn("the runtime does not let go of a volume", "volume_id", d.VolumeID, "sandbox_id", d.Sandbox, "error", err)
 		}
 		failpoint.Hit("agent.released")
@@ -266,9 +266,9 @@ func (a *Agent) letGo(ctx context.Context, target string) (allow func(), err err
 	}
 }
 
-// publishAll publishes a pod's deferrals, and waits a little. What takes longer
-// goes on; until then its containers are refused. What has been under way for that
-// long is not waited for again: the runtime holds up all pods of the node meanwhile.
+// publishAll publishes a pod's deferrals, and waits up to hookPatience. Slower ones go on; until
+// then the containers are refused. It does not wait again for a publish that has run that long: the
+// runtime holds up all pods of the node meanwhile.
 func (a *Agent) publishAll(ctx context.Context, uid string, b box) error {
 	var errs []error
 	var all []*task
@@ -289,8 +289,7 @@ func (a *Agent) publishAll(ctx context.Context, uid string, b box) error {
 	return errors.Join(errs...)
 }
 
-// missing tells what a pod's containers have to wait for, nil for nothing. It asks
-// nobody.
+// missing returns what a pod's containers must wait for, nil for nothing. It makes no call.
 func (a *Agent) missing(uid, sandbox string) error {
 	for _, d := range a.Records.Of(uid) {
 		if d.in(sandbox) {

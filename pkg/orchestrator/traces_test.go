@@ -25,12 +25,12 @@ const (
 	traceparent = "00-" + theirTrace + "-" + theirSpan + "-01"
 )
 
-// traced is the context of a kubelet that traces.
+// traced is the context of a tracing kubelet.
 func (r *rig) traced() context.Context {
 	return metadata.AppendToOutgoingContext(r.ctx(), "traceparent", traceparent)
 }
 
-// tracedRig is one whose processes send to a collector, and that can defer.
+// tracedRig returns one that can defer, whose processes send to a collector.
 func tracedRig(t *testing.T) (*rig, *collector.Collector) {
 	t.Helper()
 	c := collector.New(t)
@@ -44,7 +44,7 @@ func tracedRig(t *testing.T) (*rig, *collector.Collector) {
 	return newTracedRig(t, all, append(storage("true", corev1.ReadWriteOncePod), pod(nil))...), c
 }
 
-// record is what is on disk of the one deferral.
+// record returns the one deferral's record on disk.
 func (r *rig) record() string {
 	r.t.Helper()
 	files, err := filepath.Glob(filepath.Join(r.records, "*.json"))
@@ -58,9 +58,9 @@ func (r *rig) record() string {
 
 const nodePublish, runtimePublish = "csi.v1.Node/NodePublishVolume", "crust.v1alpha1.RuntimeAssistedStorageManagement/RuntimePublishVolume"
 
-// What a kubelet began goes on in the driver, and later in the sandbox, also if the
-// agent was started anew in between. The driver and the runtime are told of the
-// agent's span; nothing of the request's secrets gets into the trace.
+// A kubelet's trace continues in the driver, and later in the sandbox, even if the agent restarted
+// in between. The driver and the runtime get the agent's span. No secret of the request enters the
+// trace.
 func TestTraces_OneFromTheKubeletToTheSandbox(t *testing.T) {
 	r, c := tracedRig(t)
 	const secret = "hunter2"
@@ -85,7 +85,7 @@ func TestTraces_OneFromTheKubeletToTheSandbox(t *testing.T) {
 	// The kubelet repeats itself; the volume belongs to the call that deferred it.
 	_, err = r.kubelet.NodePublishVolume(r.ctx(), request())
 	ok(t, err)
-	ok(t, r.agent.Records.Place(target, "sb", false)) // that far an agent came before it was killed
+	ok(t, r.agent.Records.Place(target, "sb", false)) // an agent got that far before it was killed
 	r.agent.Records, err = LoadRecords(r.records, "boot")
 	ok(t, err)
 	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
@@ -100,7 +100,7 @@ func TestTraces_OneFromTheKubeletToTheSandbox(t *testing.T) {
 			t.Errorf("%s of %s is in another trace", s.Name, s.Service)
 		}
 	}
-	// A version that does not know the field can read what is left.
+	// A version that does not know the field can read the rest.
 	if strings.Contains(r.record(), "trace") {
 		t.Errorf("the record of a published volume:\n%s", r.record())
 	}
@@ -109,7 +109,7 @@ func TestTraces_OneFromTheKubeletToTheSandbox(t *testing.T) {
 	}
 }
 
-// A publish that fails is seen to have failed, at each step, without a word of why.
+// A failed publish shows as failed at each step, without any text of why.
 func TestTraces_WhatFails(t *testing.T) {
 	r, c := tracedRig(t)
 	_, err := r.kubelet.NodePublishVolume(r.traced(), request())
@@ -132,7 +132,8 @@ func TestTraces_WhatFails(t *testing.T) {
 		}
 	}
 	r.driver.fail = status.Error(codes.FailedPrecondition, "in use")
-	if _, err := r.kubelet.NodeUnpublishVolume(r.traced(), &csi.NodeUnpublishVolumeRequest{VolumeId: "vol", TargetPath: target}); err == nil {
+	if _, err := r.kubelet.NodeUnpublishVolume(r.traced(),
+		&csi.NodeUnpublishVolumeRequest{VolumeId: "vol", TargetPath: target}); err == nil {
 		t.Error("it was to fail")
 	}
 	if s := c.Below(t, theirSpan, "crust-agent", "csi.v1.Node/NodeUnpublishVolume"); !s.Failed || s.Attributes["csi.volume.id"] != "vol" {
@@ -140,8 +141,7 @@ func TestTraces_WhatFails(t *testing.T) {
 	}
 }
 
-// Off, the agent adds nothing to metadata, takes nothing away, and records are what they
-// were.
+// With tracing off, the agent changes no metadata, and records are what they were.
 func TestTraces_OffChangesNothing(t *testing.T) {
 	c := collector.New(t)
 	r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(nil))...)
@@ -164,8 +164,8 @@ func TestTraces_OffChangesNothing(t *testing.T) {
 	}
 }
 
-// What a kubelet does not sample is not sampled later. What the agent does for a volume
-// that is published is a trace of its own.
+// What a kubelet does not sample is not sampled later. The agent's work for a published volume has
+// a trace of its own.
 func TestTraces_NotSampledAndLater(t *testing.T) {
 	r, c := tracedRig(t)
 	no := metadata.AppendToOutgoingContext(r.ctx(), "traceparent", "00-"+theirTrace+"-"+theirSpan+"-00")
@@ -183,8 +183,7 @@ func TestTraces_NotSampledAndLater(t *testing.T) {
 	}
 }
 
-// A record of a version before traces, or with a trace that is none, is carried out in
-// a trace of its own.
+// A record from before traces, or with an invalid one, is carried out in a trace of its own.
 func TestTraces_ARecordWithoutATrace(t *testing.T) {
 	for name, trace := range map[string]string{"none": "", "broken": "00-zz-\x00-01"} {
 		t.Run(name, func(t *testing.T) {

@@ -13,8 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// What a runtime says, and so a guest, reaches the kubelet and a pod's events as
-// plain text.
+// A runtime's text, and so a guest's, reaches the kubelet and a pod's events as plain text.
 func TestALow_EventsHavePlainWords(t *testing.T) {
 	for _, failing := range []string{"RuntimeGetCapabilities", "RuntimePublishVolume"} {
 		t.Run(failing, func(t *testing.T) {
@@ -28,7 +27,7 @@ func TestALow_EventsHavePlainWords(t *testing.T) {
 			_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
 			if failing == "RuntimePublishVolume" {
 				ok(t, err)
-				// A slow machine is told first that it is under way.
+				// A slow machine first answers that it is under way.
 				for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 					err = r.agent.publishAll(r.ctx(), "u1", box{"sb", 1})
 					if err == nil || strings.Contains(err.Error(), "no room") || time.Now().After(deadline) {

@@ -8,17 +8,18 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
 
-// Prover is a Source that can prove of a device which it did not make that
-// nothing on it could be lost.
+// Prover is a Source that can prove, for a device that it did not make, that nothing on it
+// could be lost.
 type Prover interface {
-	// ProveBlank proves it of an attached volume's device. It may read all of
-	// it, which takes as long as that takes.
+	// ProveBlank proves it for the device of an attached volume. It may read the whole device,
+	// which can take long.
 	ProveBlank(ctx context.Context, id string, p *Progress) (superblock.Result, superblock.BlankDevice, error)
 }
 
-// ProveBlank gives the proof that a volume's device may be formatted, or, in the
-// Result, what is there instead. Of a volume that a pool made the pool knows it:
-// nobody was given it yet.
+// ProveBlank returns the proof that a volume's device may be formatted or, in the Result, what
+// is there instead. A Pool made the device and its Facts say whether anybody has received it, so a
+// probe is enough. A Prover proves it itself. The device of any other Source is read as a whole,
+// which takes as long as that takes.
 func ProveBlank(
 	ctx context.Context, src Source, id string, dev mounter.Device, p *Progress,
 ) (superblock.Result, superblock.BlankDevice, error) {
@@ -31,6 +32,9 @@ func ProveBlank(
 	}
 	if err != nil {
 		return superblock.Result{}, superblock.BlankDevice{}, err
+	}
+	if _, ok := src.(Pool); !ok {
+		return superblock.ProveBlank(ctx, dev.Path, superblock.Reading{})
 	}
 	return superblock.OfPool(dev.Path)
 }

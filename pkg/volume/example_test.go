@@ -9,7 +9,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/looppool"
 )
 
-// A volume is made and attached; its device may be formatted, for nobody has had it. Then it is taken away again.
+// A volume is made and attached. Its device may be formatted, because nobody has had it. Then
+// the volume is deleted again.
 func Example() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "pool")

@@ -1,15 +1,15 @@
 package volume
 
-// Finding is something in a pool that does not fit together.
+// Finding is an inconsistency in a pool.
 type Finding struct {
 	Kind  Kind
-	ID    string // of the volume or snapshot; empty where nobody can tell
-	Path  string // of the file that it was seen at
+	ID    string // of the volume or snapshot; empty if unknown
+	Path  string // the file concerned
 	Means string
 	Do    string
 }
 
-// Kind of a finding: one word, for people and scripts.
+// Kind is the kind of a finding: one word, for people and scripts.
 type Kind string
 
 // The kinds of findings.
@@ -23,11 +23,11 @@ const (
 	LeftOver          Kind = "left-over"
 	UnknownFile       Kind = "unknown-file"
 	SnapshotAlone     Kind = "snapshot-alone"
-	// StagedWithoutDevice is the driver's to find: a pool does not know what is staged.
+	// StagedWithoutDevice is found by the driver, because a pool does not know what is staged.
 	StagedWithoutDevice Kind = "staged-without-device"
 )
 
-// Kinds are all of them.
+// Kinds lists all kinds.
 func Kinds() []Kind {
 	return []Kind{FileWithoutRecord, RecordWithoutFile, RecordUnusable, FileTooShort, FileTooLong, Unfinished, LeftOver, UnknownFile,
 		SnapshotAlone, StagedWithoutDevice}

@@ -15,22 +15,21 @@ type Registry struct {
 	static StaticSource
 }
 
-// StaticSource is a Source of volumes that somebody else made; a request says
-// where they are.
+// StaticSource is a Source of volumes that somebody else made. A request tells where they are.
 type StaticSource interface {
 	Source
-	// Claims tells whether the attributes describe a static volume.
+	// Claims reports whether the attributes describe a static volume.
 	Claims(attributes map[string]string) bool
-	// Adopt takes a volume as the attributes describe it. A second time it must
-	// be described in the same way.
+	// Adopt accepts a volume as the attributes describe it. Later calls must describe it in the
+	// same way.
 	Adopt(id string, attributes map[string]string) (Volume, error)
-	// Remember takes up a device that an earlier process attached.
+	// Remember registers a device that an earlier process attached.
 	Remember(id string, d mounter.Device)
-	// Release gives up what Attach claimed for a volume that is not staged.
+	// Release drops what Attach claimed for a volume that is not staged.
 	Release(id string)
 }
 
-// NewRegistry knows these pools, in this order (the first is the default), and
+// NewRegistry returns a registry of these pools, in this order (the first is the default), and
 // one static source, which may be nil.
 func NewRegistry(static StaticSource, pools ...Pool) (*Registry, error) {
 	r := &Registry{pools: map[string]Pool{}, static: static}
@@ -44,7 +43,7 @@ func NewRegistry(static StaticSource, pools ...Pool) (*Registry, error) {
 	return r, nil
 }
 
-// Pools gives the pools in order.
+// Pools returns the pools in order.
 func (r *Registry) Pools() []Pool {
 	list := make([]Pool, len(r.names))
 	for i, n := range r.names {
@@ -53,7 +52,7 @@ func (r *Registry) Pools() []Pool {
 	return list
 }
 
-// Pool gives a pool by name; an empty name is the first one. A pool that this node does not
+// Pool returns a pool by name; an empty name means the first. A pool that this node does not
 // have is a fault Elsewhere: another node may have it.
 func (r *Registry) Pool(name string) (Pool, error) {
 	if len(r.names) == 0 {
@@ -72,8 +71,9 @@ func (r *Registry) Pool(name string) (Pool, error) {
 	return p, nil
 }
 
-// OwnerOfDevice asks each source for the volume that a device in use belongs to. A pool that is away is not
-// asked: its volumes are those that are staged and of no pool that is here.
+// OwnerOfDevice asks each source for the volume to which a device in use belongs. It skips a
+// pool that is unavailable: the volumes of such a pool are those that are staged and belong to
+// no available pool.
 func OwnerOfDevice[S Releaser](sources []S, d mounter.Device) (id string, ok bool, err error) {
 	for _, s := range sources {
 		id, ok, err := s.Owns(d)
@@ -87,7 +87,7 @@ func OwnerOfDevice[S Releaser](sources []S, d mounter.Device) (id string, ok boo
 	return "", false, nil
 }
 
-// OwnerOf gives the pool that an id of a volume or snapshot belongs to.
+// OwnerOf returns the pool to which the id of a volume or snapshot belongs.
 func (r *Registry) OwnerOf(id string) (Pool, bool) {
 	name, _, _, ok := ParseID(id)
 	if !ok {
@@ -97,8 +97,8 @@ func (r *Registry) OwnerOf(id string) (Pool, bool) {
 	return p, ok
 }
 
-// CheckPool refuses an id that a pool made which this node does not have (any
-// more), or which is away: nobody can tell what is to be done with such a volume.
+// CheckPool refuses the id of a pool that this node does not have (any more) or that is
+// unavailable. The state of such a volume is unknown.
 func (r *Registry) CheckPool(id string) error {
 	name, _, _, ok := ParseID(id)
 	if !ok {
@@ -114,7 +114,7 @@ func (r *Registry) CheckPool(id string) error {
 		name, strings.Join(r.names, ", "))
 }
 
-// Find gives a known volume and its source, or a fault NotFound.
+// Find returns a known volume and its source, or a fault NotFound.
 func (r *Registry) Find(id string) (Source, Volume, error) {
 	if p, ok := r.OwnerOf(id); ok {
 		v, err := p.Get(id)
@@ -127,23 +127,22 @@ func (r *Registry) Find(id string) (Source, Volume, error) {
 	return nil, Volume{}, fault.New(fault.NotFound, "volume %s does not exist on this node", id)
 }
 
-// FindOrAdopt is Find, and for a volume that attributes describe as a static
-// one, takes it.
+// FindOrAdopt is like Find, but adopts a volume that the attributes describe as static.
 func (r *Registry) FindOrAdopt(id string, attributes map[string]string) (Source, Volume, error) {
 	if r.static == nil || !r.static.Claims(attributes) {
 		return r.Find(id)
 	}
 	if p, ok := r.OwnerOf(id); ok {
 		if _, err := p.Get(id); err == nil {
-			return nil, Volume{}, fault.New(fault.Invalid, "volume %s is one of pool %s; it cannot have the attributes of a static volume", id,
-				p.Name())
+			return nil, Volume{}, fault.New(fault.Invalid,
+				"volume %s is one of pool %s; it cannot have the attributes of a static volume", id, p.Name())
 		}
 	}
 	v, err := r.static.Adopt(id, attributes)
 	return r.static, v, err
 }
 
-// List gives all volumes of all sources, by id.
+// List returns all volumes of all pools, by id.
 func (r *Registry) List() []Volume {
 	var all []Volume
 	for _, p := range r.Pools() {
@@ -153,5 +152,5 @@ func (r *Registry) List() []Volume {
 	return all
 }
 
-// Static gives the static source, nil when there is none.
+// Static returns the static source, or nil.
 func (r *Registry) Static() StaticSource { return r.static }

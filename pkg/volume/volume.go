@@ -1,9 +1,9 @@
-// Package volume says where volumes come from: pools that make them (loop
-// files today, LVM can follow) and static sources that find what somebody else
-// made (a block device, an NFS share).
+// Package volume defines the sources of volumes: pools, which make them (today loop files; LVM
+// can follow), and static sources, which find what somebody else made (a block device, an NFS
+// share).
 //
-// Callers serialise what changes a volume: of one volume no two of Attach, Detach,
-// SetFacts, Delete, Expand and the like run at once. What only looks (Get, List,
+// Callers must serialize calls that change a volume: at most one of Attach, Detach, SetFacts,
+// Delete, Expand and similar runs for a volume at a time. Calls that only read (Get, List,
 // Owns, Attached, Health) may run at any time.
 package volume
 
@@ -18,7 +18,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
 
-// Volume is what is known of a volume.
+// Volume describes a volume.
 type Volume struct {
 	ID      string    `json:"id"`
 	Name    string    `json:"name,omitempty"` // the name it was created under
@@ -32,33 +32,34 @@ type Volume struct {
 	SourceSnapshot string `json:"sourceSnapshot,omitempty"`
 	SourceVolume   string `json:"sourceVolume,omitempty"`
 
-	// Parameters are those that it was created with. nil: nobody knows, as of
-	// volumes that were made before they were kept.
+	// Parameters are those of its creation; nil if unknown, as for volumes older than this
+	// field.
 	Parameters map[string]string `json:"parameters,omitzero"`
 
 	Facts Facts `json:"facts"`
 }
 
-// Facts are what was done to a volume and what is still to do, kept with it.
+// Facts record what was done to a volume and what remains to do. They are stored with it.
 type Facts struct {
-	// Formatting is there while a format was begun and not seen to end.
+	// Formatting is set while a format has begun and is not known to have ended.
 	Formatting *superblock.Intent `json:"formatting,omitempty"`
-	// Formatted is the file system that the volume was given. A volume that
-	// has one, or was copied from another, is never formatted again.
+	// Formatted is the file system that the volume was given. A volume that has one, or that
+	// was copied from another, is never formatted again.
 	Formatted string `json:"formatted,omitempty"`
-	// GivenRaw: it was staged as a raw block device once, so what is on it is
-	// for its users to know: it is never formatted.
+	// GivenRaw means that it was staged as a raw block device once. Only its users know its
+	// content, so it is never formatted.
 	GivenRaw bool `json:"givenRaw,omitempty"`
-	// GivenToGuest: a guest's kernel had it (a runtime-assisted mount), so what is on
-	// it is a pod's to make. Copies inherit it; nothing takes it back.
+	// GivenToGuest means that a guest's kernel had it (a runtime-assisted mount), so a pod
+	// controls its content. Copies inherit it, and nothing resets it.
 	GivenToGuest bool `json:"givenToGuest,omitempty"`
-	// GrowDue: the device may be larger than its file system.
+	// GrowDue means that the device may be larger than its file system.
 	GrowDue bool `json:"growDue,omitempty"`
-	// IdentityDue: it is a copy, and its file system has its origin's identity.
+	// IdentityDue means that it is a copy whose file system still has the identity of its
+	// origin.
 	IdentityDue bool `json:"identityDue,omitempty"`
 }
 
-// Attachment is what a volume is on this node: a block device or a share.
+// Attachment is the form of a volume on this node: a block device or a share.
 type Attachment struct {
 	Device mounter.Device
 	Share  *Share
@@ -67,147 +68,146 @@ type Attachment struct {
 // Share is a network file system.
 type Share struct{ Type, Source string }
 
-// ErrWritesLost says that what pods wrote last did not reach where the volume's data lies.
+// ErrWritesLost means that the last writes of pods did not reach the volume's storage.
 var ErrWritesLost = loopdev.ErrWritesLost
 
-// Releaser takes a volume away from this node. It asks the kernel for all that it
-// has to know.
+// Releaser detaches volumes from this node. It keeps no records; it asks the kernel.
 type Releaser interface {
-	// Attached gives what Attach made, verified with the kernel; ok is false
-	// when the volume is not attached. It is cheap.
+	// Attached returns what Attach made, verified with the kernel; ok is false if the volume is
+	// not attached. It is cheap.
 	Attached(id string) (a Attachment, ok bool, err error)
-	// Owns gives the volume that a device in use belongs to; ok is false when it belongs to none of these. An
-	// error, and not "no", is what it gives when it cannot tell: a fault Unavailable while a pool is away.
+	// Owns returns the volume to which a device in use belongs; ok is false if it belongs to
+	// none of this source. If it cannot tell, it returns an error: a fault Unavailable while a
+	// pool is unavailable.
 	Owns(d mounter.Device) (id string, ok bool, err error)
-	// DetachReadOnly releases the devices of AttachReadOnly but those in use.
+	// DetachReadOnly releases the devices of AttachReadOnly, except those in use.
 	DetachReadOnly(ctx context.Context, id string, inUse []mounter.Device) error
-	// Detach releases the volume's devices, or a fault State while they are in
-	// use anywhere. ErrWritesLost is given once; a repeated call releases them.
+	// Detach releases the volume's devices. It returns a fault State while they are in use
+	// anywhere. It returns ErrWritesLost once; a repeated call releases the devices.
 	Detach(ctx context.Context, id string) error
 }
 
 // Source finds volumes on this node and attaches them.
 type Source interface {
 	Releaser
-	// Get gives a volume by its id, or a fault NotFound.
+	// Get returns a volume by its id, or a fault NotFound.
 	Get(id string) (Volume, error)
-	// Attach makes the volume's device; one that is there already is found.
+	// Attach makes the volume's device, or returns the existing one.
 	Attach(ctx context.Context, id string) (Attachment, error)
-	// AttachReadOnly makes another device of the volume, through which nobody can
-	// write; DetachReadOnly releases it.
+	// AttachReadOnly makes another device of the volume, which takes no writes. DetachReadOnly
+	// releases it.
 	AttachReadOnly(ctx context.Context, id string) (mounter.Device, error)
-	// ForPod gives the device whose node a pod may have, for one of Attach or
-	// AttachReadOnly: the pod must not be able to do with it what the driver can.
-	// It lasts until that device is released.
+	// ForPod returns the device whose node a pod may have, for a device of Attach or
+	// AttachReadOnly. The pod must not be able to do with it what the driver can. It exists
+	// until that device is released.
 	ForPod(ctx context.Context, id string, d mounter.Device) (mounter.Device, error)
-	// Mend sets back what pods changed of the devices that they were given. What
-	// cannot be set back is an error.
+	// Mend reverts what pods changed on the devices that they were given. It returns an error
+	// for what cannot be reverted.
 	Mend(ctx context.Context, id string) error
-	// Refresh makes an attached device as large as its volume.
+	// Refresh grows an attached device to the size of its volume.
 	Refresh(ctx context.Context, id string) error
-	// SetFacts keeps the facts with the volume, durably.
+	// SetFacts stores the facts with the volume, durably.
 	SetFacts(id string, facts Facts) error
-	// List gives all volumes, by id.
+	// List returns all volumes, by id.
 	List() []Volume
-	// Health tells what is wrong with where the volume's data lies. An empty id asks a pool
-	// for what concerns all its volumes.
+	// Health reports problems of the volume's storage. With an empty id, a pool reports what
+	// concerns all its volumes.
 	Health(id string) []mounter.Ailment
 }
 
-// Answerer is a Pool with a disk that can be asked whether it takes writes.
+// Answerer is a Pool that can test whether its disk takes writes.
 type Answerer interface {
-	// Answers returns when the disk has taken a write. It may hang.
+	// Answers returns after the disk has taken a write. It may hang.
 	Answers() error
 }
 
-// Sizes are those that volumes of a pool can have, in bytes.
+// Sizes describes the possible sizes of a pool's volumes, in bytes.
 type Sizes struct {
-	Step int64 // a size is a multiple of it,
-	Fine int64 // or of this where a limit leaves no room for that
-	Most int64 // the largest
+	Step int64 // sizes are multiples of it,
+	Fine int64 // or of this if a limit leaves no room for Step
+	Most int64 // the maximum
 }
 
-// FileSizes are those of a volume that is a file with a loop device: multiples of a MiB, or of a
-// page, up to what an offset can say.
+// FileSizes returns the sizes of a volume that is a file with a loop device: multiples of 1
+// MiB, or of a page, up to 1<<60.
 func FileSizes() Sizes { return Sizes{Step: 1 << 20, Fine: 4096, Most: 1 << 60} }
 
 // Pool makes volumes.
 type Pool interface {
 	Source
 	Name() string
-	// Sizes are those that its volumes can have. They are known of a pool that is away, too.
+	// Sizes returns the possible sizes of its volumes, also while the pool is unavailable.
 	Sizes() Sizes
-	// Capacity of the pool, in bytes.
+	// Capacity returns the capacity of the pool, in bytes.
 	Capacity() (Capacity, error)
-	// Allocated is how many bytes of the pool a volume's data takes. Data shared with
-	// snapshots counts in full. A fault NotFound if the pool has no such volume.
+	// Allocated returns the bytes that a volume's data takes in the pool. Data shared with
+	// snapshots counts in full. It is a fault NotFound if the pool has no such volume.
 	Allocated(id string) (int64, error)
-	// Usable is nil when volumes can be made and attached.
+	// Usable returns nil if volumes can be made and attached.
 	Usable() error
-	// Create makes a volume; one with the same name is the caller's to find.
+	// Create makes a volume. The caller must look for one with the same name first.
 	Create(ctx context.Context, spec Spec, p *Progress) (Volume, error)
-	// Delete destroys a volume. It is refused while the volume is attached.
+	// Delete detaches and destroys a volume. It fails while the device is in use. It succeeds
+	// if the volume does not exist.
 	Delete(ctx context.Context, id string) error
-	// Expand makes the volume larger, and its device where it is attached.
+	// Expand grows the volume, and its device if it is attached.
 	Expand(ctx context.Context, id string, size int64) (Volume, error)
 
 	CreateSnapshot(ctx context.Context, spec SnapshotSpec, p *Progress) (Snapshot, error)
 	DeleteSnapshot(ctx context.Context, id string) error
 	GetSnapshot(id string) (Snapshot, error)
 	ListSnapshots() []Snapshot
-	// Recover undoes what an earlier process left unfinished: it thaws the
-	// volumes that a copy was being taken of, and removes the unfinished copy.
+	// Recover undoes what an earlier process left unfinished: it thaws volumes that were being
+	// copied and removes the unfinished copies.
 	Recover(thaw Thaw) error
-	// Check tells what in the pool does not fit together, and changes nothing. What an
-	// operation has under way is among it.
+	// Check reports inconsistencies in the pool and changes nothing. Operations in progress may
+	// show up in it.
 	Check() ([]Finding, error)
 	Close() error
 }
 
-// Thaw ends a freeze that a crash left of a volume. The source is the pool that asks.
+// Thaw ends a freeze of a volume that a crash left. The source is the calling pool.
 type Thaw func(s Source, id string) error
 
-// Spec is a volume to be made.
+// Spec describes a volume to be made.
 type Spec struct {
 	Name   string
 	Size   int64
 	Thick  bool
 	Block  bool
 	FSType string
-	// Parameters are kept with the volume, as they are.
+	// Parameters are stored with the volume, unchanged.
 	Parameters map[string]string
 
-	// At most one origin. Quiesce makes a volume's data consistent for the
-	// time of the copy.
+	// At most one origin. Quiesce makes the origin's data consistent during the copy.
 	SourceSnapshot string
 	SourceVolume   string
 	Quiesce        Quiesce
 }
 
-// SnapshotSpec is a snapshot to be taken.
+// SnapshotSpec describes a snapshot to be taken.
 type SnapshotSpec struct {
 	Name    string
 	Volume  string
 	Quiesce Quiesce
 }
 
-// Quiesce writes out a volume, and stops writes to it where it can, until
-// Stillness.Resume is called.
+// Quiesce writes back a volume and, if possible, stops writes to it until Stillness.Resume is
+// called.
 type Quiesce func(ctx context.Context) (Stillness, error)
 
-// Stillness says how still a volume stands. Where it may be written, only a copy
-// that the pool makes in one instant is a copy.
+// Stillness tells how far writes to a volume are stopped. If writes remain possible, only a
+// copy that the pool makes atomically is consistent.
 type Stillness struct {
 	Resume func() error
-	// Writers says who may write all the same; empty: nobody that the driver
-	// knows of.
+	// Writers names who may still write; empty: nobody known to the driver.
 	Writers string
-	// Written counts what was written to the volume's device; nil where nothing
-	// can be: there is no device, or its file system is frozen.
+	// Written counts the writes to the volume's device. It is nil if none are possible: there
+	// is no device, or its file system is frozen.
 	Written func() (mounter.Written, error)
 }
 
-// Snapshot is a copy of a volume at one time.
+// Snapshot is a point-in-time copy of a volume.
 type Snapshot struct {
 	ID      string    `json:"id"`
 	Name    string    `json:"name"`
@@ -219,36 +219,51 @@ type Snapshot struct {
 	Facts   Facts     `json:"facts"` // the volume's, when it was taken
 }
 
-// Capacity is how much a pool holds, in bytes.
+// Capacity is the capacity of a pool, in bytes.
 type Capacity struct {
-	Total, Available int64 // of what the pool lies on
-	Used             int64 // by volumes and snapshots; what they share counts once
-	Promised         int64 // the sizes of volumes, and what snapshots hold
+	Total, Available int64 // of the underlying file system or disk
+	Used             int64 // by volumes and snapshots; shared data counts once
+	Promised         int64 // the sizes of volumes, and the data that snapshots hold
 	Left             int64 // what can still be promised
 	Reserve          int64 // kept for the pool's own records
 }
 
-// NearlyFull tells whether less than a twentieth is left.
+// NearlyFull reports whether less than a twentieth is left.
 func (c Capacity) NearlyFull() bool { return c.Available < c.Total/20 }
 
-// Progress is how far a long operation has come; it may be read while the
-// operation runs.
+// Progress tracks a long operation. It may be read while the operation runs. All methods accept
+// a nil Progress.
 type Progress struct {
 	done, total atomic.Int64
 	text        atomic.Pointer[func() string]
 }
 
-// Describe has String answer with f instead, for work that is not copying.
-func (p *Progress) Describe(f func() string) { p.text.Store(&f) }
+// Describe makes String return f(), for work other than copying.
+func (p *Progress) Describe(f func() string) {
+	if p != nil {
+		p.text.Store(&f)
+	}
+}
 
-// Start sets what there is to do, in bytes.
-func (p *Progress) Start(total int64) { p.total.Store(total) }
+// Start sets the total, in bytes.
+func (p *Progress) Start(total int64) {
+	if p != nil {
+		p.total.Store(total)
+	}
+}
 
-// Add counts what was done.
-func (p *Progress) Add(n int64) { p.done.Add(n) }
+// Add counts completed bytes.
+func (p *Progress) Add(n int64) {
+	if p != nil {
+		p.done.Add(n)
+	}
+}
 
-// String is "1.5 of 10.0 GiB copied", empty before Start.
+// String returns "1.5 of 10.0 GiB copied", or "" before Start.
 func (p *Progress) String() string {
+	if p == nil {
+		return ""
+	}
 	if f := p.text.Load(); f != nil {
 		return (*f)()
 	}

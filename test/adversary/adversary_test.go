@@ -1,8 +1,8 @@
-// Package adversary runs as a pod: a program in a real container (runc), as uid 0
-// with no capability, no_new_privs and the seccomp profile that kubelets call
-// RuntimeDefault (testdata/seccomp.json is containerd's, Apache-2.0), and its own
-// volume only. It does all that its descriptors allow. Afterwards other volumes
-// must be as they were, every call must answer, and no space may be lost.
+// Package adversary tests a hostile pod. A program runs in a real container (runc) as uid 0, with
+// no capability, no_new_privs and the seccomp profile that kubelets call RuntimeDefault
+// (testdata/seccomp.json is containerd's, Apache-2.0). It gets only its own volume and tries
+// everything that its descriptors allow. Afterwards other volumes must be unchanged, every call
+// must be answered, and no space may be lost.
 package adversary
 
 import (
@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { testnode.Main(m) }
 
-const size = 320 << 20 // xfs wants 300 MiB
+const size = 320 << 20 // xfs needs 300 MiB
 
 func ok(t testing.TB, err error) {
 	t.Helper()
@@ -75,7 +75,7 @@ func newSandbox(t testing.TB) sandbox {
 	return s
 }
 
-// attack runs the program on what is published at the target.
+// attack runs the program on a published volume and returns its output.
 func (s sandbox) attack(t testing.TB, name, target string, block bool) string {
 	t.Helper()
 	bundle := filepath.Join(s.dir, name)
@@ -130,13 +130,13 @@ func (s sandbox) attack(t testing.TB, name, target string, block bool) string {
 	id := fmt.Sprintf("crust-adversary-%d-%s", os.Getpid(), name)
 	out, err := exec.Command(s.runc, "--root", filepath.Join(s.dir, "state"), "run", "--bundle", bundle, id).CombinedOutput()
 	if err != nil {
-		_ = exec.Command(s.runc, "--root", filepath.Join(s.dir, "state"), "delete", "--force", id).Run() // if it came so far
+		_ = exec.Command(s.runc, "--root", filepath.Join(s.dir, "state"), "delete", "--force", id).Run() // if it was created
 		t.Errorf("%s: %v", name, err)
 	}
 	return string(out)
 }
 
-// pool makes a node whose pool is a file system of its own.
+// pool starts a node whose pool has its own file system.
 func pool(t testing.TB) *testnode.Node {
 	dir := t.TempDir()
 	disk, at := filepath.Join(dir, "disk"), filepath.Join(dir, "pool")
@@ -171,7 +171,7 @@ func sum(t testing.TB, path string) string {
 	return fmt.Sprintf("%x", h.Sum(nil))
 }
 
-// adversary is a pod, by the volume that it has.
+// adversary is a pod, identified by its volume.
 type adversary struct {
 	csiclient.Volume
 	name, target string
@@ -199,7 +199,7 @@ func (a adversary) down(t testing.TB, n *testnode.Node) {
 	ok(t, n.Client.Delete(ctxOf(t), a.ID))
 }
 
-// fill writes known bytes to a volume of somebody else's, and says where.
+// fill writes known bytes to a victim's volume and returns where.
 func fill(t testing.TB, v adversary) string {
 	t.Helper()
 	path, flags := v.target, os.O_WRONLY
@@ -225,7 +225,7 @@ func TestAPodWithAVolumeReachesNothingElse(t *testing.T) {
 	s := newSandbox(t)
 	n := pool(t)
 	before := used(t, n.PoolDir())
-	// Others', between whose devices the adversaries' are.
+	// Victims, whose devices lie between the adversaries'.
 	victims := map[string]string{}
 	var others, all []adversary
 	for i, fstype := range []string{"", "ext4", "xfs", "btrfs"} {
@@ -283,8 +283,8 @@ func TestAPodWithAVolumeReachesNothingElse(t *testing.T) {
 	for _, v := range others {
 		v.down(t, n)
 	}
-	const slack = 16 << 20 // of xfs's own
-	// It frees what was removed in the background.
+	const slack = 16 << 20 // for xfs itself
+	// xfs frees removed files in the background.
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		after := used(t, n.PoolDir())
 		if after <= before+slack {
@@ -297,7 +297,7 @@ func TestAPodWithAVolumeReachesNothingElse(t *testing.T) {
 	}
 }
 
-// stillServed wants an answer to every call on a volume that a pod has done all to.
+// stillServed expects an answer to every call on a volume that a pod has attacked.
 func stillServed(t testing.TB, n *testnode.Node, a adversary) {
 	t.Helper()
 	_, err := n.Client.NodeGetVolumeStats(ctxOf(t), &csi.NodeGetVolumeStatsRequest{VolumeId: a.ID, VolumePath: a.target})
@@ -305,11 +305,11 @@ func stillServed(t testing.TB, n *testnode.Node, a adversary) {
 	_, err = n.Client.NodeGetVolumeHealth(ctxOf(t), &csi.NodeGetVolumeHealthRequest{VolumeId: a.ID, VolumePublishPath: a.target})
 	ok(t, err)
 	ok(t, n.Client.Publish(ctxOf(t), a.Volume, a.target, false))
-	// Without CAP_SYS_RESOURCE an ext4 grows when it is staged next.
+	// Without CAP_SYS_RESOURCE an ext4 grows at its next stage.
 	if _, err = n.Client.Expand(ctxOf(t), a.ID, size+16<<20, a.target); a.FSType != "ext4" || status.Code(err) != codes.FailedPrecondition {
 		ok(t, err)
 	}
-	// Another pod has it next, with a group of its own where it is files.
+	// The next pod gets a file system with a group of its own.
 	ok(t, n.Client.Unpublish(ctxOf(t), a.ID, a.target))
 	ok(t, n.Client.Unstage(ctxOf(t), a.ID))
 	next := a.Volume

@@ -25,22 +25,24 @@ var benchPod = map[string]string{
 	"csi.storage.k8s.io/pod.name": "p", "csi.storage.k8s.io/pod.namespace": "ns", "csi.storage.k8s.io/pod.uid": "u",
 }
 
-// serveAgent is crust-agent with an API server in memory, in a process of its own.
+// serveAgent runs crust-agent in its own process, with an API server in memory.
 func serveAgent(driver, endpoint string) {
 	conn, err := orchestrator.Dial(driver)
 	must(err)
 	records, err := orchestrator.LoadRecords(filepath.Dir(strings.TrimPrefix(endpoint, "unix://"))+"/deferrals", "boot")
 	must(err)
-	client := fake.NewClientset(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u"}, Spec: corev1.PodSpec{NodeName: "bench"}})
+	client := fake.NewClientset(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u"},
+		Spec: corev1.PodSpec{NodeName: "bench"}})
 	a := orchestrator.New(orchestrator.Config{
-		Driver: conn, Pods: orchestrator.WatchPods(context.Background(), client, "bench"), Records: records, Events: record.NewFakeRecorder(10), Log: slog.New(slog.DiscardHandler),
+		Driver: conn, Pods: orchestrator.WatchPods(context.Background(), client, "bench"), Records: records,
+		Events: record.NewFakeRecorder(10), Log: slog.New(slog.DiscardHandler),
 	})
 	l, err := privatesocket.Listen(endpoint, 0o600)
 	must(err)
 	must(a.Proxy().Server().Serve(l))
 }
 
-// agent compares calls through crust-agent with direct ones.
+// agent compares calls through crust-agent with direct calls.
 func (b *bench) agent() {
 	socket := "unix://" + b.dir + "/agent.sock"
 	c := exec.Command(os.Args[0], "-serve-agent", "unix://"+b.dir+"/csi.sock,"+socket)
@@ -79,7 +81,7 @@ func (b *bench) agent() {
 			s.time(name+" unpublish", func() { must(c.Unpublish(ctx, v.ID, target)) })
 		}
 	}
-	// The kubelet makes a connection for each call.
+	// The kubelet opens a connection for each call.
 	for range *rounds * 5 {
 		for name, endpoint := range map[string]string{"direct": "unix://" + b.dir + "/csi.sock", "agent": socket} {
 			call := func(what string, f func(*csiclient.Client)) {
@@ -99,7 +101,7 @@ func (b *bench) agent() {
 			call("unpublish", func(c *csiclient.Client) { must(c.Unpublish(ctx, v.ID, target)) })
 		}
 	}
-	// One after the other, as the kubelet does it with a pod's volume.
+	// One after the other, as the kubelet does with a pod's volume.
 	for range *rounds {
 		for name, c := range map[string]*csiclient.Client{"direct": b.c, "agent": through} {
 			must(b.c.Unpublish(ctx, v.ID, first))
@@ -112,10 +114,12 @@ func (b *bench) agent() {
 	}
 	b.row("stage + first publish through crust-agent", "the same without it", s.median("direct pod"), s.median("agent pod"), 1.6, false)
 	for _, name := range []string{"publish", "unpublish", "stats", "empty"} {
-		b.row(name+" through crust-agent, a connection a call as the kubelet makes", "the same without it", s.median("direct "+name+" of the kubelet"), s.median("agent "+name+" of the kubelet"), 1.6, false)
+		b.row(name+" through crust-agent, a connection a call as the kubelet makes", "the same without it",
+			s.median("direct "+name+" of the kubelet"), s.median("agent "+name+" of the kubelet"), 1.6, false)
 	}
 	for _, name := range []string{"publish", "unpublish", "stats", "empty"} {
-		b.row(name+" through crust-agent, all in one connection", "the same without it", s.median("direct "+name), s.median("agent "+name), 0, false)
+		b.row(name+" through crust-agent, all in one connection", "the same without it", s.median("direct "+name),
+			s.median("agent "+name), 0, false)
 	}
 	must(b.c.Unpublish(ctx, v.ID, first))
 	must(b.c.Unstage(ctx, v.ID))

@@ -32,8 +32,8 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// machines are two microVMs: one that the benchmark talks to itself, for the
-// parts, and one that crustd has, for the whole.
+// machines are two microVMs: the benchmark talks to one directly, to measure the parts; crustd has
+// the other, for the whole.
 type machines struct {
 	*bench
 	crustd        *exec.Cmd
@@ -69,7 +69,8 @@ func (m *machines) begin(dir string) {
 	m.addFio(dir)
 	m.share, m.virtio = m.dir+"/share", m.dir+"/virtiofs.sock"
 	must(os.Mkdir(m.share, 0o755))
-	fsd := exec.Command("/usr/lib/qemu/virtiofsd", "--socket-path="+m.virtio, "-o", "source="+m.share, "-o", "sandbox=chroot", "-o", "cache=auto")
+	fsd := exec.Command("/usr/lib/qemu/virtiofsd", "--socket-path="+m.virtio, "-o", "source="+m.share, "-o", "sandbox=chroot",
+		"-o", "cache=auto")
 	fsd.SysProcAttr = linux.KilledWithThread()
 	must(fsd.Start())
 	for _, err := os.Stat(m.virtio); err != nil; _, err = os.Stat(m.virtio) {
@@ -83,14 +84,16 @@ func (m *machines) begin(dir string) {
 	must(err)
 	magic, err := hex.DecodeString(m.parts.Magic)
 	must(err)
-	m.conn, err = grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
+	m.conn, err = grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return vport.Dial(ctx, m.parts.Channel, magic) }))
 	must(err)
 	m.guest = guestv1.NewGuestClient(m.conn)
 	_, err = m.guest.Info(ctx, &guestv1.InfoRequest{})
 	must(err)
 
-	m.crustd = exec.Command("bin/crustd", "--endpoint", "unix://"+m.dir+"/crust.sock", "--backend", "qemu", "--state-dir", m.dir+"/crust", "--kubelet-dir", m.kubelet, "--allow-device", "/dev/loop*", "-v", "0")
+	m.crustd = exec.Command("bin/crustd", "--endpoint", "unix://"+m.dir+"/crust.sock", "--backend", "qemu", "--state-dir", m.dir+"/crust",
+		"--kubelet-dir", m.kubelet, "--allow-device", "/dev/loop*", "-v", "0")
 	m.crustd.Stderr, _ = os.Create(m.dir + "/crustd.log")
 	m.crustd.SysProcAttr = linux.KilledWithThread()
 	must(m.crustd.Start())
@@ -99,8 +102,9 @@ func (m *machines) begin(dir string) {
 	magic, err = hex.DecodeString(m.whole.Magic)
 	must(err)
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		_, err = m.client.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{SandboxId: "vm", Pid: int64(m.whole.PID), Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
-			Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: m.whole.QMP, ChannelSocket: m.whole.Channel, ChannelMagic: magic}}})
+		_, err = m.client.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{SandboxId: "vm", Pid: int64(m.whole.PID),
+			Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
+				Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: m.whole.QMP, ChannelSocket: m.whole.Channel, ChannelMagic: magic}}})
 		if err == nil || time.Now().After(deadline) {
 			break
 		}
@@ -116,7 +120,7 @@ func (m *machines) begin(dir string) {
 	}
 }
 
-// addFio puts Debian's fio, with its libraries, behind the guest's initramfs.
+// addFio appends Debian's fio, with its libraries, to the guest's initramfs.
 func (m *machines) addFio(dir string) {
 	script := `set -e; t=$(mktemp -d); f=$(command -v fio); mkdir -p $t/usr/bin; cp $f $t/usr/bin/fio
 for l in $(ldd $f | grep -oE '/[^ ]+'); do mkdir -p $t$(dirname $l); cp -L $l $t$l; done
@@ -136,7 +140,7 @@ func (m *machines) exec(script string) string {
 	return string(r.GetOutput())
 }
 
-// volume makes a staged ext4, and gives its device.
+// volume creates and stages an ext4 and returns its device.
 func (m *machines) volume(name string, size int64) (id, device, target string) {
 	v := csiclient.Volume{FSType: "ext4", Context: map[string]string{"allowRuntimeAssistedMount": "true"}}
 	made, err := m.c.Create(ctx, name, size, v, nil, nil)
@@ -145,7 +149,8 @@ func (m *machines) volume(name string, size int64) (id, device, target string) {
 	must(m.c.Stage(ctx, v))
 	target = m.kubelet + "/pods/" + name + "/mount"
 	must(os.MkdirAll(filepath.Dir(target), 0o755))
-	req := &csi.NodePublishVolumeRequest{VolumeId: v.ID, StagingTargetPath: m.c.StagingPath(v.ID), TargetPath: target, VolumeCapability: v.Capability(), VolumeContext: v.Context}
+	req := &csi.NodePublishVolumeRequest{VolumeId: v.ID, StagingTargetPath: m.c.StagingPath(v.ID), TargetPath: target,
+		VolumeCapability: v.Capability(), VolumeContext: v.Context}
 	must(crust.SetSupportedFilesystems(req, []string{"ext4"}))
 	resp, err := m.c.NodePublishVolume(ctx, req)
 	must(err)
@@ -164,7 +169,8 @@ func (m *machines) remove(id, target string) {
 }
 
 func (m *machines) put(device, target string) {
-	_, err := m.client.RuntimePublishVolume(ctx, &crustv1alpha1.RuntimePublishVolumeRequest{SandboxId: "vm", HostVolumeId: device, HostTargetPath: target, FileSystem: "ext4"})
+	_, err := m.client.RuntimePublishVolume(ctx,
+		&crustv1alpha1.RuntimePublishVolumeRequest{SandboxId: "vm", HostVolumeId: device, HostTargetPath: target, FileSystem: "ext4"})
 	must(err)
 }
 
@@ -173,18 +179,19 @@ func (m *machines) take(device string) {
 	must(err)
 }
 
-// publish compares RuntimePublishVolume with what it consists of: QEMU takes the
-// disk, the guest sees it, the guest mounts it.
+// publish compares RuntimePublishVolume with its parts: QEMU takes the disk, the guest sees it, the
+// guest mounts it.
 func (m *machines) publish() {
 	s := series{}
 	id, device, target := m.volume("one", 64<<20)
 	for i := range 15 {
 		serial := fmt.Sprintf("part-%d", i)
 		seen := make(chan error, 1)
-		// The guest looks in a loop of its own from before the disk is there.
+		// The guest polls in its own loop, which starts before the disk is there.
 		go func() {
 			_, err := m.guest.Exec(ctx, &guestv1.ExecRequest{Argv: []string{"/bin/sh", "-c",
-				"touch /tmp/ready" + serial + "; while ! grep -aqs '" + serial + "$' /sys/block/sd*/device/vpd_pg80 && ! grep -aqs '" + serial + "' /sys/block/sd*/device/vpd_pg80; do :; done"}})
+				"touch /tmp/ready" + serial + "; while ! grep -aqs '" + serial + "$' /sys/block/sd*/device/vpd_pg80 && ! grep -aqs '" +
+					serial + "' /sys/block/sd*/device/vpd_pg80; do :; done"}})
 			seen <- err
 		}()
 		time.Sleep(150 * time.Millisecond)
@@ -197,8 +204,10 @@ func (m *machines) publish() {
 				must(err)
 				defer f.Close()
 				must(m.q.RunWithFile(ctx, "add-fd", map[string]any{"opaque": serial}, &set, f))
-				must(m.q.Run(ctx, "blockdev-add", map[string]any{"driver": "host_device", "node-name": serial, "filename": fmt.Sprintf("/dev/fdset/%d", set.ID), "cache": map[string]any{"direct": true}}, nil))
-				must(m.q.Run(ctx, "device_add", map[string]any{"driver": "scsi-hd", "id": serial, "drive": serial, "bus": "crust-scsi.0", "serial": serial}, nil))
+				must(m.q.Run(ctx, "blockdev-add", map[string]any{"driver": "host_device", "node-name": serial,
+					"filename": fmt.Sprintf("/dev/fdset/%d", set.ID), "cache": map[string]any{"direct": true}}, nil))
+				must(m.q.Run(ctx, "device_add",
+					map[string]any{"driver": "scsi-hd", "id": serial, "drive": serial, "bus": "crust-scsi.0", "serial": serial}, nil))
 			})
 			must(<-seen)
 		})
@@ -224,13 +233,15 @@ func (m *machines) publish() {
 	}
 	m.remove(id, target)
 	sum := s.median("visible") + s.median("mount")
-	m.row("RuntimePublishVolume of an ext4 into a microVM", "its parts: device_add until seen in the guest, mount", sum, s.median("whole"), 1.5, false)
+	m.row("RuntimePublishVolume of an ext4 into a microVM", "its parts: device_add until seen in the guest, mount", sum,
+		s.median("whole"), 1.5, false)
 	for _, part := range []string{"device_add", "visible", "mount", "unpublish"} {
-		fmt.Printf("| of it: %s | | %s | | |\n", strings.Replace(part, "visible", "device_add until the guest sees it", 1), s.median(part).Round(time.Microsecond))
+		fmt.Printf("| of it: %s | | %s | | |\n", strings.Replace(part, "visible", "device_add until the guest sees it", 1),
+			s.median(part).Round(time.Microsecond))
 	}
 }
 
-// fifty publishes one volume after the other into one machine.
+// fifty publishes one volume after another into one machine.
 func (m *machines) fifty() {
 	const n = 50
 	type vol struct{ id, device, target string }
@@ -249,7 +260,8 @@ func (m *machines) fifty() {
 		}
 		s.time(name, func() { m.put(v.device, v.target) })
 	}
-	m.row(fmt.Sprintf("%d volumes in one microVM: publish of the last five", n), "of the first five", s.median("first"), s.median("last"), 1.5, false)
+	m.row(fmt.Sprintf("%d volumes in one microVM: publish of the last five", n), "of the first five", s.median("first"),
+		s.median("last"), 1.5, false)
 	for _, v := range vols {
 		m.take(v.device)
 		m.remove(v.id, v.target)
@@ -263,17 +275,19 @@ func (m *machines) stats() {
 	m.put(device, target)
 	for range 100 {
 		s.time("empty", func() {
-			_, err := m.client.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: "vm"}) // refused by the guest at once
+			_, err := m.client.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: "vm"}) // the guest refuses it at once
 			if status.Code(err) != codes.InvalidArgument {
 				must(err)
 			}
 		})
 		s.time("stats", func() {
-			_, err := m.client.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: "vm", HostVolumeId: device})
+			_, err := m.client.RuntimeGetVolumeStats(ctx,
+				&crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: "vm", HostVolumeId: device})
 			must(err)
 		})
 		s.time("channel", func() {
-			if err := m.conn.Invoke(ctx, "/crust.guest.v1.Guest/Nothing", &emptypb.Empty{}, &emptypb.Empty{}); status.Code(err) != codes.Unimplemented {
+			if err := m.conn.Invoke(ctx, "/crust.guest.v1.Guest/Nothing",
+				&emptypb.Empty{}, &emptypb.Empty{}); status.Code(err) != codes.Unimplemented {
 				must(err)
 			}
 		})
@@ -284,8 +298,8 @@ func (m *machines) stats() {
 	m.remove(id, target)
 }
 
-// fio compares a published volume with the same bytes shared by virtiofs, as the
-// KEP does in words.
+// fio compares a published volume with the same bytes shared by virtiofs, a comparison that the KEP
+// makes without numbers.
 func (m *machines) fio() {
 	id, device, target := m.volume("fio", 512<<20)
 	m.put(device, target)
@@ -305,12 +319,14 @@ func (m *machines) fio() {
 		must(json.Unmarshal([]byte(out[strings.Index(out, "{"):]), &r))
 		return r.Jobs[0].Read.BW + r.Jobs[0].Write.BW
 	}
-	for _, c := range [][3]string{{"randread", "4k", "4 KiB random read"}, {"randwrite", "4k", "4 KiB random write"}, {"read", "1M", "1 MiB sequential read"}, {"write", "1M", "1 MiB sequential write"}} {
+	for _, c := range [][3]string{{"randread", "4k", "4 KiB random read"}, {"randwrite", "4k", "4 KiB random write"},
+		{"read", "1M", "1 MiB sequential read"}, {"write", "1M", "1 MiB sequential write"}} {
 		for _, dir := range []string{at, "/mnt/share"} {
 			m.exec("dd if=/dev/zero of=" + dir + "/fio bs=1M count=64 2>/dev/null; sync; echo 3 > /proc/sys/vm/drop_caches")
 		}
 		block, shared := run(at, c[0], c[1]), run("/mnt/share", c[0], c[1])
-		fmt.Printf("| fio in the guest: %s, the volume | the same by virtiofs | %.1f MB/s against %.1f MB/s | %.3g | as it is |\n", c[2], block/1e6, shared/1e6, block/shared)
+		fmt.Printf("| fio in the guest: %s, the volume | the same by virtiofs | %.1f MB/s against %.1f MB/s | %.3g | as it is |\n", c[2],
+			block/1e6, shared/1e6, block/shared)
 	}
 	m.exec("umount /mnt/share")
 	m.take(device)

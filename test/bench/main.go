@@ -1,6 +1,6 @@
-// Command bench measures the driver against k8s.io/mount-utils doing the same
-// work and against an empty call, in one run, and prints ratios of medians.
-// Run it through `make bench`: it wants a mount namespace of its own.
+// Command bench measures the driver in one run against k8s.io/mount-utils doing the same work and
+// against an empty call, and prints ratios of medians. Run it with `make bench`: it needs its own
+// mount namespace.
 package main
 
 import (
@@ -77,8 +77,7 @@ func main() {
 	b := &bench{dir: dir, kubelet: filepath.Join(dir, "kubelet")}
 	defer b.cleanUp()
 	must(os.Mkdir(b.kubelet, 0o755))
-	// In memory, for both sides: mkdir and rmdir on a disk's journal would
-	// drown what is measured.
+	// In memory, for both sides: mkdir and rmdir on a disk's journal would hide the difference.
 	must(syscall.Mount("bench", b.kubelet, "tmpfs", 0, ""))
 	b.start()
 	if *files > 0 {
@@ -111,7 +110,8 @@ func main() {
 }
 
 func (b *bench) start() {
-	b.node = exec.Command(*binary, "--endpoint", "unix://"+b.dir+"/csi.sock", "--node-id", "bench", "--pool", "p=loop:"+b.dir+"/pool,overcommit=1000",
+	b.node = exec.Command(*binary, "--endpoint", "unix://"+b.dir+"/csi.sock", "--node-id", "bench",
+		"--pool", "p=loop:"+b.dir+"/pool,overcommit=1000",
 		"--allow-device", "/dev/loop*", "--state-dir", b.dir+"/state", "--kubelet-dir", b.kubelet)
 	b.node.Stderr, _ = os.Create(b.dir + "/log")
 	b.node.SysProcAttr = linux.KilledWithThread()
@@ -156,7 +156,7 @@ func (b *bench) resident() int {
 	return 0
 }
 
-// unrelated makes n bind mounts, as other pods on a busy node have.
+// unrelated makes n bind mounts, as other pods do on a busy node.
 func (b *bench) unrelated(n int) {
 	root := b.dir + "/unrelated"
 	must(os.MkdirAll(root, 0o755))
@@ -171,7 +171,8 @@ func (b *bench) unrelated(n int) {
 
 func (b *bench) row(what, against string, base, got time.Duration, target float64, atLeast bool) {
 	ratio := float64(got) / float64(base)
-	b.verdict(what, against, fmt.Sprintf("%s against %s", got.Round(time.Microsecond), base.Round(time.Microsecond)), ratio, target, atLeast)
+	b.verdict(what, against, fmt.Sprintf("%s against %s", got.Round(time.Microsecond), base.Round(time.Microsecond)),
+		ratio, target, atLeast)
 }
 
 func (b *bench) verdict(what, against, measured string, ratio, target float64, atLeast bool) {
@@ -190,11 +191,10 @@ func (b *bench) verdict(what, against, measured string, ratio, target float64, a
 	fmt.Printf("| %s | %s | %s | %.3g | %s %g%s |\n", what, against, measured, ratio, word, target, mark)
 }
 
-// all measures everything once with the mounts that are there.
+// all measures everything once, with the current mounts.
 func (b *bench) all(mounts int) series {
 	s := series{}
-	// In memory too: how fast the disk takes a new superblock is the same for
-	// both, and no measure of either.
+	// In memory too: the disk writes a new superblock equally fast for both.
 	img := fmt.Sprintf("%s/device-%d", b.kubelet, mounts)
 	f, err := os.Create(img)
 	must(err)
@@ -214,8 +214,8 @@ func (b *bench) all(mounts int) series {
 	utils := mount.New("")
 	sfm := mount.NewSafeFormatAndMount(utils, utilexec.New())
 	mine := b.kubelet + "/pods/x/volumes/mount"
-	// In turns of ten, so that neither side pays for the other's cold caches
-	// and a change of the machine's load meets both.
+	// In turns of ten, so that neither side pays for the other's cold caches and both meet changes
+	// of the machine's load.
 	const turn = 10
 	for range (*rounds + turn - 1) / turn {
 		for range turn {
@@ -251,19 +251,22 @@ func (b *bench) all(mounts int) series {
 		s.time("unpublish", func() { must(b.c.Unpublish(ctx, v.ID, second)) })
 	}
 	with := fmt.Sprintf(", %d mounts", mounts)
-	b.row("stage + first publish of a clean ext4"+with, "mount-utils FormatAndMount + bind", s.median("mount-utils stage + publish"), s.median("stage + first publish"), 0.10, false)
+	b.row("stage + first publish of a clean ext4"+with, "mount-utils FormatAndMount + bind", s.median("mount-utils stage + publish"),
+		s.median("stage + first publish"), 0.10, false)
 	for name, target := range map[string]float64{"publish": 2.5, "unpublish": 2.5, "stats": 1.3} {
-		b.row(map[string]string{"publish": "second publish"}[name]+strings.TrimPrefix(name, "publish")+with, "empty call", s.median("empty call"), s.median(name), target, false)
+		b.row(map[string]string{"publish": "second publish"}[name]+strings.TrimPrefix(name, "publish")+with, "empty call",
+			s.median("empty call"), s.median(name), target, false)
 	}
-	fmt.Printf("| of it: stage | | %s | | |\n| of it: first publish | | %s | | |\n", s.median("(stage)").Round(time.Microsecond), s.median("(first publish)").Round(time.Microsecond))
+	fmt.Printf("| of it: stage | | %s | | |\n| of it: first publish | | %s | | |\n", s.median("(stage)").Round(time.Microsecond),
+		s.median("(first publish)").Round(time.Microsecond))
 	must(b.c.Unpublish(ctx, v.ID, mine))
 	must(b.c.Unstage(ctx, v.ID))
 	b.callers(mounts, utils, dev, stage)
 	return s
 }
 
-// settle lets the kernel end the lazy initialisation of a new ext4: a volume in
-// use has none, and until it is done each mount starts a thread for it.
+// settle waits until the kernel has finished the lazy initialisation of a new ext4. A volume in use
+// needs none, and until it is done each mount starts a thread for it.
 func settle(dev, dir string) {
 	must(os.Mkdir(dir, 0o755))
 	must(syscall.Mount(dev, dir, "ext4", 0, "init_itable=0"))
@@ -282,9 +285,9 @@ func settle(dev, dir string) {
 	must(os.Remove(dir))
 }
 
-// callers has 32 callers publish read-only, ask which device is mounted there
-// (what makes a repeated call safe), and unpublish, all at once: the mount
-// engine, as a driver calls it, against mount-utils, as other drivers call it.
+// callers compares the mount engine, as a driver calls it, with mount-utils, as other drivers call
+// it. 32 callers at once publish read-only, ask which device is mounted there (this makes a
+// repeated call safe), and unpublish.
 func (b *bench) callers(mounts int, utils mount.Interface, dev, stage string) {
 	const n = 32
 	root, err := mounter.OpenRoot(b.kubelet)
@@ -292,8 +295,7 @@ func (b *bench) callers(mounts int, utils mount.Interface, dev, stage string) {
 	defer root.Close()
 	d, err := mounter.FindDevice(dev)
 	must(err)
-	// Other drivers bind from where the volume is staged, so this engine
-	// clones from a mount that is held.
+	// Other drivers bind from the staging path, so this engine clones from an open mount.
 	live, err := mounter.Open(mounter.Filesystem{Device: d, Type: "ext4"})
 	must(err)
 	defer live.Close()
@@ -332,7 +334,8 @@ func (b *bench) callers(mounts int, utils mount.Interface, dev, stage string) {
 	if mounts > 10 {
 		want = 200
 	}
-	b.verdict(fmt.Sprintf("32 callers: publish read-only, ask for the device, unpublish, by the engine; %d mounts", mounts), "mount-utils bind, GetDeviceNameFromMount, clean-up",
+	b.verdict(fmt.Sprintf("32 callers: publish read-only, ask for the device, unpublish, by the engine; %d mounts", mounts),
+		"mount-utils bind, GetDeviceNameFromMount, clean-up",
 		fmt.Sprintf("%.0f/s against %.0f/s", ours, theirs), ours/theirs, want, true)
 }
 

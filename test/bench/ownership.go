@@ -16,8 +16,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
 
-// ownership measures giving a volume of many files to a group against the
-// kubelet's own walk of the same files.
+// ownership compares giving a volume of many files to a group with the kubelet's own walk of the
+// same files.
 func (b *bench) ownership(files int) {
 	walker, err := filepath.Abs("bin/kubelet-ownership")
 	must(err)
@@ -58,11 +58,11 @@ func (b *bench) ownership(files int) {
 		must(err)
 		return time.Since(begin), usage() - before
 	}
-	var walked ownership.Inodes // none: names are looked at
-	ours(at, 5000, walked)      // warm, and in the state that both start from
+	var walked ownership.Inodes // empty: every name is looked at
+	ours(at, 5000, walked)      // warm, and in the state from which both start
 	kw, kc := kubelet(at, 5000)
 	ww, wc := ours(at, 5000, walked)
-	// As a publish to the first pod does it: nobody else has the volume.
+	// As a publish to the first pod: nobody else has the volume.
 	must(b.c.Unpublish(ctx, many.ID, at))
 	ow, oc := notInUse(dev, func(dir string) (wall, cpu time.Duration) { return ours(dir, 5000, ownership.InodesOf("ext4", dev)) })
 	must(b.c.Publish(ctx, many, at, false))
@@ -83,7 +83,7 @@ func (b *bench) ownership(files int) {
 	b.row("a chain of 400 directories, nothing to change", "the kubelet's walk", kd, od, 0.04, false)
 	must(b.c.Unpublish(ctx, many.ID, at))
 
-	// Through the driver: whole calls.
+	// Whole calls through the driver.
 	s := series{}
 	must(b.c.Stage(ctx, few))
 	held := b.kubelet + "/pods/held/mount"
@@ -94,7 +94,7 @@ func (b *bench) ownership(files int) {
 		must(b.c.Unpublish(ctx, v.ID, at))
 	}
 	heldFew := b.kubelet + "/pods/held-few/mount"
-	must(b.c.Publish(ctx, many, held, false)) // so that no mount is a first one
+	must(b.c.Publish(ctx, many, held, false)) // so that no measured mount is the first
 	must(b.c.Publish(ctx, few, heldFew, false))
 	for range *rounds * 5 {
 		for name, v := range map[string]csiclient.Volume{"many": many, "few": few} {
@@ -117,7 +117,7 @@ func (b *bench) ownership(files int) {
 	must(b.c.Unstage(ctx, few.ID))
 }
 
-// notInUse mounts the device as the driver does before anything can see it.
+// notInUse mounts the device as the driver does while nothing else can see it.
 func notInUse(dev string, f func(dir string) (wall, cpu time.Duration)) (wall, cpu time.Duration) {
 	d, err := mounter.FindDevice(dev)
 	must(err)
@@ -160,7 +160,7 @@ func tree(dir string, files int) {
 	}
 }
 
-// chain makes directories inside each other, with files in each.
+// chain makes nested directories with files in each.
 func chain(dir string, depth, files int) {
 	for range depth {
 		must(os.Mkdir(dir, 0o755))

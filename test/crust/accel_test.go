@@ -11,9 +11,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// With a KVM that hangs its guests, `crustctl sandbox run` comes up emulated
-// by itself, and says why. Where there is no KVM at all, it says that.
-// Its microVM has copies of all mounts, so it runs alone.
+// If KVM hangs its guests, `crustctl sandbox run` falls back to emulation and says why. If there is
+// no KVM, it says that. The microVM has copies of all mounts, so the test runs alone.
 func TestSandboxRunFallsBackToEmulation(t *testing.T) {
 	s := newServer(t, "qemu", "")
 	qemu, err := exec.LookPath("qemu-system-x86_64")
@@ -21,8 +20,9 @@ func TestSandboxRunFallsBackToEmulation(t *testing.T) {
 	bin := t.TempDir()
 	script := fmt.Sprintf("#!/bin/sh\ncase \"$*\" in *accel=kvm*) exec sleep 1000 ;; esac\nexec %s \"$@\"\n", qemu)
 	ok(t, os.WriteFile(bin+"/qemu-system-x86_64", []byte(script), 0o755))
-	// In mounts of its own: this machine's verdict stays as it is.
-	hidden := "mkdir -p /run/crust && mount -t tmpfs none /run/crust && { [ ! -e /dev/kvm ] || mount --bind " + bin + "/kvm /dev/kvm; } && exec \"$@\""
+	// The mounts are its own, so that this machine's verdict stays unchanged.
+	hidden := "mkdir -p /run/crust && mount -t tmpfs none /run/crust && { [ ! -e /dev/kvm ] || mount --bind " + bin +
+		"/kvm /dev/kvm; } && exec \"$@\""
 	ok(t, os.WriteFile(bin+"/kvm", nil, 0o600))
 	ctl := func(args ...string) (string, string) {
 		t.Helper()

@@ -17,9 +17,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// life is all that happens to a pod. A call that fails is made again, as the kubelet
-// does, except those that announce the sandbox's start and end. failed is called
-// after each failure.
+// life runs everything that happens to a pod. Like the kubelet it repeats a call that fails, except
+// those that announce the sandbox's start and end. It calls failed after each failure.
 func life(ctx context.Context, p *testcrust.Tenant, word string, failed func()) error {
 	again := func(call func(context.Context) error) error { return repeated(ctx, p.Name, call, failed) }
 	once := func(f func(context.Context) error) {
@@ -44,8 +43,7 @@ func life(ctx context.Context, p *testcrust.Tenant, word string, failed func()) 
 	return again(p.Unpublish)
 }
 
-// repeated makes a call again until it succeeds, or ctx ends. failed is called after
-// each failure.
+// repeated makes a call until it succeeds or ctx ends. It calls failed after each failure.
 func repeated(ctx context.Context, name string, call func(context.Context) error, failed func()) error {
 	for {
 		err := call(ctx)
@@ -60,7 +58,7 @@ func repeated(ctx context.Context, name string, call func(context.Context) error
 	}
 }
 
-// agentWithVolumes is an agent, and pods' volumes with a word on each.
+// agentWithVolumes starts an agent and makes pods' volumes with a word on each.
 func agentWithVolumes(t *testing.T) (a *testcrust.Agent, volumes []csiclient.Volume) {
 	t.Helper()
 	a = testcrust.NewAgent(t, newServer(t, "namespace", "").Server, testnode.BuildCommand(t, "crust-agent", "failpoint"))
@@ -80,7 +78,7 @@ func agentWithVolumes(t *testing.T) (a *testcrust.Agent, volumes []csiclient.Vol
 	return a, volumes
 }
 
-// agentSteps are the agent's failpoints.
+// agentSteps returns the agent's failpoints.
 func agentSteps(t *testing.T) []string {
 	t.Helper()
 	own := failpoints(t, "../../pkg/orchestrator")
@@ -90,7 +88,7 @@ func agentSteps(t *testing.T) []string {
 	return append(own, "record.written", "record.renamed")
 }
 
-// nothingLeft looks for what the agent keeps of deferrals.
+// nothingLeft expects no record of a deferral.
 func nothingLeft(t *testing.T, a *testcrust.Agent) {
 	t.Helper()
 	left, err := filepath.Glob(filepath.Join(a.Dir, "state/deferrals/*"))
@@ -99,8 +97,8 @@ func nothingLeft(t *testing.T, a *testcrust.Agent) {
 	}
 }
 
-// TestD06_AgentErrorOrKillAtEveryStep has each step of crust-agent fail in turn, and then
-// kill it: the pod gets its volume all the same, and nothing is left in the end.
+// D06: each step of crust-agent in turn fails, and then kills it. The pod still gets its volume,
+// and nothing is left in the end.
 func TestD06_AgentErrorOrKillAtEveryStep(t *testing.T) {
 	a, volumes := agentWithVolumes(t)
 	for _, mode := range []string{"error", "kill"} {
@@ -130,15 +128,14 @@ func TestD06_AgentErrorOrKillAtEveryStep(t *testing.T) {
 	}
 }
 
-// fails tells whether a step can fail.
+// fails reports whether a step can return an error.
 func fails(t *testing.T, point string) bool {
 	t.Helper()
 	return exec.Command("grep", "-rq", `failpoint.Err("`+point+`")`, "../../pkg/orchestrator", "../../internal/record").Run() == nil
 }
 
-// TestD06_AgentHungAtEveryStep has each step hang in turn: another pod has its whole life
-// meanwhile, a second call on the same volume is answered, and what hung goes on when
-// it can.
+// D06: each step hangs in turn. Meanwhile another pod lives its whole life, and a second call on
+// the same volume is answered. The hung call continues when it is released.
 func TestD06_AgentHungAtEveryStep(t *testing.T) {
 	a, volumes := agentWithVolumes(t)
 	for _, point := range agentSteps(t) {

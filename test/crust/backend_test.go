@@ -69,7 +69,8 @@ func TestBackendQEMU(t *testing.T) {
 		},
 		Sandbox: func(t testing.TB) *crustv1alpha1.RegisterSandboxRequest {
 			g := guestDir(t)
-			vm, err := microvm.Start(ctxOf(t), microvm.Config{Dir: t.TempDir(), Kernel: g + "/vmlinuz", Initrd: g + "/initramfs", DieWithParent: true})
+			vm, err := microvm.Start(ctxOf(t),
+				microvm.Config{Dir: t.TempDir(), Kernel: g + "/vmlinuz", Initrd: g + "/initramfs", DieWithParent: true})
 			ok(t, err)
 			t.Cleanup(vm.Kill)
 			magic, err := hex.DecodeString(vm.Magic)
@@ -84,7 +85,7 @@ func TestBackendQEMU(t *testing.T) {
 		Read: func(s *sandbox.Server, in *crustv1alpha1.Sandbox, path string) (string, error) {
 			return inside(s, in, fromFile, path, "")
 		},
-		OneReader: true, // the claim on the device is one QEMU's
+		OneReader: true, // QEMU holds the claim on the device
 		Patience:  patience(t),
 	})
 }

@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Another driver that defers volumes through an agent of its own cannot name a
-// device of this driver's: the kubelet says whose the volume at a target is.
+// Another driver that defers volumes through its own agent cannot name a device of this driver: the
+// kubelet's files say whose volume is at a target.
 func TestALow_AnotherDriverCannotNameThisDriversDevices(t *testing.T) {
 	s := newServer(t, "namespace", "", "--allow-device", "csi.crust.dev=/dev/loop*")
 	v := s.Volume("a", "ext4")

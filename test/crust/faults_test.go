@@ -25,13 +25,13 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// C20: who may connect, and what it may name.
+// C20: who may connect, and what a caller may name.
 func TestC20_PeersAndDevices(t *testing.T) {
 	s := newServer(t, "namespace", "", "--allow-device", "/dev/loop*")
 	if st, err := os.Stat(s.Socket()); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("socket %v %v", st.Mode(), err)
 	}
-	// Another user: the file's mode, and where that is opened up, its credentials.
+	// Another user: its credentials stop it even if the socket's mode does not.
 	ok(t, os.Chmod(s.Socket(), 0o666))
 	for dir := s.Node.Dir; len(dir) >= len(os.TempDir()); dir = filepath.Dir(dir) {
 		ok(t, os.Chmod(dir, 0o755))
@@ -50,7 +50,7 @@ func TestC20_PeersAndDevices(t *testing.T) {
 			break
 		}
 	}
-	// And a server that is not root's is not talked to.
+	// A client does not talk to a server that is not root's.
 	if c, err := crust.Dial("unix://"+s.Socket(), 65534); err == nil {
 		_, err = c.ListSandboxes(ctxOf(t), &crustv1alpha1.ListSandboxesRequest{})
 		if err == nil || !strings.Contains(err.Error(), "allowed are [65534]") {
@@ -80,7 +80,8 @@ func TestC20_PeersAndDevices(t *testing.T) {
 	ok(t, os.Symlink("/dev/vda", looksAllowed))
 	t.Cleanup(func() { ok(t, os.Remove(looksAllowed)) })
 	for _, device := range []string{
-		"/dev/vda", link, alias, looksAllowed, parted + "p1", fmt.Sprintf("/dev/block/%d:%d", st.Rdev>>8, st.Rdev&0xff), "/dev/../dev/loop0", "/dev//loop0", "loop0", disk, "/dev/null",
+		"/dev/vda", link, alias, looksAllowed, parted + "p1", fmt.Sprintf("/dev/block/%d:%d", st.Rdev>>8, st.Rdev&0xff),
+		"/dev/../dev/loop0", "/dev//loop0", "loop0", disk, "/dev/null",
 		"/proc/self/fd/0", "/dev/loop0\x00",
 	} {
 		p.info.Source = device
@@ -91,7 +92,8 @@ func TestC20_PeersAndDevices(t *testing.T) {
 	}
 	p.info.Source = source
 	target := p.target
-	for _, path := range []string{"/etc", "/", "relative", s.Node.KubeletDir(), s.Node.KubeletDir() + "/../etc", target + "/", filepath.Join(t.TempDir(), "x")} {
+	for _, path := range []string{"/etc", "/", "relative", s.Node.KubeletDir(), s.Node.KubeletDir() + "/../etc", target + "/",
+		filepath.Join(t.TempDir(), "x")} {
 		p.target = path
 		refused(t, s.runtimePublish(p), codes.InvalidArgument)
 	}
@@ -106,13 +108,14 @@ func TestC20_PeersAndDevices(t *testing.T) {
 	s.Delete(v)
 }
 
-// Ten thousand requests of nonsense: every one is refused or answered, and the
-// server is as good as before.
+// The server refuses or answers each of ten thousand nonsense requests, and works as before
+// afterwards.
 func TestTenThousandRequestsOfNonsense(t *testing.T) {
 	s := newServer(t, "namespace", "")
 	r := rand.New(rand.NewPCG(1, 2))
 	text := func() string {
-		pieces := []string{"", "a", "..", "/", "/dev/loop0", s.Node.KubeletDir() + "/pods/x", "\x00", strings.Repeat("x", 5000), "ext4", "ro", "context=", "\xff\xfe", "-1", "sandbox"}
+		pieces := []string{"", "a", "..", "/", "/dev/loop0", s.Node.KubeletDir() + "/pods/x", "\x00", strings.Repeat("x", 5000), "ext4",
+			"ro", "context=", "\xff\xfe", "-1", "sandbox"}
 		out := ""
 		for range r.IntN(3) {
 			out += pieces[r.IntN(len(pieces))]
@@ -126,22 +129,27 @@ func TestTenThousandRequestsOfNonsense(t *testing.T) {
 		case 0:
 			gid := r.Uint32()
 			_, err = s.Client.RuntimePublishVolume(ctx, &crustv1alpha1.RuntimePublishVolumeRequest{
-				SandboxId: text(), HostVolumeId: text(), HostTargetPath: text(), FileSystem: text(), MountOptions: []string{text(), text()}, FsgroupGid: &gid, FsgroupPolicy: text(),
+				SandboxId: text(), HostVolumeId: text(), HostTargetPath: text(), FileSystem: text(), MountOptions: []string{text(), text()},
+				FsgroupGid: &gid, FsgroupPolicy: text(),
 			})
 		case 1:
-			_, err = s.Client.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: text(), HostVolumeId: text()})
+			_, err = s.Client.RuntimeGetVolumeStats(ctx,
+				&crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: text(), HostVolumeId: text()})
 		case 2:
-			_, err = s.Client.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: text(), HostVolumeId: text(), RequiredBytes: r.Int64() - r.Int64()})
+			_, err = s.Client.RuntimeExpandVolume(ctx,
+				&crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: text(), HostVolumeId: text(), RequiredBytes: r.Int64() - r.Int64()})
 		case 3:
 			_, err = s.Client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: text(), Source: text()})
 		case 4:
-			_, err = s.Client.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{SandboxId: text(), Pid: r.Int64(), Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
-				Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: text(), ChannelSocket: text(), ChannelMagic: []byte(text())}}})
+			_, err = s.Client.RegisterSandbox(ctx,
+				&crustv1alpha1.RegisterSandboxRequest{SandboxId: text(), Pid: r.Int64(), Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
+					Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: text(), ChannelSocket: text(), ChannelMagic: []byte(text())}}})
 		case 5:
 			_, err = s.Client.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: text(), HostVolumeId: text()})
 		case 6:
-			_, err = s.Client.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{SandboxId: text(), Pid: -r.Int64N(1 << 40), Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{
-				Namespace: &crustv1alpha1.NamespaceSandbox{UserNamespace: "/nowhere" + text()}}})
+			_, err = s.Client.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{SandboxId: text(), Pid: -r.Int64N(1 << 40),
+				Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{
+					Namespace: &crustv1alpha1.NamespaceSandbox{UserNamespace: "/nowhere" + text()}}})
 		case 7:
 			_, err = s.Client.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: text(), Argv: []string{text()}})
 		}
@@ -159,8 +167,8 @@ func TestTenThousandRequestsOfNonsense(t *testing.T) {
 	}
 }
 
-// A machine that is stopped answers nothing: its callers get an answer in time,
-// other sandboxes go on, and when it runs again so does it.
+// A stopped machine answers nothing. Its callers get an answer in time, other sandboxes continue,
+// and it works again when it resumes.
 func TestAGuestThatNeverAnswers(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, "qemu", "", "--timeout", oneCall(t).String())
@@ -176,7 +184,8 @@ func TestAGuestThatNeverAnswers(t *testing.T) {
 	}
 	ok(t, syscall.Kill(m.vm.PID, syscall.SIGSTOP))
 	begin := time.Now()
-	_, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+	_, err := s.Client.RuntimeGetVolumeStats(ctxOf(t),
+		&crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
 	unanswered := func(err error) {
 		t.Helper()
 		if c := status.Code(err); c != codes.DeadlineExceeded && c != codes.Unavailable { // a connection is given up after 20 s
@@ -187,12 +196,13 @@ func TestAGuestThatNeverAnswers(t *testing.T) {
 	if took := time.Since(begin); took > 4*oneCall(t) {
 		t.Errorf("answered after %s", took)
 	}
-	// Its lock is free again: the next call gets as far as the guest.
+	// Its lock is free again: the next call reaches the guest.
 	_, err = s.Client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
 	unanswered(err)
 	ok(t, syscall.Kill(m.vm.PID, syscall.SIGCONT))
 	for deadline := time.Now().Add(patience(t)); ; time.Sleep(100 * time.Millisecond) {
-		if _, err = s.Client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source}); err == nil || time.Now().After(deadline) {
+		if _, err = s.Client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name,
+			HostVolumeId: p.info.Source}); err == nil || time.Now().After(deadline) {
 			break
 		}
 	}
@@ -202,7 +212,7 @@ func TestAGuestThatNeverAnswers(t *testing.T) {
 	s.Delete(v)
 }
 
-// A process that calls itself a guest, and a QEMU, and lies.
+// A process that pretends to be a guest and a QEMU, and lies.
 func TestAGuestThatLies(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -240,7 +250,7 @@ func TestAGuestThatLies(t *testing.T) {
 			}
 		}
 	}
-	// QEMU's end is honest as far as the greeting goes.
+	// QEMU's end is honest up to the greeting.
 	qmp := func(c net.Conn) {
 		fmt.Fprintln(c, `{"QMP": {"version": {}, "capabilities": []}}`)
 		buf := make([]byte, 4096)
@@ -252,7 +262,7 @@ func TestAGuestThatLies(t *testing.T) {
 			if _, err := c.Read(buf); err != nil {
 				return
 			}
-			fmt.Fprintln(c, `{"return": [{"name": "`+strings.Repeat("x", 100)+`"}], "id": 7}`) // of no command
+			fmt.Fprintln(c, `{"return": [{"name": "`+strings.Repeat("x", 100)+`"}], "id": 7}`) // answers no command
 		}
 	}
 	echo := func(after func(net.Conn)) func(net.Conn) {
@@ -284,8 +294,9 @@ func TestAGuestThatLies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := fmt.Sprint("liar-", len(name))
-			_, err := s.Client.RegisterSandbox(ctxOf(t), &crustv1alpha1.RegisterSandboxRequest{SandboxId: id, Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
-				Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: serve("q"+id, qmp), ChannelSocket: serve("c"+id, lie)}}})
+			_, err := s.Client.RegisterSandbox(ctxOf(t),
+				&crustv1alpha1.RegisterSandboxRequest{SandboxId: id, Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
+					Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: serve("q"+id, qmp), ChannelSocket: serve("c"+id, lie)}}})
 			ok(t, err)
 			begin := time.Now()
 			_, err = s.Client.ExecInSandbox(ctxOf(t), &crustv1alpha1.ExecInSandboxRequest{SandboxId: id, Argv: []string{"true"}})
@@ -301,7 +312,7 @@ func TestAGuestThatLies(t *testing.T) {
 			ok(t, err)
 		})
 	}
-	// Nothing of them is left running.
+	// Nothing of them is still running.
 	for deadline := time.Now().Add(testcrust.Longest()); ; time.Sleep(50 * time.Millisecond) {
 		now := goroutines(t, address)
 		if now <= before {
@@ -317,7 +328,7 @@ func TestAGuestThatLies(t *testing.T) {
 	}
 }
 
-// goroutines are those of a process that serves metrics.
+// goroutines counts those of a process that serves metrics.
 func goroutines(t *testing.T, address string) int {
 	t.Helper()
 	r, err := http.Get("http://" + address + "/metrics")

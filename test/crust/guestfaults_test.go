@@ -12,7 +12,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// An agent that is killed, and a guest without memory, are not the end of it.
+// A volume survives a killed agent and a guest without memory.
 func TestAnAgentThatIsKilled(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, "qemu", "")
@@ -29,7 +29,7 @@ func TestAnAgentThatIsKilled(t *testing.T) {
 	}
 	for range 3 {
 		pid := agent()
-		_, _ = m.Exec("kill -9 " + pid) // its own answer is lost
+		_, _ = m.Exec("kill -9 " + pid) // the agent dies before it can answer
 		if out := sh(t, m, "cat %s/f", at); out != "kept" {
 			t.Errorf("after the agent's end: %q", out)
 		}
@@ -38,16 +38,17 @@ func TestAnAgentThatIsKilled(t *testing.T) {
 		}
 		ok(t, s.runtimePublish(p)) // it finds the volume mounted
 	}
-	// And crustd: the sandbox is found again, and its volume in it.
+	// crustd too: after a restart it finds the sandbox and its volume.
 	s.Restart()
 	ok(t, s.runtimePublish(p))
-	st, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+	st, err := s.Client.RuntimeGetVolumeStats(ctxOf(t),
+		&crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
 	ok(t, err)
 	if st.GetUsage()[0].GetTotal() == 0 {
 		t.Error("no stats")
 	}
-	// Something eats all memory: whatever the kernel kills, the volume stays, and
-	// can be taken away.
+	// Something uses up all memory. Whatever the kernel kills, the volume stays and can be taken
+	// away.
 	_, _ = m.Exec("mkdir -p /tmp/eat && mount -t tmpfs -o size=2G none /tmp/eat && dd if=/dev/zero of=/tmp/eat/f bs=1M 2>/dev/null; rm -f /tmp/eat/f")
 	if out, err := m.Exec("rm -f /tmp/eat/f; cat " + at + "/f"); err != nil || strings.TrimSpace(out) != "kept" {
 		if !m.gone() {
@@ -64,14 +65,14 @@ func (m *machine) gone() bool {
 	return err != nil || strings.Contains(string(b), ") Z ")
 }
 
-// A file system that takes the guest's kernel with it: the host lives, the error
-// says what happened, and the volume can be published elsewhere.
+// A file system that panics the guest's kernel: the host survives, the error says what happened,
+// and the volume can be published elsewhere.
 func TestAFileSystemThatEndsTheGuest(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, "qemu", "")
 	s.acquaint()
 	v := s.Volume("a", "ext4")
-	// A directory whose block is noise: the mount is well, looking is not.
+	// A directory whose block is noise: mounting works, reading the directory fails.
 	v.Context = nil
 	ok(t, s.Node.Client.Publish(ctxOf(t), v, s.Node.Target("host"), false))
 	ok(t, os.Mkdir(s.Node.Target("host")+"/victim", 0o755))
@@ -80,7 +81,7 @@ func TestAFileSystemThatEndsTheGuest(t *testing.T) {
 	v.Context = map[string]string{"allowRuntimeAssistedMount": "true"}
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
-	run(t, "tune2fs", "-e", "panic", p.info.Source) // nobody may ask for it as an option
+	run(t, "tune2fs", "-e", "panic", p.info.Source) // nobody may set it as a mount option
 	block := strings.Fields(run(t, "sh", "-c", "debugfs -R 'blocks /victim' "+p.info.Source+" 2>/dev/null"))[0]
 	blockSize := strings.Fields(run(t, "sh", "-c", "dumpe2fs -h "+p.info.Source+" 2>/dev/null | grep '^Block size'"))[2]
 	run(t, "dd", "if=/dev/urandom", "of="+p.info.Source, "bs="+blockSize, "seek="+block, "count=1", "conv=notrunc,fsync", "status=none")
@@ -110,15 +111,15 @@ func TestAFileSystemThatEndsTheGuest(t *testing.T) {
 		}
 	}
 	s.nodeUnpublish(p)
-	// It is for the next guest as it is; this node's kernel is not to meet it.
+	// The next guest may have it as it is; this node's kernel must not mount it.
 	ok(t, s.Node.Client.Unstage(ctxOf(t), v.ID))
 	ok(t, s.Node.Client.Stage(ctxOf(t), v))
 	refused(t, s.Node.Client.Publish(ctxOf(t), v, s.Node.Target("host"), false), codes.FailedPrecondition, "given to a guest")
 	s.Delete(v)
 }
 
-// A device that never was is refused; one whose bytes go away under a mounted
-// file system gives errors in the guest, and nowhere else.
+// A device that never existed is refused. If a device loses its bytes under a mounted file system,
+// only the guest sees errors.
 func TestADeviceThatIsGone(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, "qemu", "")
@@ -133,7 +134,8 @@ func TestADeviceThatIsGone(t *testing.T) {
 	ok(t, s.runtimePublish(p))
 	file := strings.TrimSpace(run(t, "losetup", "-n", "-O", "BACK-FILE", p.info.Source))
 	ok(t, os.Truncate(file, 0))
-	if out, err := m.Exec("ls -R " + m.Path(p.target) + "; dd if=/dev/sda of=/dev/null bs=1M count=16 && dd if=/dev/zero of=" + m.Path(p.target) + "/f bs=1M count=4 conv=fsync"); err == nil {
+	if out, err := m.Exec("ls -R " + m.Path(p.target) + "; dd if=/dev/sda of=/dev/null bs=1M count=16 && dd if=/dev/zero of=" +
+		m.Path(p.target) + "/f bs=1M count=4 conv=fsync"); err == nil {
 		t.Errorf("the guest noticed nothing: %s", out)
 	}
 	_, err := s.Client.RuntimeGetCapabilities(ctxOf(t), &crustv1alpha1.RuntimeGetCapabilitiesRequest{})

@@ -21,7 +21,7 @@ type failing struct{ *machine }
 
 const guestPoints = "/run/failpoint" // CRUST_FAILPOINT_FILE in the guest
 
-// script runs a shell command in the guest; an agent that was killed is waited for.
+// script runs a shell command in the guest. It waits for a killed agent's successor.
 func (f failing) script(command string) (string, error) {
 	for end := time.Now().Add(testcrust.Longest()); ; time.Sleep(20 * time.Millisecond) {
 		out, err := f.Exec(command)
@@ -53,15 +53,16 @@ func (f failing) reached(t *testing.T) bool {
 	return out == "yes"
 }
 
-// life gives the volume to the sandbox, looks at it and takes it back. A call that
-// fails is made again; failed is called after each failure.
+// life gives the volume to the sandbox, looks at it and takes it back. It repeats a call that
+// fails, and calls failed after each failure.
 func (f failing) life(ctx context.Context, p *pod, failed func()) error {
 	c := f.s.Client
 	const count = "grep -c ' /run/crust/volumes/' /proc/self/mountinfo || true"
 	for _, call := range []func(context.Context) error{
 		func(ctx context.Context) error { _, err := c.RuntimePublishVolume(ctx, p.request()); return err },
 		func(ctx context.Context) error {
-			r, err := c.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+			r, err := c.RuntimeGetVolumeStats(ctx,
+				&crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
 			if err == nil && len(r.GetUsage()) == 0 {
 				err = errors.New("no usage")
 			}
@@ -93,16 +94,16 @@ func (f failing) life(ctx context.Context, p *pod, failed func()) error {
 	return nil
 }
 
-// TestD06_GuestErrorKillOrHangAtEveryStep has each step of the agent in a microVM fail
-// in turn, kill it, and hang: the sandbox gets its volume all the same. While it hangs,
-// a second call on the volume is answered, and another microVM is served.
+// D06: each step of a microVM's agent in turn fails, kills it, and hangs. The sandbox still gets
+// its volume. During a hang a second call on the volume is answered, and another microVM is served.
 func TestD06_GuestErrorKillOrHangAtEveryStep(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, "qemu", "")
 	s.acquaint()
 	dir := t.TempDir()
 	ok(t, os.Mkdir(dir+"/tree", 0o755))
-	run(t, "env", "CGO_ENABLED=0", "go", "build", "-tags", "failpoint", "-ldflags", "-s -w", "-o", dir+"/tree/init", "../../cmd/crust-guest")
+	run(t, "env", "CGO_ENABLED=0", "go", "build", "-tags", "failpoint", "-ldflags", "-s -w", "-o", dir+"/tree/init",
+		"../../cmd/crust-guest")
 	s.initrd = withTree(t, dir)
 	give := func(name string) (*pod, failing) {
 		v := s.Volume(name, "ext4")

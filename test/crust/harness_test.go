@@ -1,5 +1,5 @@
-// Package crust tests the CRUST server with real sandboxes, together with the
-// real csi-node, in the order in which the kubelet of KEP-2857 would call them.
+// Package crust tests the CRUST server with real sandboxes, together with the real csi-node, in the
+// order of calls of KEP-2857's kubelet.
 package crust
 
 import (
@@ -24,7 +24,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testnode.AtOnce(3) // guests are emulated where there is no KVM
+	testnode.AtOnce(3) // guests are emulated if there is no KVM
 	testnode.Main(m)
 }
 
@@ -32,7 +32,7 @@ const size = testcrust.Size
 
 var filesystems = []string{"ext4", "xfs", "btrfs"}
 
-// What every test calls.
+// Helpers of every test.
 var (
 	ok         = testcrust.OK
 	refused    = testcrust.Refused
@@ -52,7 +52,7 @@ func run(t testing.TB, name string, args ...string) string {
 // server is a crustd beside a csi-node.
 type server struct {
 	*testcrust.Server
-	initrd string // of its guests, instead of the one that was built
+	initrd string // of its guests, instead of the default
 }
 
 func newServer(t testing.TB, backend, tags string, args ...string) *server {
@@ -80,7 +80,7 @@ func (s *server) pod(name string, v csiclient.Volume) *pod {
 	return &pod{name: name, v: v, target: s.Node.Target(name), asks: crust.PodVolume{Socket: s.Socket(), Allowed: true, Exclusive: true}}
 }
 
-// decide is what the kubelet asks before it publishes.
+// decide makes the kubelet's decision before it publishes.
 func (s *server) decide(p *pod) crust.Decision {
 	s.T.Helper()
 	a := p.asks
@@ -101,8 +101,8 @@ func (s *server) decide(p *pod) crust.Decision {
 	return crust.Decide(a)
 }
 
-// nodePublish is NodePublishVolume, with the runtime's file systems where the
-// decision was to defer.
+// nodePublish calls NodePublishVolume, with the runtime's file systems if the decision was to
+// defer.
 func (s *server) nodePublish(p *pod) error {
 	s.T.Helper()
 	if s.decide(p).Defer {
@@ -111,7 +111,7 @@ func (s *server) nodePublish(p *pod) error {
 	return s.askNode(p, nil)
 }
 
-// askNode is NodePublishVolume for a runtime that mounts these.
+// askNode calls NodePublishVolume for a runtime with these file systems.
 func (s *server) askNode(p *pod, filesystems []string) error {
 	s.T.Helper()
 	ok(s.T, os.MkdirAll(filepath.Dir(p.target), 0o750))
@@ -121,7 +121,7 @@ func (s *server) askNode(p *pod, filesystems []string) error {
 	}
 	if len(filesystems) > 0 {
 		ok(s.T, crust.SetSupportedFilesystems(req, filesystems))
-		if s.Backend == "namespace" { // as an orchestrator does whose runtime has HOST_KERNEL
+		if s.Backend == "namespace" { // as an orchestrator whose runtime has HOST_KERNEL
 			req.VolumeContext = maps.Clone(req.VolumeContext)
 			req.VolumeContext["csi.crust.dev/runtimeKernel"] = "host"
 		}
@@ -136,7 +136,8 @@ func (s *server) askNode(p *pod, filesystems []string) error {
 
 func (p *pod) request() *crustv1alpha1.RuntimePublishVolumeRequest {
 	r := &crustv1alpha1.RuntimePublishVolumeRequest{
-		SandboxId: p.name, HostVolumeId: p.info.Source, HostTargetPath: p.target, FileSystem: p.info.Type, FsgroupGid: p.group, FsgroupPolicy: p.asks.GroupPolicy,
+		SandboxId: p.name, HostVolumeId: p.info.Source, HostTargetPath: p.target, FileSystem: p.info.Type, FsgroupGid: p.group,
+		FsgroupPolicy: p.asks.GroupPolicy,
 	}
 	for k, v := range p.info.Options {
 		if v != "" {
@@ -164,7 +165,7 @@ func (s *server) deregister(p *pod) {
 	s.T.Helper()
 	for {
 		_, err := s.Client.DeregisterSandbox(ctxOf(s.T), &crustv1alpha1.DeregisterSandboxRequest{SandboxId: p.name})
-		if status.Code(err) != codes.Aborted { // crustd does it itself when a sandbox has ended
+		if status.Code(err) != codes.Aborted { // crustd unpublishes by itself when a sandbox ends
 			ok(s.T, err)
 			return
 		}
@@ -172,7 +173,7 @@ func (s *server) deregister(p *pod) {
 	}
 }
 
-// onHost are the lines of the host's mount table that show the volume's device.
+// onHost returns the lines of the host's mount table that show the volume's device.
 func onHost(t testing.TB, source string) string {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
@@ -188,15 +189,15 @@ func onHost(t testing.TB, source string) string {
 
 // sandboxed is a running sandbox of either kind.
 type sandboxed interface {
-	// exec runs a shell command in it.
+	// Exec runs a shell command in the sandbox.
 	Exec(command string) (string, error)
-	// path is where it sees what the host's target is.
+	// Path returns where the sandbox sees the host's target.
 	Path(target string) string
-	// kill ends it without asking.
+	// Kill ends the sandbox without asking.
 	Kill()
 }
 
-// sh is exec that must succeed.
+// sh is an Exec that must succeed.
 func sh(t testing.TB, sb sandboxed, format string, args ...any) string {
 	t.Helper()
 	command := fmt.Sprintf(format, args...)
@@ -207,12 +208,13 @@ func sh(t testing.TB, sb sandboxed, format string, args ...any) string {
 	return strings.TrimSpace(out)
 }
 
-// namespace is a sandbox of the namespace backend, registered.
+// namespace starts and registers a sandbox of the namespace backend.
 func (s *server) namespace(p *pod) *testcrust.Holder {
 	s.T.Helper()
 	n := s.NewHolder(s.T, p.name)
 	_, err := s.Client.RegisterSandbox(ctxOf(s.T), &crustv1alpha1.RegisterSandboxRequest{
-		SandboxId: p.name, Pid: int64(n.Cmd.Process.Pid), Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
+		SandboxId: p.name, Pid: int64(n.Cmd.Process.Pid),
+		Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
 	})
 	ok(s.T, err)
 	return n

@@ -19,9 +19,9 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// TestAGuestWhoseRootAttacks has root of a microVM take the agent's place. Its
-// server answers every call in time and in plain, bounded words, keeps its memory,
-// and serves another microVM as before; the volume can be had back.
+// Root of a microVM takes the agent's place. The server answers every call in time and in plain,
+// bounded text, keeps its memory bounded, and serves another microVM as before. The volume can be
+// taken back.
 func TestAGuestWhoseRootAttacks(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, "qemu", "")
@@ -46,10 +46,11 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 	ok(t, s.runtimePublish(q))
 	before := s.memory()
 	for _, mode := range []string{"lies", "huge", "silent", "noise"} {
-		_, _ = bad.Exec("/hostile " + mode + " >/dev/console 2>&1 &") // who answers is killed, or becomes worse
+		_, _ = bad.Exec("/hostile " + mode + " >/dev/console 2>&1 &") // whoever answers is killed, or becomes hostile
 		for deadline := time.Now().Add(testcrust.Longest()); ; time.Sleep(20 * time.Millisecond) {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-			r, err := s.Client.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: q.name, Argv: []string{"/bin/echo", "honest"}})
+			r, err := s.Client.ExecInSandbox(ctx,
+				&crustv1alpha1.ExecInSandboxRequest{SandboxId: q.name, Argv: []string{"/bin/echo", "honest"}})
 			cancel()
 			if err != nil || strings.TrimSpace(string(r.GetOutput())) != "honest" {
 				break
@@ -61,7 +62,8 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 		var calls sync.WaitGroup
 		for name, call := range map[string]func(context.Context) (string, error){
 			"stats": func(ctx context.Context) (string, error) {
-				r, err := s.Client.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: q.name, HostVolumeId: q.info.Source})
+				r, err := s.Client.RuntimeGetVolumeStats(ctx,
+					&crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: q.name, HostVolumeId: q.info.Source})
 				for _, u := range r.GetUsage() {
 					if u.GetTotal() < 0 || u.GetAvailable() < 0 || u.GetUsed() < 0 {
 						t.Errorf("%s: usage %v", mode, u)
@@ -70,7 +72,8 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 				return "", err
 			},
 			"resolve": func(ctx context.Context) (string, error) {
-				r, err := s.Client.ResolveMount(ctx, &crustv1alpha1.ResolveMountRequest{SandboxId: q.name, Source: q.target + "/lost+found"})
+				r, err := s.Client.ResolveMount(ctx,
+					&crustv1alpha1.ResolveMountRequest{SandboxId: q.name, Source: q.target + "/lost+found"})
 				return r.GetPath(), err
 			},
 			"publish": func(ctx context.Context) (string, error) {
@@ -78,7 +81,8 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 				return "", err
 			},
 			"expand": func(ctx context.Context) (string, error) {
-				_, err := s.Client.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: q.name, HostVolumeId: q.info.Source, RequiredBytes: 1 << 20})
+				_, err := s.Client.RuntimeExpandVolume(ctx,
+					&crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: q.name, HostVolumeId: q.info.Source, RequiredBytes: 1 << 20})
 				return "", err
 			},
 			"exec": func(ctx context.Context) (string, error) {
@@ -107,7 +111,7 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 			})
 		}
 		calls.Wait()
-		// What it says when it is asked to mount is remembered.
+		// The server remembers what it answers to a mount request.
 		ctx, cancel := context.WithTimeout(context.Background(), testcrust.Longest())
 		_, err := s.Client.UnpublishVolume(ctx, &crustv1alpha1.UnpublishVolumeRequest{SandboxId: q.name, HostVolumeId: q.info.Source})
 		inPlainWords(t, mode+": unpublish", status.Convert(err).Message())
@@ -147,7 +151,7 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 	s.Delete(honest)
 }
 
-// inPlainWords wants nothing that a terminal takes for more than text, and not much.
+// inPlainWords fails if a text is long or contains anything that a terminal would interpret.
 func inPlainWords(t *testing.T, what, text string) {
 	t.Helper()
 	if strings.ContainsAny(text, "\x00\x1b\u202e") || !utf8.ValidString(text) || len(text) > 64<<10 {
@@ -155,7 +159,7 @@ func inPlainWords(t *testing.T, what, text string) {
 	}
 }
 
-// memory is what the server has in memory, in bytes.
+// memory returns the server's resident memory in bytes.
 func (s *server) memory() int64 {
 	s.T.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.Cmd.Process.Pid))

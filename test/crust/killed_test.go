@@ -10,7 +10,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// failpoints are those of the code below a directory.
+// failpoints returns the failpoints of the code below a directory.
 func failpoints(t *testing.T, dir string) []string {
 	t.Helper()
 	out := run(t, "grep", "-rhoE", `failpoint\.(Hit|Err)\("[a-z.]+"\)`, dir, "--include=*.go")
@@ -22,14 +22,14 @@ func failpoints(t *testing.T, dir string) []string {
 	return slices.Compact(points)
 }
 
-// TestD06_CrustdKilledAtEveryStep kills the server at every failpoint in turn: the
-// call that died, repeated, succeeds, and nothing is left in the end.
+// D06: the server is killed at each failpoint in turn. The call that died succeeds when repeated,
+// and nothing is left in the end.
 func TestD06_CrustdKilledAtEveryStep(t *testing.T) {
 	s := newServer(t, "namespace", "failpoint")
 	killedAtEveryStep(t, s, failpoints(t, "../../pkg/crust"), s.holder)
 }
 
-// The same with a microVM, which goes on while its server dies.
+// D06: the same with a microVM, which keeps running while its server dies.
 func TestD06_CrustdKilledAtEveryStepOfAMicroVM(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, "qemu", "failpoint")
@@ -46,8 +46,9 @@ func TestD06_CrustdKilledAtEveryStepOfAMicroVM(t *testing.T) {
 	magic, err := hex.DecodeString(m.vm.Magic)
 	ok(t, err)
 	killedAtEveryStep(t, s, points, func(p *pod) *crustv1alpha1.RegisterSandboxRequest {
-		return &crustv1alpha1.RegisterSandboxRequest{SandboxId: p.name, Pid: int64(m.vm.PID), Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
-			Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: m.vm.QMP, ChannelSocket: m.vm.Channel, ChannelMagic: magic}}}
+		return &crustv1alpha1.RegisterSandboxRequest{SandboxId: p.name, Pid: int64(m.vm.PID),
+			Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
+				Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: m.vm.QMP, ChannelSocket: m.vm.Channel, ChannelMagic: magic}}}
 	})
 }
 

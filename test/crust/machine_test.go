@@ -14,7 +14,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// guestDir holds what `make guest` built.
+// guestDir returns the directory of `make guest`.
 func guestDir(t testing.TB) string {
 	t.Helper()
 	dir, err := filepath.Abs("../../.cache/guest")
@@ -25,8 +25,7 @@ func guestDir(t testing.TB) string {
 	return dir
 }
 
-// oneBoot measures how long a guest takes on this machine from its start to
-// its agent's answer.
+// oneBoot measures how long a guest takes on this machine from its start to its agent's answer.
 var oneBoot = sync.OnceValues(func() (took time.Duration, err error) {
 	dir, err := os.MkdirTemp("", "vm")
 	if err != nil {
@@ -58,9 +57,8 @@ var oneBoot = sync.OnceValues(func() (took time.Duration, err error) {
 	return time.Since(begin), nil
 })
 
-// patience is how long a test waits for what ends with a guest's boot: twenty
-// times what one took here, for the machine may be busier later. It is never less
-// than a minute.
+// patience is how long a test waits for a guest's boot: twenty times the measured boot, because the
+// machine may be busier later, and at least a minute.
 func patience(t testing.TB) time.Duration {
 	t.Helper()
 	boot, err := oneBoot()
@@ -68,7 +66,8 @@ func patience(t testing.TB) time.Duration {
 	return max(time.Minute, 20*boot)
 }
 
-// oneCall is how long a call to a guest that is up may take: more than what a boot took here, and never less than 10 s.
+// oneCall is how long a call to a running guest may take: more than the measured boot, and at least
+// 10 s.
 func oneCall(t testing.TB) time.Duration {
 	t.Helper()
 	return patience(t) / 6
@@ -116,7 +115,8 @@ func (m *machine) register() {
 	ok(m.t, err)
 	_, err = m.s.Client.RegisterSandbox(ctxOf(m.t), &crustv1alpha1.RegisterSandboxRequest{
 		SandboxId: m.id, Pid: int64(m.vm.PID),
-		Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: m.vm.QMP, ChannelSocket: m.vm.Channel, ChannelMagic: magic}},
+		Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: m.vm.QMP, ChannelSocket: m.vm.Channel,
+			ChannelMagic: magic}},
 	})
 	ok(m.t, err)
 }
@@ -146,14 +146,15 @@ func (m *machine) find(target string) (string, error) {
 }
 
 func (m *machine) Exec(command string) (string, error) {
-	r, err := m.s.Client.ExecInSandbox(ctxOf(m.t), &crustv1alpha1.ExecInSandboxRequest{SandboxId: m.id, Argv: []string{"/bin/sh", "-c", command}})
+	r, err := m.s.Client.ExecInSandbox(ctxOf(m.t),
+		&crustv1alpha1.ExecInSandboxRequest{SandboxId: m.id, Argv: []string{"/bin/sh", "-c", command}})
 	if err == nil && r.GetExitCode() != 0 {
 		err = fmt.Errorf("exit status %d", r.GetExitCode())
 	}
 	return string(r.GetOutput()), err
 }
 
-// acquaint has the server meet a guest, so that it knows what guests can.
+// acquaint connects the server to a guest, so that it knows guests' capabilities.
 func (s *server) acquaint() {
 	s.T.Helper()
 	p := &pod{name: "acquaintance"}
@@ -163,7 +164,7 @@ func (s *server) acquaint() {
 	m.Kill()
 }
 
-// hasAsked waits until the server has asked a guest for its file systems.
+// hasAsked waits until the server has queried a guest's file systems.
 func (s *server) hasAsked() {
 	s.T.Helper()
 	for deadline := time.Now().Add(patience(s.T)); ; time.Sleep(20 * time.Millisecond) {

@@ -12,7 +12,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// runtimes are real ones: the runc that test/runtimes pins, and Debian's crun.
+// runtimes returns real OCI runtimes: the runc that test/runtimes pins, and Debian's crun.
 func runtimes(t *testing.T) map[string][]string {
 	t.Helper()
 	dir := t.TempDir()
@@ -28,8 +28,8 @@ func runtimes(t *testing.T) map[string][]string {
 	}
 }
 
-// bundle is a container of the sandbox with one mount at /data, that writes to
-// it and lists it.
+// bundle is a container of the sandbox with one mount at /data. It writes to the mount and lists
+// it.
 func bundle(t *testing.T, sandbox, source string, script string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -44,15 +44,17 @@ func bundle(t *testing.T, sandbox, source string, script string) string {
 	spec := map[string]any{
 		"ociVersion": "1.0.2",
 		"process": map[string]any{
-			"user": map[string]any{"uid": 0, "gid": 0}, "args": []string{"/bin/busybox", "sh", "-c", script}, "cwd": "/", "noNewPrivileges": true,
-			"env": []string{"PATH=/bin"},
+			"user": map[string]any{"uid": 0, "gid": 0}, "args": []string{"/bin/busybox", "sh", "-c", script}, "cwd": "/",
+			"noNewPrivileges": true,
+			"env":             []string{"PATH=/bin"},
 		},
 		"root":        map[string]any{"path": "rootfs", "readonly": true},
 		"annotations": map[string]any{"io.kubernetes.cri.sandbox-id": sandbox, "io.kubernetes.cri.container-type": "container"},
 		"mounts": []any{
 			mount("/proc", "proc", "proc"), mount("/dev", "tmpfs", "tmpfs", "nosuid", "mode=755"), mount("/data", "bind", source, "rbind"),
 		},
-		"linux": map[string]any{"namespaces": []any{map[string]any{"type": "mount"}, map[string]any{"type": "pid"}, map[string]any{"type": "ipc"}, map[string]any{"type": "uts"}}},
+		"linux": map[string]any{"namespaces": []any{map[string]any{"type": "mount"}, map[string]any{"type": "pid"},
+			map[string]any{"type": "ipc"}, map[string]any{"type": "uts"}}},
 	}
 	b, err := json.Marshal(spec)
 	ok(t, err)
@@ -77,8 +79,8 @@ func TestC15_C24_ContainersSeeTheSandboxesVolumes(t *testing.T) {
 			v := s.Volume("v", "ext4")
 			p := s.pod("pod", v)
 			ok(t, s.nodePublish(p))
-			// start runs a container, directly or through crust-oci; crun refuses the
-			// hybrid cgroups of some machines, so it is given the unified ones.
+			// start runs a container, directly or through crust-oci. crun refuses the hybrid
+			// cgroups of some machines, so it gets the unified hierarchy.
 			count := 0
 			start := func(through bool, source, script string) (string, error) {
 				t.Helper()
@@ -99,10 +101,11 @@ func TestC15_C24_ContainersSeeTheSandboxesVolumes(t *testing.T) {
 				return string(out), err
 			}
 			write := "echo from a container > /data/f && cat /data/f"
-			// C24: a runtime that knows nothing of it starts the container, on a closed
-			// directory: nothing is there to be read, and nothing can be written or
-			// changed, whatever capabilities its root has.
-			out, err := start(false, p.target, "echo begun; ls -A /data | grep . && echo FOUND; echo x > /data/f && echo WROTE; mkdir /data/d && echo MADE; chmod 777 /data && echo OPENED; true")
+			// C24: a runtime that does not know CRUST starts the container on a closed directory.
+			// Nothing can be read, written or changed there, whatever capabilities the container's
+			// root has.
+			out, err := start(false, p.target,
+				"echo begun; ls -A /data | grep . && echo FOUND; echo x > /data/f && echo WROTE; mkdir /data/d && echo MADE; chmod 777 /data && echo OPENED; true")
 			if err != nil || !strings.Contains(out, "begun") {
 				t.Errorf("a plain %s did not start it: %v %s", name, err, out)
 			}
@@ -114,7 +117,7 @@ func TestC15_C24_ContainersSeeTheSandboxesVolumes(t *testing.T) {
 			if out, err := start(false, p.target, write); err == nil {
 				t.Errorf("a plain %s wrote: %s", name, out)
 			}
-			// Before the sandbox has the volume crust-oci says so.
+			// crust-oci refuses while the sandbox does not have the volume.
 			out, err = start(true, p.target, write)
 			if err == nil || !strings.Contains(out, "deferred") {
 				t.Errorf("%v %s", err, out)
@@ -137,7 +140,7 @@ func TestC15_C24_ContainersSeeTheSandboxesVolumes(t *testing.T) {
 			if _, err := os.Lstat(p.target + "/f"); err == nil {
 				t.Error("the host sees the file")
 			}
-			// Sub-paths, resolved in the volume.
+			// Sub-paths are resolved in the volume.
 			sh(t, sb, "cd %s && mkdir -p sub/dir && echo deep > sub/dir/f && ln -s sub/dir inside && ln -s / outside && ln -s ../../../../../../../.. up", p.target)
 			for _, sub := range []string{"sub/dir", "inside"} {
 				if out, err := start(true, p.target+"/"+sub, "cat /data/f"); err != nil || !strings.Contains(out, "deep") {
@@ -155,7 +158,7 @@ func TestC15_C24_ContainersSeeTheSandboxesVolumes(t *testing.T) {
 			if lines := onHost(t, p.info.Source); lines != "" {
 				t.Errorf("the host's mount table: %s", lines)
 			}
-			// What is not of a volume passes through.
+			// Mounts of other sources pass through.
 			plain := t.TempDir()
 			if out, err := start(true, plain, "echo x > /data/x"); err != nil {
 				t.Errorf("%v %s", err, out)
@@ -163,7 +166,7 @@ func TestC15_C24_ContainersSeeTheSandboxesVolumes(t *testing.T) {
 			if _, err := os.Stat(plain + "/x"); err != nil {
 				t.Error(err)
 			}
-			// Without crustd nobody can tell, so nothing is given.
+			// Without crustd nothing can be resolved, so nothing is given.
 			s.Kill()
 			if out, err := start(true, p.target, write); err == nil {
 				t.Errorf("without crustd: %s", out)

@@ -21,8 +21,8 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// Each capability of crustd's list is missed when it is taken away, so the list has
-// none too many; and with all of them everything works, so it has none too few.
+// A09: crustd's list of capabilities is exact. Without any one of them something fails; with all of
+// them everything works.
 func TestA09_EachCapabilityOfCrustdIsMissed(t *testing.T) {
 	held, err := linux.CapabilitiesOf("/proc/self/status", "CapEff")
 	ok(t, err)
@@ -31,8 +31,8 @@ func TestA09_EachCapabilityOfCrustdIsMissed(t *testing.T) {
 	}
 	for i, need := range privilege.Sandboxes {
 		t.Run(need.Name, func(t *testing.T) {
-			// This machine's root may lack some. MKNOD is needed only if a device's path has
-			// come to name another.
+			// This machine's root may lack some. MKNOD is needed only if a device's path now names
+			// another device.
 			number, _ := linux.CapabilityNumber(need.Name)
 			untried := held&(1<<number) == 0 || need.Name == "MKNOD"
 			wrong := sandboxLife(t, slices.Delete(slices.Clone(privilege.Sandboxes), i, i+1))
@@ -44,7 +44,7 @@ func TestA09_EachCapabilityOfCrustdIsMissed(t *testing.T) {
 	}
 }
 
-// begins starts a crustd, and tells if it ends instead of serving.
+// begins starts a crustd. It fails if crustd ends instead of serving.
 func begins(t *testing.T, s *server) error {
 	t.Helper()
 	s.Launch()
@@ -66,11 +66,11 @@ func begins(t *testing.T, s *server) error {
 	return errors.New("crustd does not serve")
 }
 
-// sandboxLife publishes a volume to the sandbox of a pod with a user namespace and a
-// group, with a crustd that holds only these capabilities. It tells what does not work.
+// sandboxLife publishes a volume to the sandbox of a pod with a user namespace and a group, with a
+// crustd that holds only these capabilities. It returns what does not work.
 func sandboxLife(t *testing.T, held privilege.Needs) error {
 	t.Helper()
-	host := exec.Command("sleep", "3600") // as PID 1 of the node: it holds everything
+	host := exec.Command("sleep", "3600") // as the node's PID 1: it holds everything
 	ok(t, host.Start())
 	t.Cleanup(func() { _ = host.Process.Kill(); _ = host.Wait() })
 	for _, program := range []string{"crust-oci", "crustctl"} { // crustd installs them on its host
@@ -83,7 +83,7 @@ func sandboxLife(t *testing.T, held privilege.Needs) error {
 	}}}
 	t.Cleanup(s.CleanUp)
 	if err := begins(t, s); err != nil {
-		s.Args = nil // for the cleaning up
+		s.Args = nil // for the cleanup
 		return err
 	}
 	v := s.Volume("a", "ext4")
@@ -103,7 +103,8 @@ func sandboxLife(t *testing.T, held privilege.Needs) error {
 	holder := exec.Command("sleep", "3600")
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}}
 	holder.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true, Credential: &syscall.Credential{},
+		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
+		Credential: &syscall.Credential{},
 	}
 	ok(t, holder.Start())
 	defer func() { _ = holder.Process.Kill(); _ = holder.Wait() }()
@@ -127,7 +128,7 @@ func sandboxLife(t *testing.T, held privilege.Needs) error {
 		}
 		return err
 	}()
-	// A crustd with all of them undoes what is left.
+	// A crustd with all capabilities undoes what is left.
 	s.Stop()
 	s.Args = nil
 	s.Start()

@@ -16,12 +16,12 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// sameAsStatfs compares what the runtime tells of a volume with what statfs
-// tells in its sandbox.
+// sameAsStatfs compares the runtime's volume stats with statfs in its sandbox.
 func sameAsStatfs(t *testing.T, s *server, p *pod, sb sandboxed, fstype string) {
 	t.Helper()
 	sh(t, sb, "sync")
-	st, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
+	st, err := s.Client.RuntimeGetVolumeStats(ctxOf(t),
+		&crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
 	ok(t, err)
 	var n []int64
 	for _, field := range strings.Fields(sh(t, sb, "stat -f -c '%%s %%b %%f %%a %%c %%d' %s", sb.Path(p.target))) {
@@ -30,8 +30,9 @@ func sameAsStatfs(t *testing.T, s *server, p *pod, sb sandboxed, fstype string) 
 		n = append(n, value)
 	}
 	size, blocks, free, available, inodes, inodesFree := n[0], n[1], n[2], n[3], n[4], n[5]
-	want := map[crustv1alpha1.VolumeUsage_Unit][3]int64{crustv1alpha1.VolumeUsage_BYTES: {blocks * size, available * size, (blocks - free) * size}}
-	if fstype != "btrfs" { // which counts no inodes
+	want := map[crustv1alpha1.VolumeUsage_Unit][3]int64{crustv1alpha1.VolumeUsage_BYTES: {blocks * size, available * size,
+		(blocks - free) * size}}
+	if fstype != "btrfs" { // btrfs counts no inodes
 		want[crustv1alpha1.VolumeUsage_INODES] = [3]int64{inodes, inodesFree, inodes - inodesFree}
 	}
 	if len(st.GetUsage()) != len(want) {
@@ -69,8 +70,7 @@ func TestC16_StatsAreStatfsInTheSandbox(t *testing.T) {
 	statsOfEach(t, s, func(p *pod) sandboxed { return s.namespace(p) })
 }
 
-// C11, C13 and C16 where the sandbox has a kernel of its own. One guest serves as all
-// sandboxes in turn.
+// C11, C13 and C16 in a sandbox with its own kernel. One guest plays all sandboxes in turn.
 func TestC11_C13_C16_InAMicroVM(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, "qemu", "")
@@ -95,8 +95,10 @@ func TestC11_C13_C16_InAMicroVM(t *testing.T) {
 		s.decide(p)
 	}
 	want := []crust.Capability{
-		crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS, crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
-		crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE,
+		crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS,
+		crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
+		crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS,
+		crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE,
 	}
 	if strings.Contains(sh(t, m, "cat /proc/filesystems"), "selinuxfs") {
 		want = append(want, crustv1alpha1.RuntimeCapability_RPC_SELINUX_RELABEL_ON_MOUNT)
@@ -109,7 +111,7 @@ func TestC11_C13_C16_InAMicroVM(t *testing.T) {
 	}
 	s.Delete(p.v)
 	s.deregister(first)
-	statsOfEach(t, s, boot) // has the modules loaded
+	statsOfEach(t, s, boot) // loads the modules
 	last := &pod{name: "last"}
 	boot(last)
 	kernel := strings.Fields(sh(t, m, "cat /proc/filesystems"))
@@ -122,8 +124,7 @@ func TestC11_C13_C16_InAMicroVM(t *testing.T) {
 	givenToTheGroup(t, s, boot)
 }
 
-// givenToTheGroup looks at files that were deliberately wrong, as each policy
-// leaves them in the sandbox.
+// givenToTheGroup checks what each policy leaves of deliberately wrong files in the sandbox.
 func givenToTheGroup(t *testing.T, s *server, boot func(*pod) sandboxed) {
 	group := uint32(4242)
 	for _, c := range []struct {
@@ -181,11 +182,11 @@ func TestC13_F05_TheGroupInASandbox(t *testing.T) {
 	givenToTheGroup(t, s, func(p *pod) sandboxed { return s.namespace(p) })
 }
 
-// C11 and C12, held against what the kernel says of itself.
+// C11 and C12, compared with the kernel's own tables.
 func TestC11_C12_WhatTheKernelSays(t *testing.T) {
 	s := newServer(t, "namespace", "")
 	p := s.pod("none", s.Volume("a", "ext4"))
-	s.decide(p) // asks the runtime
+	s.decide(p) // queries the runtime
 	read := func(path string) string {
 		b, err := os.ReadFile(path)
 		if err != nil && !os.IsNotExist(err) {
@@ -215,8 +216,10 @@ func TestC11_C12_WhatTheKernelSays(t *testing.T) {
 		}
 	}
 	want := []crust.Capability{
-		crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS, crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
-		crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS, crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL,
+		crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS,
+		crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,
+		crustv1alpha1.RuntimeCapability_RPC_SUBPATH, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS,
+		crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL,
 	}
 	if mayGrowExt4(t) {
 		want = append(want, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE)
@@ -233,8 +236,8 @@ func TestC11_C12_WhatTheKernelSays(t *testing.T) {
 	s.Delete(p.v)
 }
 
-// mayGrowExt4 tells whether this process has CAP_SYS_RESOURCE, without which
-// the kernel grows no mounted ext4.
+// mayGrowExt4 reports whether this process has CAP_SYS_RESOURCE. Without it the kernel grows no
+// mounted ext4.
 func mayGrowExt4(t *testing.T) bool {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/status")
@@ -246,7 +249,7 @@ func mayGrowExt4(t *testing.T) bool {
 	return caps&(1<<capSysResource) != 0
 }
 
-// xfs and btrfs grow in a namespace without CAP_SYS_RESOURCE too.
+// C17, C22: xfs and btrfs grow in a namespace without CAP_SYS_RESOURCE too.
 func TestC17_C22_GrowthInANamespace(t *testing.T) {
 	s := newServer(t, "namespace", "")
 	for _, fstype := range filesystems {
@@ -264,16 +267,19 @@ func TestC17_C22_GrowthInANamespace(t *testing.T) {
 			return n
 		}
 		before := blocks()
-		_, err := s.Node.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
+		_, err := s.Node.Client.ControllerExpandVolume(ctxOf(t),
+			&csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
 		ok(t, err)
-		req := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: p.target, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}}
+		req := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: p.target,
+			CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}}
 		ok(t, crust.SetSupportsExpand(req, true))
 		_, err = s.Node.Client.NodeExpandVolume(ctxOf(t), req)
 		ok(t, err)
 		if now := blocks(); now != before {
 			t.Errorf("%s: the node grew it from %d to %d blocks", fstype, before, now)
 		}
-		r, err := s.Client.RuntimeExpandVolume(ctxOf(t), &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source, RequiredBytes: 2 * size})
+		r, err := s.Client.RuntimeExpandVolume(ctxOf(t),
+			&crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source, RequiredBytes: 2 * size})
 		ok(t, err)
 		if now := blocks(); now < before*3/2 || r.GetCapacityBytes() != 2*size {
 			t.Errorf("%s: %d blocks, %d before; capacity %d", fstype, now, before, r.GetCapacityBytes())
@@ -285,7 +291,7 @@ func TestC17_C22_GrowthInANamespace(t *testing.T) {
 	}
 }
 
-// R05: the mount in the sandbox has the flag, whatever the superblock says.
+// R05: the mount in the sandbox has the read-only flag, whatever the superblock says.
 func TestR05_TheMountInTheSandboxIsReadOnly(t *testing.T) {
 	s := newServer(t, "namespace", "")
 	for _, fstype := range filesystems {

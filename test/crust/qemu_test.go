@@ -16,7 +16,7 @@ import (
 func TestC12_C14_C16_C17_C18_Story1InAMicroVM(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, "qemu", "")
-	// Nothing is promised before a guest said what it can.
+	// The server promises nothing before a guest has reported its capabilities.
 	fs, err := s.Client.RuntimeGetSupportedFileSystems(ctxOf(t), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
 	ok(t, err)
 	if len(fs.GetFileSystems()) != 0 {
@@ -46,7 +46,7 @@ func TestC18_C19_AQEMUThatDies(t *testing.T) {
 	ok(t, s.nodePublish(p))
 	m := s.boot(p, "q35", "")
 	ok(t, s.runtimePublish(p))
-	// The kernel lets nobody else have the device, whatever crustd knows.
+	// The kernel gives the device to nobody else, whatever crustd knows.
 	s.Kill()
 	if out, err := os.OpenFile(p.info.Source, os.O_RDWR|os.O_EXCL, 0); err == nil {
 		out.Close()
@@ -66,7 +66,7 @@ func TestC18_C19_AQEMUThatDies(t *testing.T) {
 			break
 		}
 	}
-	// Elsewhere afterwards: here, in another guest.
+	// Afterwards another guest can have it.
 	q := s.pod("second", v)
 	s.nodeUnpublish(p)
 	ok(t, s.nodePublish(q))
@@ -88,20 +88,20 @@ func TestAFileSystemThatTheGuestCannotMount(t *testing.T) {
 	p := s.pod("pod", v)
 	ok(t, s.nodePublish(p))
 	m := s.boot(p, "q35", "")
-	// Its group descriptors are noise: the superblock is well, the mount fails.
+	// Its group descriptors are noise: the superblock is valid, the mount fails.
 	run(t, "dd", "if=/dev/urandom", "of="+p.info.Source, "bs=4096", "seek=1", "count=4", "conv=fsync", "status=none")
 	err := s.runtimePublish(p)
 	refused(t, err, codes.FailedPrecondition, "in the guest", "ext4", "damaged")
 	if out := sh(t, m, "cat /proc/mounts"); strings.Contains(out, "/run/crust/volumes/") {
 		t.Errorf("left mounted: %s", out)
 	}
-	// An option that the guest's kernel does not take comes back with its words.
+	// If the guest's kernel refuses an option, its message comes back.
 	w := s.Volume("b", "ext4", "stripe=x")
 	q := s.pod("pod2", w)
 	ok(t, s.nodePublish(q))
 	q.name = p.name
 	refused(t, s.runtimePublish(q), codes.InvalidArgument, "stripe", "kernel says")
-	// And the guest is as good as ever.
+	// The guest still works.
 	x := s.Volume("c", "xfs")
 	r := s.pod("pod3", x)
 	ok(t, s.nodePublish(r))
@@ -114,8 +114,8 @@ func TestAFileSystemThatTheGuestCannotMount(t *testing.T) {
 	}
 }
 
-// C15 where the sandbox has a kernel of its own: the path that the guest answers
-// shows the directory, and one that leads out is refused.
+// C15 in a sandbox with its own kernel: the path that the guest returns shows the directory, and a
+// path that leads out is refused.
 func TestC15_SubPathsInAGuest(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, "qemu", "")
@@ -125,7 +125,8 @@ func TestC15_SubPathsInAGuest(t *testing.T) {
 	ok(t, s.nodePublish(p))
 	m := s.boot(p, "q35", "")
 	ok(t, s.runtimePublish(p))
-	sh(t, m, "cd %s && mkdir -p sub/dir && echo deep > sub/dir/f && ln -s sub/dir inside && ln -s / outside && ln -s ../../../.. up", m.Path(p.target))
+	sh(t, m, "cd %s && mkdir -p sub/dir && echo deep > sub/dir/f && ln -s sub/dir inside && ln -s / outside && ln -s ../../../.. up",
+		m.Path(p.target))
 	resolve := func(source string) (*crustv1alpha1.ResolveMountResponse, error) {
 		return s.Client.ResolveMount(ctxOf(t), &crustv1alpha1.ResolveMountRequest{SandboxId: p.name, Source: source})
 	}
@@ -173,7 +174,7 @@ func TestR05_ReadOnlyInAGuest(t *testing.T) {
 	if out, err := m.Exec("touch " + m.Path(p.target) + "/f"); err == nil || !strings.Contains(out, "Read-only file system") {
 		t.Errorf("%v %s", err, out)
 	}
-	// Nor through the disk: it is read-only itself.
+	// Nor through the disk, which is itself read-only.
 	if out, err := m.Exec("dd if=/dev/zero of=/dev/sda bs=4096 count=1"); err == nil {
 		t.Errorf("the disk was written: %s", out)
 	}
@@ -185,10 +186,11 @@ func TestR05_ReadOnlyInAGuest(t *testing.T) {
 	s.Delete(v)
 }
 
-// withTree is the guests' initramfs with dir/tree behind it: the kernel unpacks both.
+// withTree returns the guests' initramfs with dir/tree appended: the kernel unpacks both.
 func withTree(t *testing.T, dir string) string {
 	t.Helper()
-	run(t, "sh", "-c", fmt.Sprintf("cd %s/tree && find . | cpio --quiet -o -H newc > ../more && cat %s/initramfs ../more > ../initramfs", dir, guestDir(t)))
+	run(t, "sh", "-c", fmt.Sprintf("cd %s/tree && find . | cpio --quiet -o -H newc > ../more && cat %s/initramfs ../more > ../initramfs",
+		dir, guestDir(t)))
 	return dir + "/initramfs"
 }
 
@@ -225,12 +227,13 @@ func TestS10_ALabelReachesTheGuest(t *testing.T) {
 		ok(t, s.runtimePublish(p))
 		at := m.Path(p.target)
 		sh(t, m, "echo x > %s/f", at)
-		if out := sh(t, m, "grep %s /proc/mounts", at); !strings.Contains(out, `context="`+label+`"`) && !strings.Contains(out, "context="+label) {
+		if out := sh(t, m, "grep %s /proc/mounts", at); !strings.Contains(out, `context="`+label+`"`) &&
+			!strings.Contains(out, "context="+label) {
 			t.Errorf("%s in the guest: %s", fs, out)
 		}
 		_, err := s.Client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: p.info.Source})
 		ok(t, err)
-		// A label that the guest's policy does not have comes back as such.
+		// A label missing in the guest's policy comes back as such an error.
 		p.info.Options["context"] = "system_u:object_r:no_such_t:s0"
 		refused(t, s.runtimePublish(p), codes.InvalidArgument, "label")
 		s.nodeUnpublish(p)
@@ -239,7 +242,7 @@ func TestS10_ALabelReachesTheGuest(t *testing.T) {
 	s.deregister(first)
 }
 
-// A thousand calls over one port, of which none is lost.
+// A thousand calls over one port; none is lost.
 func TestAThousandCallsToAGuest(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, "qemu", "", "--timeout", (patience(t) / 4).String())
@@ -255,7 +258,8 @@ func TestAThousandCallsToAGuest(t *testing.T) {
 		if status.Code(err) != codes.InvalidArgument {
 			t.Fatalf("call %d: %v", i, err)
 		}
-		if _, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source}); err != nil {
+		if _, err := s.Client.RuntimeGetVolumeStats(ctxOf(t),
+			&crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: p.info.Source}); err != nil {
 			t.Fatalf("call %d: %v", i, err)
 		}
 		if took := time.Since(begin); took > time.Second {
@@ -267,8 +271,8 @@ func TestAThousandCallsToAGuest(t *testing.T) {
 	s.Delete(v)
 }
 
-// As a service beside whatever else a guest runs, and over vsock: the kernel's
-// loopback stands for the hypervisor, which this machine does not have for it.
+// The agent runs as a service beside the guest's other programs, over vsock. This machine has no
+// hypervisor vsock for it, so the kernel's loopback stands in.
 func TestTheAgentAsAServiceOverVsock(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, "qemu", "")
@@ -279,7 +283,7 @@ func TestTheAgentAsAServiceOverVsock(t *testing.T) {
 	if out := sh(t, m, "for i in $(seq 60); do /init -ask vsock:1:1024 && break; sleep 1; done"); !strings.Contains(out, "ext4") {
 		t.Errorf("%s\n%s", out, sh(t, m, "cat /tmp/service.log"))
 	}
-	// Only the host is let in, unless it is said otherwise.
+	// By default only the host may connect.
 	sh(t, m, "until grep -q serving /tmp/other.log; do sleep 1; done")
 	if out, err := m.Exec("timeout 20 /init -ask vsock:1:1025"); err == nil {
 		t.Errorf("a process of the guest was let in: %s", out)

@@ -26,11 +26,11 @@ func TestA10_ABadRecordOfASandboxIsThatSandboxesAlone(t *testing.T) {
 	ok(t, err)
 	ok(t, os.WriteFile(files[0], nil, 0o600))
 	s.Start()
-	// Others work.
+	// Other sandboxes work.
 	ok(t, s.nodePublish(q))
 	s.namespace(q)
 	ok(t, s.runtimePublish(q))
-	// What it has is given to nobody, and nothing is taken from it.
+	// Its volume is given to nobody else, and nothing is taken from it.
 	thief := s.pod("other", v)
 	thief.info = p.info
 	refused(t, s.runtimePublish(thief), codes.FailedPrecondition, p.info.Source, "in use")

@@ -19,7 +19,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// listed are the ids of the sandboxes that crustd knows.
+// listed returns the ids of the sandboxes that crustd knows.
 func (s *server) listed() string {
 	s.T.Helper()
 	list, err := s.Client.ListSandboxes(ctxOf(s.T), &crustv1alpha1.ListSandboxesRequest{})
@@ -31,15 +31,16 @@ func (s *server) listed() string {
 	return strings.Join(ids, " ")
 }
 
-// crustctl runs it against this server and its node.
+// crustctl runs crustctl against this server and its node.
 func (s *server) crustctl(args ...string) (string, error) {
 	out, err := exec.Command(testnode.BuildCommand(s.T, "crustctl", ""), append([]string{
-		"--endpoint", s.Node.Endpoint(), "--kubelet-dir", s.Node.KubeletDir(), "sandbox", "--crust", "unix://" + s.Socket()}, args...)...).CombinedOutput()
+		"--endpoint", s.Node.Endpoint(), "--kubelet-dir", s.Node.KubeletDir(), "sandbox",
+		"--crust", "unix://" + s.Socket()}, args...)...).CombinedOutput()
 	return string(out), err
 }
 
-// The node does not forget what a sandbox still has: an unpublish that comes too
-// early, or names another sandbox, changes nothing.
+// C08, C19: the node does not forget what a sandbox still has. An unpublish that comes too early,
+// or names another sandbox, changes nothing.
 func TestC08_C19_UnpublishWaitsForTheSandbox(t *testing.T) {
 	s := newServer(t, "namespace", "")
 	v := s.Volume("a", "ext4")
@@ -48,8 +49,10 @@ func TestC08_C19_UnpublishWaitsForTheSandbox(t *testing.T) {
 	sb := s.namespace(p)
 	ok(t, s.runtimePublish(p))
 	sh(t, sb, "echo precious > %s/f", p.target)
-	refused(t, s.Node.Client.Unpublish(ctxOf(t), v.ID, p.target), codes.FailedPrecondition, v.ID, "still mounted by the sandbox", "crustctl sandbox unpublish")
-	if out, err := s.crustctl("unpublish", "other", v.ID, p.target); err == nil || !strings.Contains(out, `is in sandbox "pod", not in "other"`) {
+	refused(t, s.Node.Client.Unpublish(ctxOf(t), v.ID, p.target), codes.FailedPrecondition, v.ID, "still mounted by the sandbox",
+		"crustctl sandbox unpublish")
+	if out, err := s.crustctl("unpublish", "other", v.ID, p.target); err == nil ||
+		!strings.Contains(out, `is in sandbox "pod", not in "other"`) {
 		t.Errorf("%v %s", err, out)
 	}
 	if out, err := s.crustctl("expand", "other", v.ID, p.target, "1Gi"); err == nil || !strings.Contains(out, `not in "other"`) {
@@ -71,8 +74,8 @@ func TestC08_C19_UnpublishWaitsForTheSandbox(t *testing.T) {
 	ok(t, s.Node.Client.Delete(ctxOf(t), v.ID))
 }
 
-// The record of a static volume is lost while a sandbox has the volume's device: the
-// staged record names the device, and the kernel tells that it is in use.
+// C08, C19: the record of a static volume is lost while a sandbox has the volume's device. The
+// staged record names the device, and the kernel reports that it is in use.
 func TestC08_C19_UnpublishWaitsForTheSandboxOfAVolumeThatIsUnknown(t *testing.T) {
 	node := testnode.New(t, "", "--allow-device", "/dev/loop*")
 	s := &server{Server: testcrust.NewServer(t, node, "namespace", testnode.BuildCommand(t, "crustd", ""))}
@@ -99,8 +102,8 @@ func TestC08_C19_UnpublishWaitsForTheSandboxOfAVolumeThatIsUnknown(t *testing.T)
 	s.nodeUnpublish(p)
 }
 
-// A sandbox that ended while crustd was down keeps its volume for as long as one
-// of its processes has it.
+// C18, C19: if a sandbox ends while crustd is down, it keeps its volume as long as one of its
+// processes has it.
 func TestC18_C19_ARestartAsksTheDevice(t *testing.T) {
 	s := newServer(t, "namespace", "")
 	v := s.Volume("a", "ext4")
@@ -137,8 +140,8 @@ func TestC18_C19_ARestartAsksTheDevice(t *testing.T) {
 	s.Delete(v)
 }
 
-// What is mounted elsewhere is not mounted a second time, and places in one
-// sandbox do not lie in each other.
+// C19: a device that is mounted elsewhere is not mounted again, and no target in a sandbox may lie
+// inside another.
 func TestC19_NoSecondMountOfADevice(t *testing.T) {
 	s := newServer(t, "namespace", "")
 	v, w := s.Volume("a", "ext4"), s.Volume("b", "ext4")
@@ -173,7 +176,8 @@ func TestC19_NoSecondMountOfADevice(t *testing.T) {
 func TestOneServerForAStateDirectory(t *testing.T) {
 	s := newServer(t, "namespace", "")
 	second := func(backend string) string {
-		c := exec.Command(testnode.BuildCommand(t, "crustd", ""), "--endpoint", "unix://"+filepath.Join(t.TempDir(), "s"), "--backend", backend, "--state-dir", s.StateDir(),
+		c := exec.Command(testnode.BuildCommand(t, "crustd", ""), "--endpoint", "unix://"+filepath.Join(t.TempDir(), "s"),
+			"--backend", backend, "--state-dir", s.StateDir(),
 			"--kubelet-dir", s.Node.KubeletDir(), "--allow-device", "/dev/loop*")
 		out, err := c.CombinedOutput()
 		if err == nil {
@@ -190,7 +194,7 @@ func TestOneServerForAStateDirectory(t *testing.T) {
 	if out := second("qemu"); !strings.Contains(out, `has sandboxes of kind "namespace" (pod)`) || !strings.Contains(out, "--backend") {
 		t.Error(out)
 	}
-	// As after a reboot: what an earlier boot left goes.
+	// As after a reboot: records of an earlier boot are removed.
 	records, err := filepath.Glob(filepath.Join(s.StateDir(), "sandboxes", "*.json"))
 	if err != nil || len(records) != 1 {
 		t.Fatal(records, err)
@@ -206,8 +210,8 @@ func TestOneServerForAStateDirectory(t *testing.T) {
 	}
 }
 
-// A microVM that does not answer when crustd starts holds nobody up; it is tried
-// again, and when it ends it is cleaned up.
+// C18: a microVM that does not answer when crustd starts does not delay the start. crustd tries
+// again, and cleans up when the microVM ends.
 func TestC18_ASandboxOutOfReachIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, "qemu", "")
@@ -228,11 +232,13 @@ func TestC18_ASandboxOutOfReachIsTriedAgain(t *testing.T) {
 	if got := s.listed(); got != "pod" {
 		t.Errorf("known are %q", got)
 	}
-	_, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: "pod", HostVolumeId: p.info.Source})
+	_, err := s.Client.RuntimeGetVolumeStats(ctxOf(t),
+		&crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: "pod", HostVolumeId: p.info.Source})
 	refused(t, err, codes.FailedPrecondition, "cannot be reached")
 	signal(syscall.SIGCONT)
 	eventually(t, patience(t), "it is reached again", func() bool {
-		_, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: "pod", HostVolumeId: p.info.Source})
+		_, err := s.Client.RuntimeGetVolumeStats(ctxOf(t),
+			&crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: "pod", HostVolumeId: p.info.Source})
 		return err == nil
 	})
 	s.Kill()

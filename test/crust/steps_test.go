@@ -13,7 +13,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// steps are the life of a sandbox with a volume.
+// steps are the calls in a sandbox's life with a volume.
 func (s *server) steps(p *pod, registration *crustv1alpha1.RegisterSandboxRequest) []func(context.Context) error {
 	publish := func(ctx context.Context) error { _, err := s.Client.RuntimePublishVolume(ctx, p.request()); return err }
 	return []func(context.Context) error{
@@ -42,11 +42,12 @@ func (s *server) holder(p *pod) *crustv1alpha1.RegisterSandboxRequest {
 	ok(s.T, sleep.Start())
 	s.T.Cleanup(func() { _ = sleep.Process.Kill(); _ = sleep.Wait() })
 	return &crustv1alpha1.RegisterSandboxRequest{
-		SandboxId: p.name, Pid: int64(sleep.Process.Pid), Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
+		SandboxId: p.name, Pid: int64(sleep.Process.Pid),
+		Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
 	}
 }
 
-// switchable is a server whose failpoints can be switched.
+// switchable starts a server whose failpoints can be switched.
 func switchable(t *testing.T) (*server, testnode.Failpoints) {
 	t.Helper()
 	s, points := newServer(t, "namespace", "failpoint"), testnode.NewFailpoints(t)
@@ -56,8 +57,8 @@ func switchable(t *testing.T) (*server, testnode.Failpoints) {
 	return s, points
 }
 
-// TestD06_CrustdErrorAtEveryStep has each step fail in turn, in one process: the call
-// fails in words, repeated it succeeds, and nothing is left in the end.
+// D06: each step fails in turn, in one process. The call returns an error, succeeds when repeated,
+// and nothing is left in the end.
 func TestD06_CrustdErrorAtEveryStep(t *testing.T) {
 	s, at := switchable(t)
 	for _, point := range failpoints(t, "../../pkg/crust") {
@@ -92,9 +93,8 @@ func TestD06_CrustdErrorAtEveryStep(t *testing.T) {
 	s.T = t
 }
 
-// TestD06_CrustdHungAtEveryStep has each step hang in turn: another sandbox lives its
-// life meanwhile, a second call on the same one is answered, and what hung goes
-// on when it can.
+// D06: each step hangs in turn. Meanwhile another sandbox lives its life, and a second call on the
+// same one is answered. The hung call continues when it is released.
 func TestD06_CrustdHungAtEveryStep(t *testing.T) {
 	s, at := switchable(t)
 	for _, point := range failpoints(t, "../../pkg/crust") {

@@ -40,14 +40,14 @@ func story1(t *testing.T, s *server, boot func(*pod) sandboxed, fstype string) {
 	ok(t, s.runtimePublish(p))
 	ok(t, s.runtimePublish(p)) // it may be repeated
 	at := sb.Path(p.target)
-	// C14: the host shows nothing, the sandbox does.
+	// C14: only the sandbox shows the volume.
 	if lines := onHost(t, p.info.Source); lines != "" {
 		t.Errorf("the host's mount table shows the volume:\n%s", lines)
 	}
 	if out := sh(t, sb, "cat /proc/self/mountinfo"); !strings.Contains(out, " "+at+" ") || !strings.Contains(out, " - "+fstype+" ") {
 		t.Errorf("the sandbox's mount table:\n%s", out)
 	}
-	// C13: the group was applied there.
+	// C13: the group was applied in the sandbox.
 	if out := sh(t, sb, "stat -c '%%g %%A' %s", at); out != "4242 drwxrwsr-x" && out != "4242 drwxrws---" {
 		t.Errorf("the root: %s", out)
 	}
@@ -55,7 +55,7 @@ func story1(t *testing.T, s *server, boot func(*pod) sandboxed, fstype string) {
 	if _, err := os.Lstat(p.target + "/data"); err == nil {
 		t.Error("the host sees the file")
 	}
-	// C16: stats as the sandbox's kernel has them.
+	// C16: stats come from the sandbox's kernel.
 	stats := func() (total, used int64) {
 		req := &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: p.target}
 		ok(t, crust.SetSupportsStats(req, has(p, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS)))
@@ -63,7 +63,8 @@ func story1(t *testing.T, s *server, boot func(*pod) sandboxed, fstype string) {
 		ok(t, err)
 		source, err := crust.StatsSource(r)
 		ok(t, err)
-		st, err := s.Client.RuntimeGetVolumeStats(ctxOf(t), &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: source})
+		st, err := s.Client.RuntimeGetVolumeStats(ctxOf(t),
+			&crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: p.name, HostVolumeId: source})
 		ok(t, err)
 		if st.GetVolumeCondition().GetAbnormal() {
 			t.Errorf("abnormal: %s", st.GetVolumeCondition().GetMessage())
@@ -74,8 +75,9 @@ func story1(t *testing.T, s *server, boot func(*pod) sandboxed, fstype string) {
 	if total < size/2 || total > size || used < 4<<20 {
 		t.Errorf("%d bytes, %d used", total, used)
 	}
-	// C17, or story 6 where the runtime cannot.
-	_, err := s.Node.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
+	// C17, or story 6 if the runtime cannot grow.
+	_, err := s.Node.Client.ControllerExpandVolume(ctxOf(t),
+		&csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
 	ok(t, err)
 	grows := has(p, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE)
 	req := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: p.target, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}}
@@ -87,7 +89,8 @@ func story1(t *testing.T, s *server, boot func(*pod) sandboxed, fstype string) {
 		ok(t, err)
 		// While a writer runs.
 		sh(t, sb, "(while [ ! -e %[1]s/stop ]; do date >> %[1]s/log; done) >/dev/null 2>&1 &", at)
-		r, err := s.Client.RuntimeExpandVolume(ctxOf(t), &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: p.name, HostVolumeId: source, RequiredBytes: 2 * size})
+		r, err := s.Client.RuntimeExpandVolume(ctxOf(t),
+			&crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: p.name, HostVolumeId: source, RequiredBytes: 2 * size})
 		sh(t, sb, "touch %s/stop; sleep 0.2", at)
 		ok(t, err)
 		if r.GetCapacityBytes() != 2*size {
@@ -108,8 +111,8 @@ func story1(t *testing.T, s *server, boot func(*pod) sandboxed, fstype string) {
 	if lines := onHost(t, p.info.Source); lines != "" {
 		t.Errorf("the host's mount table shows the volume:\n%s", lines)
 	}
-	// Back on the host the bytes are the same. What a guest has had is mounted here
-	// only where the class says so.
+	// Back on the host the bytes are the same. This kernel mounts what a guest has had only if the
+	// class allows it.
 	back := s.Node.Target("back-" + fstype)
 	ok(t, s.Node.Client.Unstage(ctxOf(t), v.ID))
 	ok(t, s.Node.Client.Stage(ctxOf(t), v))
@@ -127,7 +130,7 @@ func story1(t *testing.T, s *server, boot func(*pod) sandboxed, fstype string) {
 	s.Delete(v)
 }
 
-// otherStories are those in which the host mounts the volume after all.
+// otherStories are the stories in which the host mounts the volume after all.
 func otherStories(t *testing.T, s *server) {
 	for name, c := range map[string]struct {
 		change func(*pod)
@@ -142,7 +145,7 @@ func otherStories(t *testing.T, s *server) {
 			v := s.Volume(strings.Fields(name)[1], "ext4")
 			p := s.pod("pod-"+strings.Trim(strings.Fields(name)[1], ":"), v)
 			if c.why == "" {
-				// Decided by the driver, from what is on the device.
+				// The driver decides from what is on the device.
 				ok(t, s.askNode(p, []string{"vfat"}))
 			} else {
 				c.change(p)
@@ -221,10 +224,10 @@ func TestC19_OneDeviceInOneSandbox(t *testing.T) {
 	s.Delete(v)
 }
 
-// Two pods that only read one volume have it in two sandboxes at once.
+// C19, C21: two pods that only read one volume have it in two sandboxes at once.
 func TestC19_C21_ReadersOfOneVolume(t *testing.T) {
 	s := newServer(t, "namespace", "")
-	v := s.Volume("a", "xfs") // of which one kernel mounts no second superblock
+	v := s.Volume("a", "xfs") // one kernel mounts no second superblock of an xfs
 	w := s.Node.Target("writer")
 	ok(t, os.MkdirAll(filepath.Dir(w), 0o750))
 	ok(t, s.Node.Client.Publish(ctxOf(t), v, w, false))
@@ -241,15 +244,16 @@ func TestC19_C21_ReadersOfOneVolume(t *testing.T) {
 		}
 		sb := s.namespace(p)
 		ok(t, s.runtimePublish(p))
-		if out, err := sb.Exec("cat " + p.target + "/f; touch " + p.target + "/g"); err == nil || !strings.Contains(out, "read by two\n") || !strings.Contains(out, "Read-only file system") {
+		if out, err := sb.Exec("cat " + p.target + "/f; touch " + p.target + "/g"); err == nil || !strings.Contains(out, "read by two\n") ||
+			!strings.Contains(out, "Read-only file system") {
 			t.Errorf("%s: %v %s", name, err, out)
 		}
 	}
-	// Each goes by itself.
+	// Each leaves by itself.
 	s.deregister(pods[0])
 	s.nodeUnpublish(pods[0])
 	s.Restart()
-	ok(t, s.runtimePublish(pods[1])) // it has it still
+	ok(t, s.runtimePublish(pods[1])) // it still has it
 	s.deregister(pods[1])
 	s.nodeUnpublish(pods[1])
 	s.Delete(v)
@@ -266,8 +270,8 @@ func TestR05_S08_ReadOnlyAndLabelsReachTheSandbox(t *testing.T) {
 	if out, err := sb.Exec("touch " + p.target + "/f"); err == nil || !strings.Contains(out, "Read-only file system") {
 		t.Errorf("%v %s", err, out)
 	}
-	// Recursively: what is mounted below later is as it is, what was there is not
-	// writable; of a bare device there is nothing below, so the flag is looked at.
+	// Read-only is applied recursively to what was mounted below, not to later mounts. A bare
+	// device has nothing below it, so only its flag is checked.
 	if out := sh(t, sb, "findmnt -no OPTIONS %s", p.target); !strings.HasPrefix(out, "ro") {
 		t.Errorf("options %s", out)
 	}
@@ -290,12 +294,13 @@ func TestU04_TheSandboxesUserNamespaceMapsTheVolume(t *testing.T) {
 	defer func() { _ = holder.Process.Kill(); _ = holder.Wait() }()
 	userns := fmt.Sprintf("/proc/%d/ns/user", holder.Process.Pid)
 	_, err := s.Client.RegisterSandbox(ctxOf(t), &crustv1alpha1.RegisterSandboxRequest{
-		SandboxId: p.name, Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{UserNamespace: userns}},
+		SandboxId: p.name,
+		Kind:      &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{UserNamespace: userns}},
 	})
 	ok(t, err)
 	sb := &testcrust.Holder{T: t, S: s.Server, ID: p.name, Cmd: holder}
 	ok(t, s.runtimePublish(p))
-	// Seen from the host, the container's root and its group own the volume.
+	// On the host, the container's root and its group own the volume.
 	if out := sh(t, sb, "stat -c '%%u:%%g' %s", p.target); out != "100000:103000" {
 		t.Errorf("owner %s", out)
 	}

@@ -21,15 +21,15 @@ const (
 	theirSpan  = "00f067aa0ba902b7"
 )
 
-// traced is the context of a caller that traces.
+// traced returns the context of a caller that traces.
 func traced(t testing.TB) context.Context {
 	return metadata.AppendToOutgoingContext(ctxOf(t), "traceparent", "00-"+theirTrace+"-"+theirSpan+"-01")
 }
 
 const runtimePublishing = "crust.v1alpha1.RuntimeAssistedStorageManagement/RuntimePublishVolume"
 
-// What the kubelet asks for and what the sandbox gets is one trace, of the real
-// processes: crust-agent, csi-node and crustd.
+// The kubelet's request and the sandbox's mount are one trace across the real processes:
+// crust-agent, csi-node and crustd.
 func TestTraces_FromTheKubeletToTheSandbox(t *testing.T) {
 	c := collector.New(t)
 	c.Use(t)
@@ -43,7 +43,7 @@ func TestTraces_FromTheKubeletToTheSandbox(t *testing.T) {
 	ok(t, a.Kubelet.Stage(traced(t), v))
 	p := a.Tenant(t, "pa", v)
 	ok(t, p.Publish(traced(t)))
-	if err := p.Run(ctxOf(t)); err != nil { // on a busy machine it goes on behind the hook
+	if err := p.Run(ctxOf(t)); err != nil { // on a busy machine it continues after the hook
 		t.Log(err)
 	}
 	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
@@ -94,7 +94,7 @@ func TestTraces_FromTheKubeletToTheSandbox(t *testing.T) {
 	forwarded("csi.v1.Node/NodeUnpublishVolume")
 }
 
-// A guest has no network, and its part is in the trace.
+// The trace includes the guest's part, although a guest has no network.
 func TestTraces_FromTheCallerIntoTheGuest(t *testing.T) {
 	c := collector.New(t)
 	c.Use(t)
@@ -112,7 +112,8 @@ func TestTraces_FromTheCallerIntoTheGuest(t *testing.T) {
 	plugged := c.Below(t, served.ID, "crustd", "plug in disk")
 	asked := c.Below(t, served.ID, "crustd", "guest Mount")
 	for _, name := range []string{"guest: wait for disk", "guest: mount", "guest: give files to group"} {
-		if step := c.Below(t, asked.ID, "crustd", name); step.Trace != theirTrace || step.Begin.Before(plugged.End) || step.End.After(asked.End) {
+		if step := c.Below(t, asked.ID, "crustd", name); step.Trace != theirTrace || step.Begin.Before(plugged.End) ||
+			step.End.After(asked.End) {
 			t.Errorf("%+v", step)
 		}
 	}

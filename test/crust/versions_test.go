@@ -11,7 +11,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// withGuest is an initramfs with another crust-guest.
+// withGuest returns an initramfs with another crust-guest.
 func withGuest(t *testing.T, program string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -20,7 +20,7 @@ func withGuest(t *testing.T, program string) string {
 	return withTree(t, dir)
 }
 
-// A microVM goes on with the crust-guest that it was booted with, whatever becomes of crustd.
+// A microVM keeps the crust-guest that it booted with, through upgrades and downgrades of crustd.
 func TestAGuestOfAReleaseUnderTodaysCrustdAndTheOtherWay(t *testing.T) {
 	t.Parallel()
 	for _, release := range testnode.Releases(t) {

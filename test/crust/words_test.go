@@ -18,7 +18,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// A runtime that fails with words of its own, which crustctl shows on a terminal.
+// A runtime fails with hostile text, which crustctl shows on a terminal.
 func TestALow_TerminalsSeePlainWords(t *testing.T) {
 	r := crusttest.New()
 	r.Fail = func(context.Context, string, proto.Message) error {

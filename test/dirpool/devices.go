@@ -12,7 +12,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// devices gives the key and the loop devices of a volume, also of one that is being made or deleted.
+// devices returns the key and the loop devices of a volume, even while it is being made or deleted.
 func (p *Pool) devices(id string) (key string, found []loopdev.Device, err error) {
 	if key, _, err = p.volumes.Find(id); err != nil && key == "" {
 		return "", nil, err
@@ -38,7 +38,7 @@ func (p *Pool) Attach(ctx context.Context, id string) (volume.Attachment, error)
 	return volume.Attachment{Device: node(d)}, p.Refresh(ctx, id)
 }
 
-// Attached asks the kernel.
+// Attached queries the kernel.
 func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 	_, found, err := p.devices(id)
 	if fault.Is(err, fault.NotFound) {
@@ -48,7 +48,7 @@ func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 	return volume.Attachment{Device: node(d)}, ok, err
 }
 
-// Owns looks at the devices of all volumes.
+// Owns searches the devices of all volumes.
 func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
 	for key := range p.volumes.All() {
 		id := p.name + "." + key
@@ -63,7 +63,7 @@ func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
 	return "", false, nil
 }
 
-// AttachReadOnly makes another device.
+// AttachReadOnly makes another loop device.
 func (p *Pool) AttachReadOnly(_ context.Context, id string) (mounter.Device, error) {
 	key, _, err := p.volumes.Find(id)
 	if err != nil {
@@ -73,7 +73,7 @@ func (p *Pool) AttachReadOnly(_ context.Context, id string) (mounter.Device, err
 	return node(d), err
 }
 
-// DetachReadOnly releases read-only devices but those in use.
+// DetachReadOnly releases the read-only devices that are not in use.
 func (p *Pool) DetachReadOnly(_ context.Context, id string, inUse []mounter.Device) error {
 	return p.release(id, func(d loopdev.Device) bool { return d.ReadOnly && !slices.ContainsFunc(inUse, node(d).Same) })
 }
@@ -103,7 +103,7 @@ func (p *Pool) release(id string, which func(loopdev.Device) bool) error {
 	return nil
 }
 
-// ForPod gives what a pod may have the node of.
+// ForPod returns the device whose node a pod may have.
 func (p *Pool) ForPod(_ context.Context, id string, d mounter.Device) (mounter.Device, error) {
 	_, found, err := p.devices(id)
 	if err != nil {
@@ -118,7 +118,7 @@ func (p *Pool) ForPod(_ context.Context, id string, d mounter.Device) (mounter.D
 	return mounter.Device{}, fault.New(fault.State, "volume %s: %s is not its device", id, d.Path)
 }
 
-// Mend sets back what pods changed of the devices.
+// Mend restores the device settings that pods changed.
 func (p *Pool) Mend(_ context.Context, id string) error {
 	key, found, err := p.devices(id)
 	for _, d := range found {
@@ -137,7 +137,7 @@ func (p *Pool) Refresh(_ context.Context, id string) error {
 	return err
 }
 
-// Health tells of a disk that is gone.
+// Health reports a missing disk.
 func (p *Pool) Health(id string) []mounter.Ailment {
 	key, _, err := p.volumes.Find(id)
 	if err != nil {

@@ -1,5 +1,6 @@
-// Package dirpool is another small pool: each volume and each snapshot has a directory of its own. It shows what a
-// pool is made of, and that the driver asks for no more. It shares no extents and reserves nothing.
+// Package dirpool is a second small pool: each volume and each snapshot has its own directory. It
+// shows the parts of a pool, and that the driver needs no more. It shares no extents and reserves
+// nothing.
 package dirpool
 
 import (
@@ -38,11 +39,13 @@ type Pool struct {
 
 var _ volume.Pool = (*Pool)(nil)
 
-// Open takes a directory as a pool. Nodes is where nodes of loop devices are made that /dev lacks.
+// Open opens a directory as a pool. It makes nodes of loop devices that /dev lacks in the directory
+// nodes.
 func Open(name, dir, nodes string, log *slog.Logger) (*Pool, error) {
 	loops := loopdev.Nodes{Dir: nodes}
 	p := &Pool{name: name, dir: dir, loops: loops, raw: rawdevice.Guard{Loops: loops}, promises: map[string]int64{}}
-	o := journal.Options{Pool: name, Format: journal.Format{Kind: "directory-volume", Version: 1}, Dir: filepath.Join(dir, "volumes"), Log: log}
+	o := journal.Options{Pool: name, Format: journal.Format{Kind: "directory-volume", Version: 1},
+		Dir: filepath.Join(dir, "volumes"), Log: log}
 	var err error
 	if p.volumes, err = journal.OpenVolumes(o); err != nil {
 		return nil, err
@@ -55,12 +58,12 @@ func Open(name, dir, nodes string, log *slog.Logger) (*Pool, error) {
 	return p, nil
 }
 
-// Name, Close and Usable: nothing is open.
+// Name, Close and Usable: nothing stays open.
 func (p *Pool) Name() string  { return p.name }
 func (p *Pool) Close() error  { return nil }
 func (p *Pool) Usable() error { return loopdev.Available() }
 
-// Sizes are those of files.
+// Sizes returns the sizes of files.
 func (p *Pool) Sizes() volume.Sizes { return volume.FileSizes() }
 
 func (p *Pool) volumeDisk(key string) string { return filepath.Join(p.volumes.Path(key, ""), "disk") }
@@ -68,10 +71,11 @@ func (p *Pool) snapshotDisk(key string) string {
 	return filepath.Join(p.snapshots.Path(key, ""), "disk")
 }
 
-// Create makes a volume, and nothing of one that fails.
+// Create makes a volume. A failure leaves nothing.
 func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Progress) (volume.Volume, error) {
 	v := volume.Volume{
-		ID: volume.VolumeID(p.name, spec.Name), Name: spec.Name, Size: spec.Size, Created: time.Now().UTC(), Block: spec.Block, FSType: spec.FSType,
+		ID: volume.VolumeID(p.name, spec.Name), Name: spec.Name, Size: spec.Size, Created: time.Now().UTC(), Block: spec.Block,
+		FSType:         spec.FSType,
 		SourceSnapshot: spec.SourceSnapshot, SourceVolume: spec.SourceVolume, Parameters: maps.Clone(spec.Parameters),
 	}
 	if spec.Thick {
@@ -103,7 +107,7 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	return v, nil
 }
 
-// origin is the file that a volume is to be a copy of.
+// origin returns the file that a volume copies.
 func (p *Pool) origin(v *volume.Volume) (disk string, err error) {
 	var size int64
 	switch {
@@ -130,7 +134,7 @@ func (p *Pool) origin(v *volume.Volume) (disk string, err error) {
 	return disk, nil
 }
 
-// place is where the data of a volume or snapshot is to be that is not there.
+// place returns where a new volume or snapshot goes. It fails if data is there.
 func place[R any](p *Pool, book *journal.Book[R], id string) (key, disk string, err error) {
 	key, _ = book.Key(id)
 	dir := book.Path(key, "")
@@ -138,7 +142,7 @@ func place[R any](p *Pool, book *journal.Book[R], id string) (key, disk string, 
 	return key, filepath.Join(dir, "disk"), book.Free(id, dir, !errors.Is(err, fs.ErrNotExist))
 }
 
-// fill makes a disk, durably. What an earlier call has left is made anew.
+// fill makes a disk, durably. It overwrites what an earlier call left.
 func fill(ctx context.Context, disk, origin string, size int64, quiesce volume.Quiesce, progress *volume.Progress) (err error) {
 	if err := os.MkdirAll(filepath.Dir(disk), 0o700); err != nil {
 		return err
@@ -189,7 +193,7 @@ func copyStill(ctx context.Context, f *os.File, origin string, quiesce volume.Qu
 	}
 }
 
-// forget removes the data, and the record after it.
+// forget removes the data and then the record.
 func forget[R any](book *journal.Book[R], key string) error {
 	dir := book.Path(key, "")
 	for _, path := range []string{filepath.Join(dir, "disk"), dir} {
@@ -220,7 +224,7 @@ func (p *Pool) Delete(ctx context.Context, id string) error {
 	return forget(p.volumes, key)
 }
 
-// Expand makes the disk longer, then the record, then the devices.
+// Expand enlarges the disk, then the record, then the devices.
 func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume, error) {
 	key, r, err := p.volumes.Find(id)
 	if err != nil {
@@ -303,7 +307,7 @@ func (p *Pool) DeleteSnapshot(_ context.Context, id string) error {
 	return forget(p.snapshots, key)
 }
 
-// Recover undoes what was being made, and finishes what was being deleted.
+// Recover undoes unfinished creations and finishes unfinished deletions.
 func (p *Pool) Recover(thaw volume.Thaw) error {
 	var errs []error
 	for key, r := range p.volumes.All() {
@@ -329,7 +333,8 @@ func (p *Pool) Recover(thaw volume.Thaw) error {
 func (p *Pool) Check() (found []volume.Finding, err error) {
 	look := func(id, disk string) {
 		if _, err := os.Lstat(disk); err != nil {
-			found = append(found, volume.Finding{Kind: volume.RecordWithoutFile, ID: id, Path: disk, Means: err.Error(), Do: "restore it, or delete it"})
+			found = append(found, volume.Finding{Kind: volume.RecordWithoutFile, ID: id, Path: disk, Means: err.Error(),
+				Do: "restore it, or delete it"})
 		}
 	}
 	for key, r := range p.volumes.All() {

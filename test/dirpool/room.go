@@ -11,7 +11,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// Allocated is what the volume's disk takes.
+// Allocated returns how many bytes the volume's disk takes.
 func (p *Pool) Allocated(id string) (int64, error) {
 	key, _, err := p.volumes.Find(id)
 	if err != nil {
@@ -28,7 +28,7 @@ func allocated(disk string) (int64, error) {
 	return st.Blocks * 512, nil
 }
 
-// Capacity promises what is there, and no byte twice.
+// Capacity returns the pool's room. It promises no byte twice.
 func (p *Pool) Capacity() (volume.Capacity, error) {
 	p.promising.Lock()
 	defer p.promising.Unlock()
@@ -60,7 +60,7 @@ func (p *Pool) capacity() (c volume.Capacity, err error) {
 	if err := syscall.Statfs(p.dir, &st); err != nil {
 		return c, err
 	}
-	c.Available = min(c.Available, int64(st.Bavail)*st.Bsize) // what was written meanwhile counts once
+	c.Available = min(c.Available, int64(st.Bavail)*st.Bsize) // bytes written meanwhile count once
 	for n := range maps.Values(takes) {
 		c.Promised += n
 	}
@@ -68,7 +68,7 @@ func (p *Pool) capacity() (c volume.Capacity, err error) {
 	return c, nil
 }
 
-// promise keeps room for what a record will say.
+// promise reserves room for a record that comes later.
 func (p *Pool) promise(key string, has, bytes int64) (free func(), err error) {
 	p.promising.Lock()
 	defer p.promising.Unlock()

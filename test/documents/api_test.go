@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// What other people import shows none of the types that they cannot name.
+// Public packages export no type that importers cannot name.
 func TestPackagesExportNoInternalType(t *testing.T) {
 	for _, p := range exported(t, "./pkg/mounter/...", "./pkg/crust/...", "./pkg/orchestrator/...", "./pkg/volume/...", "./pkg/fault/...") {
 		for _, name := range p.Scope().Names() {
@@ -29,7 +29,7 @@ func TestPackagesExportNoInternalType(t *testing.T) {
 
 var name = regexp.MustCompile(`\b([a-z]+)\.([A-Z]\w*)(?:\.([A-Z]\w*))?`)
 
-// The page for drivers names what there is.
+// Every name on the page for driver authors exists.
 func TestNamesOfTheLibraryPageExist(t *testing.T) {
 	packages := map[string]*types.Package{}
 	for _, p := range exported(t, "./pkg/...") {
@@ -64,7 +64,7 @@ func TestNamesOfTheLibraryPageExist(t *testing.T) {
 
 const module = "github.com/crust-csi/crust-csi/"
 
-// exported gives the packages that patterns match, with what they export.
+// exported returns the packages that match the patterns, with their exported names.
 func exported(t *testing.T, patterns ...string) (packages []*types.Package) {
 	t.Helper()
 	list := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}\t{{.DepOnly}}")
@@ -97,7 +97,7 @@ func exported(t *testing.T, patterns ...string) (packages []*types.Package) {
 	return packages
 }
 
-// surface is what a name shows to those who import its package.
+// surface is what a name shows to importers of its package.
 type surface struct {
 	from   *types.Package
 	met    map[types.Type]bool
@@ -163,7 +163,8 @@ func (s *surface) of(t types.Type) {
 	}
 }
 
-// named notes a type that importers cannot name: one of an internal package, or one that its package keeps to itself.
+// named records a type that importers cannot name: one of an internal package, or an unexported
+// one.
 func (s *surface) named(o *types.TypeName) {
 	generated := strings.Contains(o.Name(), "_") && strings.HasPrefix(o.Name(), "is") // the interface of a protobuf oneof
 	if o.Pkg() == nil || !strings.HasPrefix(o.Pkg().Path(), module) || generated {

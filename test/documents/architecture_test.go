@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// architecture.md: crust-guest and crust-oci link nothing of OpenTelemetry, and programs
-// that send no spans do not link what sends them.
+// architecture.md: crust-guest and crust-oci link nothing of OpenTelemetry, and programs that send
+// no spans do not link the exporter.
 func TestTraces_WhoLinksWhat(t *testing.T) {
 	const api, sdk = "go.opentelemetry.io/", "go.opentelemetry.io/otel/sdk"
 	for program, never := range map[string]string{"crust-guest": api, "crust-oci": api, "csi-steward": sdk, "crustctl": sdk} {

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// A reader of the source sees 140 columns. Tables, code and what a run writes (docs/versions.md) are as long as they are.
+// Markdown lines end by column 140. Tables, code and generated pages (docs/versions.md) may be
+// longer.
 func TestMarkdownEndsByColumn140(t *testing.T) {
 	seen := 0
 	eachDocument(t, func(path, text string) {

@@ -13,9 +13,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// A file system is a row of pkg/mounter/fstype: nothing else spells its name, so that a
-// new one touches nothing else. The detectors say what they found, and NFS is mounted in
-// a way of its own.
+// A file system is a row of pkg/mounter/fstype. No other code spells its name, so a new one touches
+// nothing else. Exceptions: detectors return what they found, and NFS is mounted differently.
 func TestAFilesystemIsNamedInItsRow(t *testing.T) {
 	names := map[string]bool{}
 	for _, row := range fstype.All() {

@@ -13,7 +13,7 @@ import (
 
 var link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 
-// A link to a file of the project leads to one, and to a heading that is there.
+// A link to a file of the project leads to an existing file and heading.
 func TestLinksLeadSomewhere(t *testing.T) {
 	checked := 0
 	eachDocument(t, func(path, text string) {
@@ -45,7 +45,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
-// eachDocument calls f for the project's Markdown files.
+// eachDocument calls f for each Markdown file.
 func eachDocument(t *testing.T, f func(path, text string)) {
 	t.Helper()
 	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
@@ -73,7 +73,7 @@ var fence = regexp.MustCompile("(?ms)^```.*?^```")
 
 func withoutCode(text string) string { return fence.ReplaceAllString(text, "") }
 
-// anchors are the headings of a Markdown file as a link names them.
+// anchors returns the link names of a Markdown file's headings.
 func anchors(t *testing.T, path string) map[string]bool {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -89,7 +89,7 @@ func anchors(t *testing.T, path string) map[string]bool {
 	return found
 }
 
-// anchor is what GitHub makes of a heading.
+// anchor returns GitHub's anchor for a heading.
 func anchor(heading string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -102,7 +102,7 @@ func anchor(heading string) string {
 	}, strings.TrimSpace(link.ReplaceAllString(heading, "")))
 }
 
-// A page that the index does not have is found by nobody.
+// Nobody finds a page that is not in the index.
 func TestTheIndexHasEveryPage(t *testing.T) {
 	b, err := os.ReadFile("../../docs/README.md")
 	if err != nil {

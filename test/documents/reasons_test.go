@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// An event of a pod has nothing but a reason of health and a sentence: docs/troubleshooting.md says of each
-// reason what to do, and of no other.
+// A pod's event contains only a health reason and a sentence. docs/troubleshooting.md says what to
+// do about each reason, and lists no other.
 func TestEveryReasonOfHealthIsInTheTable(t *testing.T) {
 	said := reasonsOfHealth(t)
 	if len(said) < 15 {
@@ -44,7 +44,7 @@ func TestEveryReasonOfHealthIsInTheTable(t *testing.T) {
 	}
 }
 
-// reasonsOfHealth are the reasons of all literals of mounter.Ailment, and where one is.
+// reasonsOfHealth returns the reasons in all literals of mounter.Ailment, and where each one is.
 func reasonsOfHealth(t *testing.T) map[string]string {
 	files := token.NewFileSet()
 	constants, literals := map[string]string{}, map[ast.Expr]bool{}
@@ -87,7 +87,7 @@ func reasonsOfHealth(t *testing.T) map[string]string {
 	for e := range literals {
 		lit, ok := e.(*ast.CompositeLit)
 		if !ok {
-			continue // a variable, whose own literal counts
+			continue // a variable; its own literal counts
 		}
 		for _, field := range lit.Elts {
 			kv, ok := field.(*ast.KeyValueExpr)

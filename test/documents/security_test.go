@@ -1,4 +1,4 @@
-// Package documents checks that what the documents say of the code is there.
+// Package documents checks the documents against the code.
 package documents
 
 import (
@@ -15,7 +15,7 @@ import (
 
 const project = "../.."
 
-// tests are the test functions of the tree, whatever their build tags.
+// tests returns the test functions of the tree, whatever their build tags.
 func tests(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
@@ -34,7 +34,8 @@ func tests(t *testing.T) map[string]bool {
 			return err
 		}
 		for _, decl := range f.Decls {
-			if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv == nil && (strings.HasPrefix(fn.Name.Name, "Test") || strings.HasPrefix(fn.Name.Name, "Fuzz")) {
+			if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv == nil &&
+				(strings.HasPrefix(fn.Name.Name, "Test") || strings.HasPrefix(fn.Name.Name, "Fuzz")) {
 				names[fn.Name.Name] = true
 			}
 		}
@@ -46,7 +47,7 @@ func tests(t *testing.T) map[string]bool {
 	return names
 }
 
-// Every promise of SECURITY.md names a test that exists, and every row names one.
+// A09: every test that SECURITY.md names exists, and every row names one.
 func TestA09_SecurityNamesTestsThatExist(t *testing.T) {
 	b, err := os.ReadFile(filepath.Join(project, "SECURITY.md"))
 	if err != nil {

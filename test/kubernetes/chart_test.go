@@ -14,8 +14,8 @@ import (
 
 var console = regexp.MustCompile("(?ms)^```console\n(.*?)^```$")
 
-// theChart installs, upgrades and removes the driver with Helm, by the commands of the
-// chart's README: on three nodes, with volumes in use. Nothing of the driver is there after it.
+// theChart installs, upgrades and removes the driver with Helm, with the commands of the chart's
+// README, on three nodes with volumes in use. Afterwards nothing of the driver is left.
 func theChart(t *testing.T, project string) {
 	page, err := os.ReadFile("../../deploy/helm/crust-csi/README.md")
 	if err != nil {
@@ -36,7 +36,8 @@ func theChart(t *testing.T, project string) {
 		return out
 	}
 	all := []string{"node", "node-2", "node-3"}
-	sets := []string{"daemonset/csi-node", "daemonset/csi-sidecars", "deployment/csi-resizer", "deployment/csi-steward", "daemonset/crust", "daemonset/crust-agent"}
+	sets := []string{"daemonset/csi-node", "daemonset/csi-sidecars", "deployment/csi-resizer", "deployment/csi-steward", "daemonset/crust",
+		"daemonset/crust-agent"}
 	rolled := func(s *space) {
 		t.Helper()
 		for _, d := range sets {
@@ -69,7 +70,7 @@ func theChart(t *testing.T, project string) {
 			t.Errorf("%s promises %g bytes, and a claim of it has 640 MiB", node, promised)
 		}
 	}
-	// An upgrade, with images of another tag, while all of them write.
+	// An upgrade, with images of another tag, while all pods write.
 	set := ""
 	for _, image := range []string{"csi-node", "csi-steward", "crustd", "crust-agent"} {
 		for _, node := range all {
@@ -83,7 +84,8 @@ func theChart(t *testing.T, project string) {
 	does("helm upgrade", strings.Replace(blocks[1][1], " --reset-then-reuse-values", " --reset-then-reuse-values"+set, 1))
 	rolled(s)
 	for _, name := range strings.Fields(before) {
-		if now := s.kubectl("get", "pods", "-n", system, "-o", "jsonpath={.items[*].metadata.name}"); slices.Contains(strings.Fields(now), name) && !strings.HasPrefix(name, "csi-resizer") {
+		if now := s.kubectl("get", "pods", "-n", system, "-o", "jsonpath={.items[*].metadata.name}"); slices.Contains(strings.Fields(now),
+			name) && !strings.HasPrefix(name, "csi-resizer") {
 			t.Errorf("%s was not replaced: %s", name, now)
 		}
 	}
@@ -91,12 +93,13 @@ func theChart(t *testing.T, project string) {
 		if got := s.get("pod/"+pod, ".status.containerStatuses[0].restartCount"); got != "0" {
 			t.Errorf("%s has restarted %s times", pod, got)
 		}
-		if got := s.run(pod, "a=$(wc -l </data/numbers); sleep 1; b=$(wc -l </data/numbers); [ $b -gt $a ] && head -n $b /data/numbers | awk '$1 != NR-1 {bad++} END {print bad+0}'"); got != "0" {
+		if got := s.run(pod,
+			"a=$(wc -l </data/numbers); sleep 1; b=$(wc -l </data/numbers); [ $b -gt $a ] && head -n $b /data/numbers | awk '$1 != NR-1 {bad++} END {print bad+0}'"); got != "0" {
 			t.Errorf("%s: lines that are wrong: %q", pod, got)
 		}
 	}
 	s.delete(pods...)
-	for _, node := range all { // what the release before made, the next one mounts
+	for _, node := range all { // the next release mounts what the last one made
 		s.apply(podText("r-"+node, []string{"fs-" + node + ":/data"}, away(node)))
 		s.ready("r-" + node)
 		if got := s.run("r-"+node, "head -n 3 /data/numbers"); got != "0\n1\n2" {
@@ -106,8 +109,10 @@ func theChart(t *testing.T, project string) {
 	s.clear()
 	does("helm uninstall", blocks[2][1])
 	s.until(60*time.Second, "nothing of the driver is left", func() (string, bool) {
-		left := s.kubectl("get", "csidrivers,storageclasses,volumesnapshotclasses,runtimeclasses,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings,namespaces", "-o", "name")
-		left = strings.Join(slices.DeleteFunc(strings.Fields(left), func(name string) bool { return !strings.Contains(name, "crust") }), " ")
+		left := s.kubectl("get",
+			"csidrivers,storageclasses,volumesnapshotclasses,runtimeclasses,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings,namespaces", "-o", "name")
+		left = strings.Join(slices.DeleteFunc(strings.Fields(left), func(name string) bool { return !strings.Contains(name, "crust") }),
+			" ")
 		for _, node := range all {
 			left += onThe(t, node, "pgrep -lx 'csi-node|csi-steward|crustd|crust-agent' || true; ls /var/lib/kubelet/plugins_registry")
 			left += s.kubectl("get", "node", node, "-o", `jsonpath={.metadata.labels.topology\.csi\.crust\.dev/node}`)

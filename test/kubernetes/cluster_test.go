@@ -23,20 +23,20 @@ import (
 const (
 	driver = "csi.crust.dev"
 	system = "crust-csi" // the namespace of deploy/kubernetes
-	// failures is where a failed test leaves what there was to see.
+	// failures is where a failed test saves logs and objects.
 	failures = "../../.cache/kubernetes/failures"
 )
 
 var (
-	// nodes is how many the tests' cluster has: three, or the one of a row of versions.
+	// nodes is the number of nodes: three, or that of a row of versions.
 	nodes, _ = strconv.Atoi(cmp.Or(os.Getenv("CRUST_KUBERNETES_NODES"), "3"))
-	// state is where cluster.sh has the first node.
+	// state is cluster.sh's directory of the first node.
 	state = cmp.Or(os.Getenv("CRUST_KUBERNETES_STATE"), "../../.cache/kubernetes/node")
-	// patience is a factor for all that is waited for: a machine may be busy, and a guest's processor is emulated.
+	// patience multiplies all timeouts: a machine may be busy, and a guest's processor is emulated.
 	patience, _ = strconv.Atoi(cmp.Or(os.Getenv("CRUST_KUBERNETES_PATIENCE"), "3"))
 )
 
-// TestMain brings the cluster up, and down unless CRUST_KUBERNETES_KEEP is set.
+// TestMain starts the cluster, and stops it unless CRUST_KUBERNETES_KEEP is set.
 func TestMain(m *testing.M) {
 	code := 1
 	if err := install(); err != nil {
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	} else {
 		code = m.Run()
 		left, err := leftovers()
-		// crust-agent forgets what ended without it after a while.
+		// crust-agent forgets after a while what ended without it.
 		for end := time.Now().Add(wait(90 * time.Second)); left != "" && err == nil && time.Now().Before(end); {
 			time.Sleep(3 * time.Second)
 			left, err = leftovers()
@@ -63,7 +63,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// leftovers are what the tests' volumes have left on the nodes.
+// leftovers returns what the tests' volumes have left on the nodes.
 func leftovers() (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), wait(time.Minute))
 	defer cancel()
@@ -90,12 +90,14 @@ func install() error {
 	}
 	steps := [][]string{{"./cluster.sh", "up"}}
 	if others := names()[1:]; len(others) > 0 {
-		// Only pods that a test sends there (away) run on the others.
-		steps = append(steps, slices.Concat([]string{"./cluster.sh", "exec", "kubectl", "taint", "--overwrite", "node"}, others, []string{fleet + "=:NoSchedule"}))
+		// Only pods that a test sends there (away) run on the other nodes.
+		steps = append(steps, slices.Concat([]string{"./cluster.sh", "exec", "kubectl", "taint", "--overwrite", "node"}, others,
+			[]string{fleet + "=:NoSchedule"}))
 	}
 	for _, argv := range append(steps, [][]string{
 		{"./cluster.sh", "exec", "kubectl", "apply", "-k", project + "/.cache/kubernetes/bin/crd"},
-		{"./cluster.sh", "exec", "kubectl", "wait", "--for=condition=Established", "crd/volumesnapshotclasses.snapshot.storage.k8s.io", "--timeout=30s"},
+		{"./cluster.sh", "exec", "kubectl", "wait", "--for=condition=Established", "crd/volumesnapshotclasses.snapshot.storage.k8s.io",
+			"--timeout=30s"},
 		{"./cluster.sh", "exec", "kubectl", "apply", "-k", project + "/test/kubernetes/overlay"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/csi-node", "--timeout=90s"},
 		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/csi-sidecars", "--timeout=90s"},
@@ -144,7 +146,7 @@ func onNode(t testing.TB, script string) string {
 	return out
 }
 
-// onNodeIn is that in a directory, for what takes longer.
+// onNodeIn does the same in a directory, for scripts that take longer.
 func onNodeIn(dir, script string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), wait(6*time.Minute))
 	defer cancel()
@@ -159,8 +161,8 @@ type space struct {
 
 var unfit = regexp.MustCompile(`[^a-z0-9]+`)
 
-// use makes a namespace; when the test ends everything in it is deleted, and no
-// volume of it may be left.
+// use makes a namespace. When the test ends, it deletes everything in it and expects that no volume
+// is left.
 func use(t testing.TB) *space {
 	t.Helper()
 	s := &space{t: t, ns: strings.Trim(unfit.ReplaceAllString(strings.ToLower(strings.TrimPrefix(t.Name(), "Test")), "-"), "-")}
@@ -177,22 +179,23 @@ func use(t testing.TB) *space {
 	return s
 }
 
-// clear deletes what is in the namespace and waits until its volumes are gone; the
-// namespace itself takes its time.
+// clear deletes the namespace's objects and waits until its volumes are gone. Removing the
+// namespace itself takes longer.
 func (s *space) clear() {
 	s.t.Helper()
 	s.kubectl("delete", "pods", "--all", "-n", s.ns, "--grace-period=1", "--timeout=90s")
 	s.kubectl("delete", "pvc", "--all", "-n", s.ns, "--timeout=90s")
 	s.kubectl("delete", "volumesnapshots", "--all", "-n", s.ns, "--timeout=90s")
 	s.kubectl("delete", "namespace", s.ns, "--wait=false", "--ignore-not-found")
-	// external-provisioner tries again after up to five minutes.
+	// external-provisioner retries after up to five minutes.
 	s.until(2*time.Minute, "no persistent volume of the test is left", func() (string, bool) {
-		left := s.kubectl("get", "pv", "-o", `jsonpath={range .items[?(@.spec.claimRef.namespace=="`+s.ns+`")]}{.metadata.name} {.status.phase} {.status.message}{"\n"}{end}`)
+		left := s.kubectl("get", "pv", "-o", `jsonpath={range .items[?(@.spec.claimRef.namespace=="`+s.ns+
+			`")]}{.metadata.name} {.status.phase} {.status.message}{"\n"}{end}`)
 		return left, left == ""
 	})
 }
 
-// keep writes down what there is to see.
+// keep saves objects and logs of a failed test.
 func (s *space) keep() {
 	dir := filepath.Join(failures, s.ns)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -248,8 +251,7 @@ func (s *space) apply(yaml string) {
 	}
 }
 
-// claim is a PersistentVolumeClaim; more is further fields of its spec, as
-// flow-style YAML.
+// claim creates a PersistentVolumeClaim; more is further fields of its spec, as flow-style YAML.
 func (s *space) claim(name, class, size, mode string, more ...string) {
 	s.t.Helper()
 	s.apply(fmt.Sprintf(`{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: %s},
@@ -263,9 +265,9 @@ func fields(more []string) string {
 	return ", " + strings.Join(more, ", ")
 }
 
-// podText is a pod with one container that sleeps, and its volumes at the given
-// places: "claim:/path", ":ro" behind it for a read-only mount, and claim:/dev/x
-// for a raw block volume.
+// podText returns a pod with one container that sleeps, and its volumes at the given places:
+// "claim:/path", with ":ro" appended for a read-only mount, and claim:/dev/x for a raw block
+// volume.
 func podText(name string, volumes []string, more ...string) string {
 	var mounts, devices, sources []string
 	for i, v := range volumes {
@@ -286,7 +288,7 @@ containers: [{name: c, image: "localhost/test/busybox:1", volumeMounts: [%s], vo
 volumes: [%s]%s}}`, name, strings.Join(mounts, ", "), strings.Join(devices, ", "), strings.Join(sources, ", "), fields(more))
 }
 
-// pod makes one and waits until it runs.
+// pod creates a pod and waits until it runs.
 func (s *space) pod(name string, volumes []string, more ...string) {
 	s.t.Helper()
 	s.apply(podText(name, volumes, more...))
@@ -300,7 +302,7 @@ func (s *space) ready(pods ...string) {
 	}
 }
 
-// delete removes a pod and waits for its end.
+// delete removes pods and waits until they end.
 func (s *space) delete(pods ...string) {
 	s.t.Helper()
 	for _, p := range pods {
@@ -328,13 +330,14 @@ func (s *space) get(object, path string) string {
 	return s.kubectl("get", object, "-n", s.ns, "-o", "jsonpath={"+path+"}")
 }
 
-// target is where a claim is mounted on the node for a pod.
+// target returns where a claim is mounted on the node for a pod.
 func (s *space) target(pod, claim string) string {
 	s.t.Helper()
-	return fmt.Sprintf("/var/lib/kubelet/pods/%s/volumes/kubernetes.io~csi/%s/mount", s.get("pod/"+pod, ".metadata.uid"), s.get("pvc/"+claim, ".spec.volumeName"))
+	return fmt.Sprintf("/var/lib/kubelet/pods/%s/volumes/kubernetes.io~csi/%s/mount", s.get("pod/"+pod, ".metadata.uid"),
+		s.get("pvc/"+claim, ".spec.volumeName"))
 }
 
-// until waits for something; what it sees last is in the failure's message.
+// until waits for a condition. A failure's message shows the last state.
 func (s *space) until(most time.Duration, what string, look func() (seen string, ok bool)) {
 	s.t.Helper()
 	most = wait(most)
@@ -387,15 +390,8 @@ func (s *space) saidWithin(most time.Duration, object, pattern string) string {
 	return found
 }
 
-// mountOf is the node's mountinfo line of a path, empty for none.
+// mountOf returns the node's mountinfo line of a path, or "".
 func mountOf(t testing.TB, path string) string {
 	t.Helper()
 	return onNode(t, `awk -v p='`+path+`' '$5 == p' /proc/1/mountinfo`)
-}
-
-// allCapabilities tells whether root on this machine has all; ext4 grows while it is
-// mounted only with CAP_SYS_RESOURCE.
-func allCapabilities(t testing.TB) bool {
-	t.Helper()
-	return strings.HasSuffix(onNode(t, "grep CapEff /proc/1/status"), "1ffffffffff")
 }

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// 11.2: a snapshot is restored, and a volume cloned, on the node that has them, wherever their pod may run.
+// 11.2: a snapshot is restored and a volume cloned on the node that has the origin, wherever their
+// pod may run.
 func TestFleet_CopiesAreMadeWhereTheirOriginIs(t *testing.T) {
 	t.Parallel()
 	for _, node := range []string{"node-2", "node-3"} {
@@ -32,7 +33,7 @@ func TestFleet_CopiesAreMadeWhereTheirOriginIs(t *testing.T) {
 					t.Errorf("%s has %q on %s", copied, got, s.nodeOf(copied))
 				}
 			}
-			// A pod that cannot follow is told so, and its claim says where the copy is.
+			// A pod that cannot go there gets an event, and its claim says where the copy is.
 			s.claim("stuck", "crust-xfs", "320Mi", "ReadWriteOnce",
 				"dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: snap}")
 			s.apply(podText("stuck", []string{"stuck:/data"}, away("node")))
@@ -47,7 +48,8 @@ func TestFleet_CopiesOfImmediateClasses(t *testing.T) {
 	t.Parallel()
 	s := use(t)
 	t.Cleanup(func() { s.kubectl("delete", "storageclass", s.ns, "--ignore-not-found") })
-	s.apply(`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: ` + s.ns + `}, provisioner: csi.crust.dev, volumeBindingMode: Immediate}`)
+	s.apply(`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: ` + s.ns +
+		`}, provisioner: csi.crust.dev, volumeBindingMode: Immediate}`)
 	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOnce")
 	s.pod("p", []string{"data:/data"}, away("node-3"))
 	s.run("p", "echo origin >/data/f; sync")
@@ -60,7 +62,7 @@ func TestFleet_CopiesOfImmediateClasses(t *testing.T) {
 	}
 }
 
-// 11.2: a VolumeSnapshotContent that an administrator made by hand becomes ready, and is restored from.
+// 11.2: a VolumeSnapshotContent made by hand becomes ready and can be restored.
 func TestFleet_ASnapshotContentMadeByHand(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -84,7 +86,7 @@ source: {snapshotHandle: %s}, volumeSnapshotRef: {name: %[1]s, namespace: %[3]s}
 	byHand(s.ns+"-not", nobodys)
 	t.Cleanup(func() {
 		s.kubectl("delete", "volumesnapshot", s.ns+"-not", "-n", s.ns, "--wait=false")
-		// No snapshotter takes it, so none takes its finalizer off: docs/troubleshooting.md.
+		// No snapshotter handles it, so none removes its finalizer: docs/troubleshooting.md.
 		s.kubectl("patch", "volumesnapshotcontent", s.ns+"-not", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
 		s.kubectl("delete", "volumesnapshotcontent", s.ns+"-not", "--ignore-not-found", "--timeout=60s")
 	})
@@ -100,20 +102,20 @@ source: {snapshotHandle: %s}, volumeSnapshotRef: {name: %[1]s, namespace: %[3]s}
 	}
 }
 
-// B6: what is wrong with a volume is an event on its pod and on its claim.
+// B6: a volume's health problem becomes an event on its pod and on its claim.
 func TestB06_ASickVolumeIsAnEvent(t *testing.T) {
 	t.Parallel()
 	s := use(t)
 	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOnce")
 	s.pod("p", []string{"data:/data"}, away("node-3"))
-	// The node's disk does not have what the file of the volume has: ext4 stops writing.
+	// The node's disk loses the data of the volume's file: ext4 stops writing.
 	dev := onThe(t, "node-3", "awk -v p="+s.target("p", "data")+" '$5 == p {print $3}' /proc/1/mountinfo")
 	if !strings.Contains(dev, ":") {
 		t.Fatalf("the volume's device: %q", dev)
 	}
 	onThe(t, "node-3", "echo 1 >/sys/fs/ext4/$(basename $(readlink /sys/dev/block/"+dev+"))/trigger_fs_error")
 	begin := time.Now()
-	// csi-steward looks once a minute.
+	// csi-steward checks once a minute.
 	s.saidWithin(3*time.Minute, "Pod/p", ": volume pvc-.*ext4")
 	s.saidWithin(3*time.Minute, "PersistentVolumeClaim/data", ": volume pvc-.*ext4")
 	t.Logf("seen after %s", time.Since(begin).Round(time.Second))

@@ -12,15 +12,15 @@ import (
 	"time"
 )
 
-// request is one of the driver's, in the API server's audit log.
+// request is one of the driver's requests in the API server's audit log.
 type request struct {
 	who   string // the account
-	node  string // whose token it was
+	node  string // the node of its token
 	what  string // verb and resource
 	watch bool
 }
 
-// requests that ended since, or are open: watches end after minutes.
+// requests ended since then, or are open: watches end after minutes.
 func requests(t *testing.T, since time.Time) []request {
 	t.Helper()
 	var all []request
@@ -42,7 +42,8 @@ func requests(t *testing.T, since time.Time) []request {
 			continue
 		}
 		seen[e.AuditID] = true
-		r := request{who: strings.TrimPrefix(e.User.Username, "system:serviceaccount:"+system+":"), what: e.Verb + " " + e.ObjectRef.Resource, watch: e.Verb == "watch"}
+		r := request{who: strings.TrimPrefix(e.User.Username, "system:serviceaccount:"+system+":"),
+			what: e.Verb + " " + e.ObjectRef.Resource, watch: e.Verb == "watch"}
 		if e.ObjectRef.Subresource != "" {
 			r.what += "/" + e.ObjectRef.Subresource
 		}
@@ -54,9 +55,9 @@ func requests(t *testing.T, since time.Time) []request {
 	return all
 }
 
-// 11.2: what the driver costs the API server: idle, for a claim and its pod, and in objects.
-// It is measured on three nodes. What each node costs is multiplied; what a node does
-// because of another's claim would grow with the square of the nodes, and is an error.
+// 11.2: what the driver costs the API server: idle, for a claim and its pod, and in objects. It is
+// measured on three nodes. Costs per node are multiplied. Work on a node for another node's claim
+// is an error: it would grow with the square of the nodes.
 func TestFleet_WhatTheAPIServerPays(t *testing.T) {
 	const fleet, idle, claims = 5000, 2 * time.Minute, 10
 	s := use(t)
@@ -72,7 +73,7 @@ func TestFleet_WhatTheAPIServerPays(t *testing.T) {
 		clear(table)
 	}
 
-	// The watches of a fresh start are those of any time.
+	// The watches after a fresh start are those of any time.
 	for _, d := range []string{"daemonset/csi-sidecars", "deployment/csi-resizer", "deployment/csi-steward", "daemonset/crust-agent"} {
 		s.kubectl("rollout", "restart", "-n", system, d)
 	}
@@ -132,7 +133,8 @@ func TestFleet_WhatTheAPIServerPays(t *testing.T) {
 		t.Errorf("other nodes asked %d times because of %d claims", others, claims)
 	}
 
-	classes := len(strings.Fields(s.kubectl("get", "storageclasses", "-o", `jsonpath={.items[?(@.provisioner=="`+driver+`")].metadata.name}`)))
+	classes := len(strings.Fields(s.kubectl("get", "storageclasses",
+		"-o", `jsonpath={.items[?(@.provisioner=="`+driver+`")].metadata.name}`)))
 	capacities := len(strings.Fields(s.kubectl("get", "csistoragecapacities", "-n", system, "-o", "name")))
 	t.Logf("%d classes: %d CSIStorageCapacities on three nodes; %d nodes have %d, %d watches, %.0f requests a second",
 		classes, capacities, fleet, capacities/3*fleet, watches*fleet, perNode*fleet/60)

@@ -25,11 +25,12 @@ import (
 
 const sandboxed = "runtimeClassName: crust"
 
-// onlyPlaceholder fails unless the node's mount table has the placeholder where a
-// pod has a claim, and the claim's file system nowhere.
+// onlyPlaceholder fails unless the node's mount table has the placeholder at a pod's claim, and the
+// claim's file system nowhere.
 func (s *space) onlyPlaceholder(pod, claim string) {
 	s.t.Helper()
-	if got := mountOf(s.t, s.target(pod, claim)); !strings.Contains(got, "unbindable") || !strings.Contains(got, " - tmpfs crust-deferred ") {
+	if got := mountOf(s.t, s.target(pod, claim)); !strings.Contains(got, "unbindable") ||
+		!strings.Contains(got, " - tmpfs crust-deferred ") {
 		s.t.Errorf("at the target: %q", got)
 	}
 	handle := s.kubectl("get", "pv", s.get("pvc/"+claim, ".spec.volumeName"), "-o", "jsonpath={.spec.csi.volumeHandle}")
@@ -43,8 +44,8 @@ func (s *space) onlyPlaceholder(pod, claim string) {
 	}
 }
 
-// Story 1: everybody can; the file system is mounted where the pod is, and the
-// node's mount table never shows it.
+// C21, C22, story 1: everyone supports deferral. The file system is mounted in the sandbox, and
+// never appears in the node's mount table.
 func TestC21_C22_Story1(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -55,7 +56,8 @@ func TestC21_C22_Story1(t *testing.T) {
 	target := s.target("p", "data")
 	s.onlyPlaceholder("p", "data")
 	s.run("p", "echo from the sandbox >/data/f; sync")
-	if got := s.run("p", "grep ' /data ' /proc/self/mountinfo; stat -c %g /data /data/f"); !strings.Contains(got, " - ext4 /dev/loop") || !strings.HasSuffix(got, "4321\n4321") {
+	if got := s.run("p", "grep ' /data ' /proc/self/mountinfo; stat -c %g /data /data/f"); !strings.Contains(got, " - ext4 /dev/loop") ||
+		!strings.HasSuffix(got, "4321\n4321") {
 		t.Errorf("in the pod: %s", got)
 	}
 	if got := onNode(t, "ls -A "+target); got != "" {
@@ -66,11 +68,11 @@ func TestC21_C22_Story1(t *testing.T) {
 		"list"); !strings.Contains(got, target) || !strings.Contains(got, "published") {
 		t.Errorf("crustctl sandbox list:\n%s", got)
 	}
-	// B8: where csi-node can be asked too, it has the pod's name.
+	// B8: crustctl shows the pod's name if csi-node answers too.
 	if got := onNode(t, "/opt/crust/bin/crustctl sandbox list"); !strings.Contains(got, s.ns+"/p") {
 		t.Errorf("crustctl sandbox list, on the node:\n%s", got)
 	}
-	// The kubelet learns from the runtime how full it is.
+	// The kubelet gets usage numbers from the runtime.
 	s.until(60*time.Second, "stats of the volume", func() (string, bool) {
 		v := s.stats("p", "data")
 		return fmt.Sprintf("%+v", v), v.CapacityBytes > 50<<20 && v.CapacityBytes < 65<<20 && v.Inodes > 0
@@ -89,7 +91,7 @@ func TestC21_C22_Story1(t *testing.T) {
 	}
 }
 
-// Several volumes of one pod are published at once, and by one registration.
+// C22: several volumes of one pod are published at once, by one registration.
 func TestC22_ThreeVolumesOfAPod(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -99,16 +101,18 @@ func TestC22_ThreeVolumesOfAPod(t *testing.T) {
 		volumes = append(volumes, name+":/"+name)
 	}
 	s.pod("p", volumes, sandboxed, group(3000))
-	if got := s.run("p", "for d in a b c; do echo $d >/$d/f; done; cat /a/f /b/f /c/f; grep -c ' - ext4 ' /proc/self/mountinfo"); got != "a\nb\nc\n3" {
+	if got := s.run("p",
+		"for d in a b c; do echo $d >/$d/f; done; cat /a/f /b/f /c/f; grep -c ' - ext4 ' /proc/self/mountinfo"); got != "a\nb\nc\n3" {
 		t.Errorf("%q", got)
 	}
-	if got := s.kubectl("get", "events", "-n", s.ns, "-o", "jsonpath={.items[*].reason}"); strings.Contains(got, "SandboxMountFailed") || strings.Contains(got, "FailedCreatePodSandBox") {
+	if got := s.kubectl("get", "events", "-n", s.ns, "-o", "jsonpath={.items[*].reason}"); strings.Contains(got, "SandboxMountFailed") ||
+		strings.Contains(got, "FailedCreatePodSandBox") {
 		t.Errorf("events %s", got)
 	}
 }
 
-// Pods that only read share a volume, each in its sandbox; a pod that wants to
-// write waits until they have ended.
+// C21: pods that only read share a volume, each in its sandbox. A pod that wants to write waits
+// until they have ended.
 func TestC21_ReadersOfOneVolume(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -126,7 +130,8 @@ func TestC21_ReadersOfOneVolume(t *testing.T) {
 	for _, name := range []string{"one", "two"} {
 		s.said("Pod/"+name, "MountedInSandbox: volume pvc-.* \\(ext4\\)")
 		s.onlyPlaceholder(name, "data")
-		if got, err := s.tryRun(name, "cat /data/f; touch /data/g"); err == nil || got != "for readers" || !strings.Contains(err.Error(), "Read-only file system") {
+		if got, err := s.tryRun(name, "cat /data/f; touch /data/g"); err == nil || got != "for readers" ||
+			!strings.Contains(err.Error(), "Read-only file system") {
 			t.Errorf("%s: %q %v", name, got, err)
 		}
 	}
@@ -135,7 +140,7 @@ func TestC21_ReadersOfOneVolume(t *testing.T) {
 	s.notRunning("writer")
 	s.delete("one", "two")
 	s.ready("writer")
-	// Beside it a reader is the node's.
+	// Beside it, the node mounts for another reader.
 	s.apply(reader("one"))
 	s.ready("one")
 	s.said("Pod/one", "MountedByHost: .*a pod of this node has it already")
@@ -143,7 +148,7 @@ func TestC21_ReadersOfOneVolume(t *testing.T) {
 
 type stats struct{ CapacityBytes, UsedBytes, Inodes int64 }
 
-// stats are the kubelet's of a claim.
+// stats returns the kubelet's stats of a claim.
 func (s *space) stats(pod, claim string) stats {
 	s.t.Helper()
 	var all struct {
@@ -168,8 +173,8 @@ func (s *space) stats(pod, claim string) stats {
 	return stats{}
 }
 
-// runtime serves a CRUST runtime on the node that is made of answers, for what the
-// real one cannot lack, and gives the name of a RuntimeClass for it.
+// runtime serves a fake CRUST runtime on the node, for capabilities that the real one cannot lack.
+// It returns the name of a RuntimeClass for it.
 func (s *space) runtime(r *crusttest.Server) string {
 	s.t.Helper()
 	name := "less-" + s.ns
@@ -190,13 +195,14 @@ func (s *space) runtime(r *crusttest.Server) string {
 
 func (s *space) runtimeClass(name, annotation string) string {
 	s.t.Helper()
-	s.apply(fmt.Sprintf(`{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: %s, annotations: {%s}}, handler: crust}`, name, annotation))
+	s.apply(fmt.Sprintf(`{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: %s, annotations: {%s}}, handler: crust}`,
+		name, annotation))
 	s.t.Cleanup(func() { s.kubectl("delete", "runtimeclass", name) })
 	return name
 }
 
-// Stories 2 to 5: one of those who are asked says no; the node mounts the volume,
-// and the pod's events say why.
+// C21, stories 2 to 5: one participant refuses; the node mounts the volume, and the pod's events
+// say why.
 func TestC21_Stories2To5(t *testing.T) {
 	t.Parallel()
 	without := func(c crust.Capability) *crusttest.Server {
@@ -212,7 +218,7 @@ func TestC21_Stories2To5(t *testing.T) {
 		mode    string
 		pod     string
 		change  func(string) string
-		why     string // none: no event
+		why     string // "": no event
 	}{
 		"story2": {runtime: without(crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS), pod: group(1234),
 			why: "the runtime does not do fsGroup with policy Always"},
@@ -260,7 +266,8 @@ func TestC21_Stories2To5(t *testing.T) {
 			s.ready("p")
 			if c.why != "" {
 				s.said("Pod/p", "MountedByHost: volume pvc-.* was mounted by the host because .*"+c.why)
-			} else if got := s.kubectl("get", "events", "-n", s.ns, "-o", "jsonpath={.items[*].reason}"); strings.Contains(got, "MountedByHost") {
+			} else if got := s.kubectl("get", "events", "-n", s.ns, "-o", "jsonpath={.items[*].reason}"); strings.Contains(got,
+				"MountedByHost") {
 				t.Errorf("events %s", got)
 			}
 			if path == "/data" {
@@ -273,8 +280,8 @@ func TestC21_Stories2To5(t *testing.T) {
 	}
 }
 
-// Story 6: a runtime that grows no file systems; the claim says so, and the volume
-// grows when the pod has ended.
+// C17, C22, story 6: a runtime grows no file systems. The claim says so, and the volume grows after
+// the pod has ended.
 func TestC17_C22_Story6(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -296,8 +303,8 @@ func TestC17_C22_Story6(t *testing.T) {
 	})
 }
 
-// A claim that is enlarged while no pod has it: the kubelet grows the volume before
-// there is a sandbox that could.
+// C22: a claim is enlarged while no pod has it. The kubelet grows the volume before there is a
+// sandbox that could.
 func TestC22_GrownWhileNoPodHadIt(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -311,7 +318,7 @@ func TestC22_GrownWhileNoPodHadIt(t *testing.T) {
 	})
 	s.pod("q", []string{"data:/data"}, sandboxed)
 	if !allCapabilities(t) {
-		// crustd cannot grow an ext4 that is mounted. The claim says what helps.
+		// crustd cannot grow a mounted ext4. The claim says what helps.
 		s.until(60*time.Second, "the claim says why ext4 does not grow", func() (string, bool) {
 			got := s.get("pvc/data", ".status.conditions[?(@.type=='NodeResizeError')].message")
 			return got, strings.Contains(got, "cannot grow its file system: end the pod")
@@ -326,8 +333,8 @@ func TestC22_GrownWhileNoPodHadIt(t *testing.T) {
 	s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.capacity.storage}=128Mi", "pvc/data", "--timeout=90s")
 }
 
-// C23: what fails on the way to the sandbox fails the pod, in words, and the node
-// mounts nothing instead.
+// C23: a failure on the way to the sandbox fails the pod with a clear error. The node mounts
+// nothing instead.
 func TestC23_FailuresFailThePod(t *testing.T) {
 	t.Parallel()
 	t.Run("no runtime", func(t *testing.T) {
@@ -370,9 +377,8 @@ func (s *space) notRunning(pod string) {
 	}
 }
 
-// U03: the driver is told that a pod has a user namespace, which the kubelet does
-// not tell it: files are given to the group on disk, for the mount will be mapped
-// by the container runtime.
+// C22, U03: the kubelet does not pass on that a pod has a user namespace, but the driver learns it.
+// It gives the files on disk to the group, because the container runtime will map the mount.
 func TestC22_U03_TheDriverIsToldOfHostUsers(t *testing.T) {
 	t.Parallel()
 	s := use(t)

@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// csi-steward looks once a minute, and some things have to last until the next look.
+// csi-steward checks once a minute, and some conditions must last until the next check.
 const stewardsPatience = 4 * time.Minute
 
-// 11.5: a pod that waits for its group to be given to very many files is told how far that is, how long
-// it will take or that this cannot be told, and when it is done. The walk outlives the kubelet's
-// call: a frozen file system holds it, so nothing depends on how fast the machine is.
+// 11.5: while a pod waits for its group to be given to very many files, its events report the
+// progress, the remaining time or that it is unknown, and the end. The walk outlives the kubelet's
+// call. A frozen file system holds it, so nothing depends on the machine's speed.
 func TestEvents_AWalkInProgress(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -26,7 +26,7 @@ func TestEvents_AWalkInProgress(t *testing.T) {
 	freeze := func() { onNode(t, "fsfreeze -f "+target) }
 	thaw := func() { onNode(t, "fsfreeze -u "+target) }
 	t.Cleanup(func() { onNode(t, "fsfreeze -u "+target+" 2>/dev/null || true") })
-	// progress is what the walk says now, empty if there is none.
+	// progress returns the walk's current progress, or "".
 	progress := func() string {
 		out, _ := s.try("exec", "-n", system, s.daemon("csi-node", "node"), "-c", "csi-node", "--", "crustctl", "node", "drain-check")
 		return regexp.MustCompile(`\d+ files looked at, \d+ changed for group \d+, [^;)]*`).FindString(out)
@@ -38,7 +38,7 @@ func TestEvents_AWalkInProgress(t *testing.T) {
 	s.saidWithin(stewardsPatience, "Pod/p", "GroupChangeRuns: volume pvc-.*: its files are being given to the pod's fsGroup for .*, "+
 		"and the pod starts when that is done: 0 files looked at, .*how long it will take cannot be told")
 	t.Logf("told after %s", time.Since(begin).Round(time.Second))
-	// On its way. A walk that ends before it is held up is followed by another, for another group.
+	// On its way. If a walk ends before it is held up, another follows, for another group.
 	pod := "p"
 	for try := 0; ; try++ {
 		thaw()
@@ -61,23 +61,24 @@ func TestEvents_AWalkInProgress(t *testing.T) {
 		}
 	}
 	s.saidWithin(2*stewardsPatience, "Pod/"+pod, `GroupChangeRuns: .*: \d+ files looked at, .*, about (\d+[hms])+ left`)
-	// The kubelet's own words, when it has called once more.
+	// The kubelet's own event, after one more call.
 	s.saidWithin(stewardsPatience, "Pod/"+pod, `FailedMount: .*NodePublishVolume is running since .* files looked at`)
 	if got := s.get("pod/"+pod, ".status.phase"); got != "Pending" {
 		t.Errorf("the pod is %s", got)
 	}
 	thaw()
-	// The kubelet waits for up to two minutes between two tries.
+	// The kubelet waits up to two minutes between two tries.
 	s.kubectl("wait", "-n", s.ns, "--for=condition=Ready", "pod/"+pod, "--timeout=115s")
-	s.saidWithin(stewardsPatience, "Pod/"+pod, `GroupChangeDone: .* within .*: 20\d\d\d files looked at, \d+ changed for group \d+, \d+ files/s$`)
+	s.saidWithin(stewardsPatience, "Pod/"+pod,
+		`GroupChangeDone: .* within .*: 20\d\d\d files looked at, \d+ changed for group \d+, \d+ files/s$`)
 	if got := s.kubectl("get", "events", "-n", s.ns, "--field-selector", "reason=GroupChangeRuns", "-o",
 		`jsonpath={range .items[*]}{.involvedObject.name} {.message}{"\n"}{end}`); strings.Count(got, "\n") > 8 {
 		t.Errorf("that is too often:\n%s", got)
 	}
 }
 
-// 11.5: a claim was enlarged and its file system cannot grow while a pod has it: pod and claim are told
-// what to do, once; and it helps.
+// 11.5: a claim was enlarged, and its file system cannot grow while a pod has it. Events tell pod
+// and claim what to do, once, and it helps.
 func TestEvents_GrowthThatWaitsForARestart(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -92,9 +93,10 @@ func TestEvents_GrowthThatWaitsForARestart(t *testing.T) {
 	const words = "GrowthWaits: volume pvc-.*: it was enlarged to 128 MiB, and its file system has not grown yet: .*Delete all pods that use it, and make them again"
 	s.saidWithin(stewardsPatience, "Pod/p", words)
 	s.saidWithin(stewardsPatience, "PersistentVolumeClaim/data", words)
-	time.Sleep(2 * time.Minute) // two more looks
+	time.Sleep(2 * time.Minute) // two more checks
 	if got := s.kubectl("get", "events", "-n", s.ns, "--field-selector", "reason=GrowthWaits", "-o",
-		`jsonpath={range .items[*]}{.involvedObject.kind} {.count}{"\n"}{end}`); got != "Pod 1\nPersistentVolumeClaim 1" && got != "PersistentVolumeClaim 1\nPod 1" {
+		`jsonpath={range .items[*]}{.involvedObject.kind} {.count}{"\n"}{end}`); got != "Pod 1\nPersistentVolumeClaim 1" &&
+		got != "PersistentVolumeClaim 1\nPod 1" {
 		t.Errorf("said: %s", got)
 	}
 	if allCapabilities(t) {

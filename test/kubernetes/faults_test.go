@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// pidOf finds a process of the node by what it is called there.
+// pidOf finds a process of the node by its name there.
 func pidOf(t testing.TB, name string) string {
 	t.Helper()
 	return onNode(t, `cat /run/test/`+name+`.pid 2>/dev/null || pgrep -o -x `+name+` || true`)
 }
 
-// signal sends one to a process of the node, which may be starting just now.
+// signal sends a signal to a process of the node, which may be starting just now.
 func signal(t testing.TB, sig, name string) {
 	t.Helper()
 	for end := time.Now().Add(60 * time.Second); ; time.Sleep(100 * time.Millisecond) {
@@ -33,7 +33,7 @@ func signal(t testing.TB, sig, name string) {
 	}
 }
 
-// settled waits until the node and the drivers are well.
+// settled waits until the node and the drivers are ready.
 func settled(s *space) {
 	s.t.Helper()
 	s.until(90*time.Second, "the API server answers and the node is ready", func() (string, bool) {
@@ -46,8 +46,8 @@ func settled(s *space) {
 	}
 }
 
-// Fifty times somebody is killed while pods start and stop: every pod runs in the
-// end, and nothing is left.
+// Fifty times a process is killed while pods start and stop. Every pod runs in the end, and nothing
+// is left.
 func TestKilledFiftyTimes(t *testing.T) {
 	s := use(t)
 	victims := []string{"csi-node", "kubelet", "containerd", "crust-agent", "crustd"}
@@ -71,7 +71,7 @@ func TestKilledFiftyTimes(t *testing.T) {
 		time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
 		signal(t, "KILL", victim)
 		if round%settle == settle-1 {
-			// Let them all arrive; between, pods of several rounds are on their way.
+			// Wait for all of them; between these rounds, pods of several rounds are starting.
 			settled(s)
 			for _, p := range pods(round) {
 				s.ready(p)
@@ -81,15 +81,17 @@ func TestKilledFiftyTimes(t *testing.T) {
 	}
 	settled(s)
 	s.until(120*time.Second, "every pod runs or is gone", func() (string, bool) {
-		got := s.kubectl("get", "pods", "-n", s.ns, "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.phase} {.metadata.deletionTimestamp}{"\n"}{end}`)
+		got := s.kubectl("get", "pods", "-n", s.ns,
+			"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.phase} {.metadata.deletionTimestamp}{"\n"}{end}`)
 		lines := strings.Split(got, "\n")
 		return got, len(lines) == 2 && strings.Count(got, " Running") == 2
 	})
 	if got := s.run(pods(rounds - 1)[1], "cat /data/rounds"); !strings.Contains(got, fmt.Sprint(rounds-1)) {
 		t.Errorf("%q", got)
 	}
-	// A kubelet that is killed between NodeUnpublishVolume and NodeUnstageVolume finds a volume again by its next pod only. The pods
-	// of the last rounds may have been deleted before they had theirs.
+	// If a kubelet is killed between NodeUnpublishVolume and NodeUnstageVolume, only the volume's
+	// next pod makes it find the volume again. The pods of the last rounds may have been deleted
+	// before they had one.
 	last := pods(rounds)
 	for _, p := range last {
 		more := []string{}
@@ -104,8 +106,8 @@ func TestKilledFiftyTimes(t *testing.T) {
 	}
 }
 
-// All processes end at once and all mounts are gone, as when a machine is reset;
-// what was running runs again, with its data.
+// All processes end at once and all mounts are gone, as after a machine's reset. Pods run again,
+// with their data.
 func TestNodeReset(t *testing.T) {
 	s := use(t)
 	s.claim("fs", "crust-ext4", "64Mi", "ReadWriteOncePod")
@@ -120,7 +122,8 @@ func TestNodeReset(t *testing.T) {
 	}
 	settled(s)
 	s.until(120*time.Second, "both pods run again", func() (string, bool) {
-		got := s.kubectl("get", "pods", "-n", s.ns, "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[0].ready} {.status.containerStatuses[0].restartCount}{"\n"}{end}`)
+		got := s.kubectl("get", "pods", "-n", s.ns,
+			"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[0].ready} {.status.containerStatuses[0].restartCount}{"\n"}{end}`)
 		return got, strings.Contains(got, "a true 1") && strings.Contains(got, "b true 1")
 	})
 	if got := s.run("a", "cat /data/f; head -c 3 /dev/raw"); got != "fs\nraw" {
@@ -132,15 +135,15 @@ func TestNodeReset(t *testing.T) {
 	s.onlyPlaceholder("b", "sandbox")
 }
 
-// sandboxOf is a pod's sandbox in containerd.
+// sandboxOf returns a pod's sandbox in containerd.
 func (s *space) sandboxOf(pod string) string {
 	s.t.Helper()
-	return onNode(s.t, `ctr -n k8s.io containers ls -q 'labels."io.kubernetes.pod.uid"==`+s.get("pod/"+pod, ".metadata.uid")+`,labels."io.cri-containerd.kind"==sandbox' | tail -1`)
+	return onNode(s.t, `ctr -n k8s.io containers ls -q 'labels."io.kubernetes.pod.uid"==`+s.get("pod/"+pod, ".metadata.uid")+
+		`,labels."io.cri-containerd.kind"==sandbox' | tail -1`)
 }
 
-// C24: the agent does not answer when a pod gets a new sandbox. NRI goes on
-// without it; the container does not, and says why; and it starts when the agent
-// is back.
+// C24: the agent does not answer when a pod gets a new sandbox. NRI continues without it. The
+// container does not start, says why, and starts when the agent is back.
 func TestC24_AnAgentThatDoesNotAnswer(t *testing.T) {
 	s := use(t)
 	s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOncePod")
@@ -162,8 +165,8 @@ func TestC24_AnAgentThatDoesNotAnswer(t *testing.T) {
 	s.onlyPlaceholder("p", "data")
 }
 
-// C22: an agent that is killed leaves what is published as it is, and the driver
-// can be reached again when it is back.
+// C22: killing an agent changes no published volume, and the driver is reachable again when the
+// agent is back.
 func TestC22_AnAgentThatIsKilled(t *testing.T) {
 	s := use(t)
 	s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOncePod")
@@ -183,9 +186,8 @@ func TestC22_AnAgentThatIsKilled(t *testing.T) {
 	}
 }
 
-// The downgrade: CRUST is taken off the node while a pod has a deferred volume. The
-// pod goes on; its volume is given to nobody else until CRUST is back, and the
-// events say so.
+// C24, the downgrade: CRUST is removed from the node while a pod has a deferred volume. The pod
+// continues. Nobody else gets its volume until CRUST is back, and the events say so.
 func TestC24_CRUSTIsRemovedUnderAPod(t *testing.T) {
 	s := use(t)
 	project, err := filepath.Abs("../..")
@@ -210,11 +212,12 @@ func TestC24_CRUSTIsRemovedUnderAPod(t *testing.T) {
 	s.kubectl("delete", "pod", "p", "-n", s.ns, "--grace-period=1", "--wait=false")
 	s.until(60*time.Second, "the driver says who has the volume", func() (string, bool) {
 		got := s.kubectl("logs", "-n", system, s.daemon("csi-node", "node"), "-c", "csi-node", "--tail=50")
-		return got, strings.Contains(got, "method=NodeUnpublishVolume") && strings.Contains(got, "is still mounted by the sandbox of the pod at")
+		return got, strings.Contains(got, "method=NodeUnpublishVolume") &&
+			strings.Contains(got, "is still mounted by the sandbox of the pod at")
 	})
 	s.onlyPlaceholder("p", "data")
-	// crustd is back before the agent: the kubelet unpublishes without the agent, which
-	// forgets the volume later.
+	// crustd is back before the agent: the kubelet unpublishes without the agent, which forgets the
+	// volume later.
 	s.kubectl("apply", "-k", project+"/deploy/kubernetes/crust", "-l", "app.kubernetes.io/name=crust")
 	s.kubectl("wait", "-n", s.ns, "--for=delete", "pod/p", "--timeout=90s")
 	if err := install(); err != nil {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Pods of new classes start as fast as pods of a known class, because the scheduler
-// learns the capacity at once.
+// Pods of new classes start as fast as pods of a known class, because the scheduler learns the
+// capacity at once.
 func TestFleet_TheFirstPodsOfNewClasses(t *testing.T) {
 	s := use(t)
 	const many = 10
@@ -24,7 +24,8 @@ func TestFleet_TheFirstPodsOfNewClasses(t *testing.T) {
 				objects = append(objects, fmt.Sprintf(more, class(i)))
 			}
 			objects = append(objects, fmt.Sprintf(`{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: %s},
-spec: {storageClassName: %s, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}}`, name, class(i)), podText(name, []string{name + ":/data"}))
+spec: {storageClassName: %s, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}}`, name, class(i)),
+				podText(name, []string{name + ":/data"}))
 		}
 		begin := time.Now()
 		s.apply(strings.Join(objects, "\n---\n"))
@@ -42,20 +43,22 @@ spec: {storageClassName: %s, accessModes: [ReadWriteOnce], resources: {requests:
 	known := start("known", func(int) string { return "crust-ext4" }, "")
 	first := start("first", class, `{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: %s}, provisioner: csi.crust.dev,
 volumeBindingMode: WaitForFirstConsumer, parameters: {pool: default, csi.storage.k8s.io/fstype: ext4}}`)
-	t.Logf("%d pods of a known class: %s; of as many new classes: %s", many, known.Round(10*time.Millisecond), first.Round(10*time.Millisecond))
-	if first > 3*known { // seen: 0.9 to 1.2; 4.1 with one update a second
+	t.Logf("%d pods of a known class: %s; of as many new classes: %s", many, known.Round(10*time.Millisecond),
+		first.Round(10*time.Millisecond))
+	if first > 3*known { // measured: 0.9 to 1.2; 4.1 with one update a second
 		t.Errorf("the first pods of new classes take %s, pods of a known class %s", first, known)
 	}
 }
 
-// B8: on the node, without a socket to type, by the names that people gave.
+// B8: on the node, without typing a socket, with the names that people gave.
 func TestB08_WhoUsesWhat(t *testing.T) {
 	t.Parallel()
 	s := use(t)
 	s.claim("data", "crust-xfs", "320Mi", "ReadWriteOnce")
 	s.pod("p", []string{"data:/data"})
 	ctl := func(args ...string) string {
-		return s.kubectl(append([]string{"exec", "-n", system, s.daemon("csi-node", "node"), "-c", "csi-node", "--", "crustctl"}, args...)...)
+		return s.kubectl(append([]string{"exec", "-n", system, s.daemon("csi-node", "node"), "-c", "csi-node", "--", "crustctl"},
+			args...)...)
 	}
 	line := ""
 	for l := range strings.Lines(ctl("volume", "list")) {
@@ -66,7 +69,8 @@ func TestB08_WhoUsesWhat(t *testing.T) {
 	if !strings.Contains(line, "320.0 MiB") || !strings.Contains(line, "xfs") || !strings.Contains(line, s.ns+"/p") {
 		t.Errorf("volume list: %q", line)
 	}
-	if got := ctl("volume", "show", s.ns+"/data"); !strings.Contains(got, s.get("pvc/data", ".spec.volumeName")) || !strings.Contains(got, s.ns+"/p") || !strings.Contains(got, s.target("p", "data")) {
+	if got := ctl("volume", "show", s.ns+"/data"); !strings.Contains(got, s.get("pvc/data", ".spec.volumeName")) ||
+		!strings.Contains(got, s.ns+"/p") || !strings.Contains(got, s.target("p", "data")) {
 		t.Errorf("volume show:\n%s", got)
 	}
 	if got := ctl("pool", "list"); !strings.Contains(got, "default") || !strings.Contains(got, "good") {
@@ -74,9 +78,8 @@ func TestB08_WhoUsesWhat(t *testing.T) {
 	}
 }
 
-// B5: growth beyond what the pool has is refused, in words that reach the claim, and
-// keeps no pod from starting. Who asked for too much asks for less, and has it when the
-// volume is mounted anew.
+// B5: growth beyond the pool's room is refused with an event on the claim, and keeps no pod from
+// starting. A user who asked for too much asks for less, and gets it at the volume's next mount.
 func TestB05_AClaimThatAskedForTooMuch(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -106,7 +109,7 @@ func TestB05_AClaimThatAskedForTooMuch(t *testing.T) {
 	})
 }
 
-// A raw block claim grows like any other: its pod's kubelet asks the driver there.
+// A raw block claim grows like any other: its pod's kubelet calls the driver on its node.
 func TestFleet_ARawBlockClaimGrows(t *testing.T) {
 	t.Parallel()
 	s := use(t)

@@ -13,8 +13,8 @@ import (
 
 var block = regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
 
-// Every command of the page is run, word by word, on the node. Only the image of
-// its pod is another: there is no registry here.
+// Runs every command of the page, word by word, on the node. Only its pod's image differs, because
+// there is no registry here.
 func TestInstallDoc(t *testing.T) {
 	s := &space{t: t, ns: "default"}
 	page, err := os.ReadFile("../../docs/install.md")
@@ -29,7 +29,7 @@ func TestInstallDoc(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What other tests use, comes back.
+	// Restore what other tests use.
 	t.Cleanup(func() {
 		if err := install(); err != nil {
 			t.Error(err)

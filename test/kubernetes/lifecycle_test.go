@@ -31,8 +31,8 @@ volumeClaimTemplates: [{metadata: {name: data}, spec: {storageClassName: crust-e
 	s.kubectl("delete", "statefulset", "db", "-n", s.ns, "--timeout=60s")
 }
 
-// The claim before its pod, the pod without a wait, everything at once: nothing
-// is left of any.
+// Delete the claim before its pod, the pod without waiting, and everything at once: nothing is
+// left.
 func TestDeletedInEveryOrder(t *testing.T) {
 	t.Parallel()
 	for name, orders := range map[string][][]string{

@@ -12,21 +12,22 @@ import (
 	"time"
 )
 
-// fleet is a taint: it keeps pods that do not ask for it away from all nodes but the first.
+// fleet is a taint: it keeps pods that do not tolerate it on the first node.
 const fleet = "crust.test/fleet"
 
-// away is a pod's wish for one of these nodes, as fields of its spec.
+// away returns fields of a pod's spec that send it to one of these nodes.
 func away(nodes ...string) string {
 	return fmt.Sprintf(`tolerations: [{key: %s, operator: Exists}], affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution:
 {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%s]}]}]}}}`, fleet, strings.Join(nodes, ", "))
 }
 
-// daemon is the pod of a DaemonSet on a node, as kubectl names it.
+// daemon returns the pod of a DaemonSet on a node, as kubectl names it.
 func (s *space) daemon(set, node string) string {
 	s.t.Helper()
 	label := map[string]string{"csi-node": "crust-csi", "csi-sidecars": "crust-csi-sidecars", "crust": "crust",
 		"crust-agent": "crust-agent"}[set]
-	got := s.kubectl("get", "pods", "-n", system, "-l", "app.kubernetes.io/name="+label, "--field-selector=spec.nodeName="+node, "-o", "name")
+	got := s.kubectl("get", "pods", "-n", system, "-l", "app.kubernetes.io/name="+label,
+		"--field-selector=spec.nodeName="+node, "-o", "name")
 	if got == "" || strings.Contains(got, "\n") {
 		s.t.Fatalf("pods of %s on %s: %q", set, node, got)
 	}
@@ -45,13 +46,13 @@ func onThe(t testing.TB, node, script string) string {
 	return out
 }
 
-// nodeOf is where a pod runs.
+// nodeOf returns a pod's node.
 func (s *space) nodeOf(pod string) string {
 	s.t.Helper()
 	return s.get("pod/"+pod, ".spec.nodeName")
 }
 
-// metric is the sum of a metric of csi-node's on the first node.
+// metric returns the sum of one csi-node metric on the first node.
 func metric(t testing.TB, name string) float64 {
 	t.Helper()
 	return metricOf(t, "node", name)
@@ -75,11 +76,11 @@ func metricOf(t testing.TB, node, name string) float64 {
 	return sum
 }
 
-// anywhere is a pod that may run on any node of the cluster.
+// anywhere lets a pod run on any node of the cluster.
 var anywhere = away("node", "node-2", "node-3")
 
-// 11.2: claims grow on every node: with a file system and raw, while a pod has them, while
-// none has, and in a pod's sandbox.
+// 11.2: claims grow on every node: with a file system and raw, while a pod has them, while none
+// has, and in a pod's sandbox.
 func TestFleet_ClaimsGrowOnEveryNode(t *testing.T) {
 	t.Parallel()
 	for _, node := range []string{"node", "node-2", "node-3"} {
@@ -99,7 +100,8 @@ func TestFleet_ClaimsGrowOnEveryNode(t *testing.T) {
 			}
 			s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.capacity.storage}=640Mi", "pvc/fs", "--timeout=90s")
 			s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.capacity.storage}=128Mi", "pvc/raw", "--timeout=90s")
-			if got := s.run("p", "df -k /data | tail -1 | awk '{print ($2 > 500*1024)}'; blockdev --getsize64 /dev/x"); got != fmt.Sprintf("1\n%d",
+			if got := s.run("p",
+				"df -k /data | tail -1 | awk '{print ($2 > 500*1024)}'; blockdev --getsize64 /dev/x"); got != fmt.Sprintf("1\n%d",
 				128<<20) {
 				t.Errorf("%s", got)
 			}
@@ -117,7 +119,8 @@ func TestFleet_ClaimsGrowOnEveryNode(t *testing.T) {
 	}
 }
 
-// 11.2: what a node has left decides where volumes go; a pod whose node is full waits, is told why, and starts when there is room.
+// 11.2: the free capacity of nodes decides where volumes go. A pod whose node is full waits, gets
+// an event, and starts when there is room.
 func TestFleet_CapacityOverUnequalNodes(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -160,20 +163,22 @@ func TestFleet_SeveralClaimsOfOnePod(t *testing.T) {
 	}
 }
 
-// madeOn is the node that a claim's volume is on.
+// madeOn returns the node that a claim's volume is on.
 func (s *space) madeOn(claim string) string {
 	s.t.Helper()
 	return s.get("pv/"+s.get("pvc/"+claim, ".spec.volumeName"),
 		".spec.nodeAffinity.required.nodeSelectorTerms[0].matchExpressions[0].values[0]")
 }
 
-// 11.2: claims that do not wait for a pod are made somewhere, at a place that their class allows, and pods follow them.
+// 11.2: claims that do not wait for a pod are made on any node that their class allows, and pods
+// follow them.
 func TestFleet_ImmediateBinding(t *testing.T) {
 	t.Parallel()
 	s := use(t)
 	class := func(name, more string) string {
 		t.Cleanup(func() { s.kubectl("delete", "storageclass", name, "--ignore-not-found") })
-		s.apply(`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: ` + name + `}, provisioner: csi.crust.dev, volumeBindingMode: Immediate` + more + `}`)
+		s.apply(`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: ` + name +
+			`}, provisioner: csi.crust.dev, volumeBindingMode: Immediate` + more + `}`)
 		return name
 	}
 	any := class(s.ns, "")
@@ -190,7 +195,7 @@ func TestFleet_ImmediateBinding(t *testing.T) {
 	}
 }
 
-// 11.2: a StatefulSet with one member a node: each comes back to its node and its data.
+// 11.2: a StatefulSet with one member per node: each returns to its node and its data.
 func TestFleet_AStatefulSetOverTheNodes(t *testing.T) {
 	t.Parallel()
 	s := use(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/tracing/collector"
 )
 
-// overlay applies an example of deploy/kubernetes/overlays to the cluster, whose csi-node is the
-// tests' again in the end.
+// overlay applies an example of deploy/kubernetes/overlays to the cluster. The end of the test
+// reinstalls the tests' csi-node.
 func overlay(t testing.TB, name string, daemonsets ...string) {
 	t.Helper()
 	s := &space{t: t}
@@ -34,18 +34,18 @@ func overlay(t testing.TB, name string, daemonsets ...string) {
 	}
 }
 
-// 11.5: the example of a configuration file, as it is: a pod gets its volume from a pool that nodes with a
-// label have, and no other node gets such a pod.
+// 11.5: the example of a configuration file works unchanged: a pod gets its volume from a pool that
+// only labelled nodes have, and no other node gets such a pod.
 func TestOverlay_NodeConfigExample(t *testing.T) {
 	const disk, label = "/var/lib/nvme-of-a-test", "example.com/disk"
 	onNode(t, "mkdir -p "+disk+" /mnt/crust-csi/nvme && mount --bind "+disk+" /mnt/crust-csi/nvme")
-	// A pool that was there once is waited for: csi-node forgets this one only by hand.
+	// csi-node waits for a pool that it has known. Forgetting this one takes a manual step.
 	forget := "rm -rf " + disk + " /var/lib/csi-node/pools/fast.json"
 	t.Cleanup(func() { onNode(t, "umount -l /mnt/crust-csi/nvme; "+forget) })
 	of := &space{t: t}
 	of.kubectl("label", "node", "node", label+"=nvme")
 	t.Cleanup(func() { of.kubectl("label", "node", "node", label+"-") })
-	// The example is without CRUST.
+	// The example has no CRUST.
 	of.kubectl("delete", "daemonset", "crust", "crust-agent", "-n", system, "--timeout=60s")
 	t.Cleanup(func() {
 		of.kubectl("delete", "-n", system, "--ignore-not-found", "configmap/csi-node-config", "storageclass/crust-fast",
@@ -76,8 +76,8 @@ func TestOverlay_NodeConfigExample(t *testing.T) {
 	}
 }
 
-// 11.5: the example of traces, as it is, with a collector on the node: spans of the agent and the driver
-// arrive, and are of one trace.
+// 11.5: the traces example works unchanged, with a collector on the node: spans of the agent and
+// the driver arrive in one trace.
 func TestOverlay_TracesExample(t *testing.T) {
 	c := collector.New(t)
 	listen(t, c)
@@ -114,7 +114,7 @@ func TestOverlay_TracesExample(t *testing.T) {
 	}
 }
 
-// oneTrace finds a span of csi-node below one of crust-agent.
+// oneTrace finds a csi-node span below one of crust-agent.
 func oneTrace(spans []collector.Span) string {
 	for _, below := range spans {
 		for _, above := range spans {
@@ -126,7 +126,8 @@ func oneTrace(spans []collector.Span) string {
 	return ""
 }
 
-// listen has the collector, which is in the test's network, listen on port 4317 of the first node.
+// listen makes the collector, which is in the test's network, listen on port 4317 of the first
+// node.
 func listen(t testing.TB, c *collector.Collector) {
 	t.Helper()
 	path, err := filepath.Abs("../../.cache/kubernetes/node/otlp.sock")

@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// B3: what is mounted at the pool's directory after csi-node has started is seen inside its container, and so is its end.
-// Another disk there is no pool; the pool is back when its own directory is, without a restart.
+// B3: csi-node's container sees when a disk is mounted or unmounted at the pool's directory after
+// its start. Another disk there is no pool. The pool is back with its own directory, without a
+// restart.
 func TestB03_ADiskThatIsMountedLater(t *testing.T) {
 	s := use(t)
 	const node, pool, image = "node-2", "/var/lib/crust-csi/pool", "/var/lib/crust-csi/other-disk.img"

@@ -21,15 +21,14 @@ import (
 	"github.com/crust-csi/crust-csi/internal/privilege"
 )
 
-// token is one of the sidecars', as their pod on that node has it.
+// token returns a sidecars' token, as their pod on that node has it.
 func (s *space) token(node string) string {
 	s.t.Helper()
 	_, pod, _ := strings.Cut(s.daemon("csi-sidecars", node), "/")
 	return s.kubectl("create", "token", "csi-sidecars", "-n", system, "--bound-object-kind=Pod", "--bound-object-name="+pod)
 }
 
-// does runs kubectl with a token, and changes nothing; the API server answers as if
-// it would.
+// does runs kubectl with a token as a dry run: the API server answers, and nothing changes.
 func (s *space) does(token, stdin string, argv ...string) error {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -41,15 +40,14 @@ func (s *space) does(token, stdin string, argv ...string) error {
 	return nil
 }
 
-// asks is a request to the API server with a token, as kubectl does not make it: it
-// would read first, or change more. Nothing is changed either.
+// asks sends a dry-run request with a token. kubectl cannot send it, because it would read first, or change more.
 func (s *space) asks(token, method, path, body string) error {
 	s.t.Helper()
 	c := &http.Client{Timeout: time.Minute, Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(state, "api.sock"))
 		},
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // a socket of this machine's
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // a socket of this machine
 	}}
 	defer c.CloseIdleConnections()
 	r, err := http.NewRequestWithContext(context.Background(), method, "https://node"+path+"?dryRun=All", strings.NewReader(body))
@@ -83,8 +81,7 @@ func (s *space) denied(err error, words ...string) {
 	}
 }
 
-// persistentVolume is one as a provisioner makes it, with another source or
-// affinity.
+// persistentVolume returns one as a provisioner makes it, with another source or affinity.
 func persistentVolume(source, node string) string {
 	const uid = "6d3ff0b1-0000-4000-8000-3f7c9a2d5b11"
 	affinity := ""
@@ -95,8 +92,8 @@ func persistentVolume(source, node string) string {
 persistentVolumeReclaimPolicy: Retain, storageClassName: crust-ext4, claimRef: {apiVersion: v1, kind: PersistentVolumeClaim, namespace: default, name: x, uid: %s}, %s%s}}`, uid, uid, source, affinity)
 }
 
-// Whoever is root on a node has the token of the sidecars there. It makes volumes
-// of this driver on that node, and nothing that reaches further.
+// A09: root on a node has the token of its sidecars. The token makes volumes of this driver on that node, and nothing that reaches
+// further.
 func TestA09_AStolenNodeTokenMakesNoOtherVolumes(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -109,14 +106,15 @@ func TestA09_AStolenNodeTokenMakesNoOtherVolumes(t *testing.T) {
 	}
 	const policy = "ValidatingAdmissionPolicy 'crust-csi-persistentvolumes'"
 	for name, volume := range map[string]string{
-		"a directory of the node":      persistentVolume("hostPath: {path: /}", "node"),
-		"of another driver":            persistentVolume(csi("other.example", ""), "node"),
-		"on another node":              persistentVolume(csi(driver, ""), "node-2"),
-		"on any node":                  persistentVolume(csi(driver, ""), ""),
-		"local, on the node":           persistentVolume("local: {path: /etc}", "node"),
-		"with an NFS server":           persistentVolume("nfs: {server: 192.0.2.1, path: /}", "node"),
-		"that is not of one claim":     strings.Replace(persistentVolume(csi(driver, ""), "node"), "name: pvc-", "name: mine-", 1),
-		"whose kubelet wants a secret": persistentVolume(csi(driver, ", nodePublishSecretRef: {namespace: kube-system, name: any}"), "node"),
+		"a directory of the node":  persistentVolume("hostPath: {path: /}", "node"),
+		"of another driver":        persistentVolume(csi("other.example", ""), "node"),
+		"on another node":          persistentVolume(csi(driver, ""), "node-2"),
+		"on any node":              persistentVolume(csi(driver, ""), ""),
+		"local, on the node":       persistentVolume("local: {path: /etc}", "node"),
+		"with an NFS server":       persistentVolume("nfs: {server: 192.0.2.1, path: /}", "node"),
+		"that is not of one claim": strings.Replace(persistentVolume(csi(driver, ""), "node"), "name: pvc-", "name: mine-", 1),
+		"whose kubelet wants a secret": persistentVolume(csi(driver, ", nodePublishSecretRef: {namespace: kube-system, name: any}"),
+			"node"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &space{t: t, ns: s.ns}
@@ -129,8 +127,7 @@ func TestA09_AStolenNodeTokenMakesNoOtherVolumes(t *testing.T) {
 	s.denied(s.does(unbound, persistentVolume(csi(driver, ""), "node"), "create", "-f", "-"), policy, "the token names no node")
 }
 
-// A token of one node does nothing to volumes, snapshots and capacities of another;
-// and to claims only what sidecars have to do.
+// A09: a token of one node cannot change volumes, snapshots and capacities of another, and changes claims only as sidecars must.
 func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -148,11 +145,13 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 		policy string
 		argv   []string
 	}{
-		"deletes a volume":          {"persistentvolumes", []string{"delete", "pv", pv}},
-		"frees a volume":            {"persistentvolumes", []string{"patch", "pv", pv, "-p", finalizers}},
-		"changes a snapshot":        {"snapshotcontents", []string{"patch", "volumesnapshotcontent", content, "--type=merge", "-p", finalizers}},
-		"deletes a capacity":        {"capacities", []string{"delete", "csistoragecapacity", "-n", system, capacity}},
-		"changes a node's capacity": {"capacities", []string{"patch", "csistoragecapacity", "-n", system, capacity, "--type=merge", "-p", `{"capacity":"1Pi"}`}},
+		"deletes a volume": {"persistentvolumes", []string{"delete", "pv", pv}},
+		"frees a volume":   {"persistentvolumes", []string{"patch", "pv", pv, "-p", finalizers}},
+		"changes a snapshot": {"snapshotcontents",
+			[]string{"patch", "volumesnapshotcontent", content, "--type=merge", "-p", finalizers}},
+		"deletes a capacity": {"capacities", []string{"delete", "csistoragecapacity", "-n", system, capacity}},
+		"changes a node's capacity": {"capacities",
+			[]string{"patch", "csistoragecapacity", "-n", system, capacity, "--type=merge", "-p", `{"capacity":"1Pi"}`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &space{t: t, ns: s.ns}
@@ -163,13 +162,16 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 		})
 	}
 	status := "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/" + content + "/status"
-	s.denied(s.asks(other, "PATCH", status, `{"status":{"readyToUse":false}}`), "ValidatingAdmissionPolicy 'crust-csi-snapshotcontents'", "node-2")
+	s.denied(s.asks(other, "PATCH", status, `{"status":{"readyToUse":false}}`),
+		"ValidatingAdmissionPolicy 'crust-csi-snapshotcontents'", "node-2")
 	if err := s.asks(own, "PATCH", status, `{"status":{"readyToUse":false}}`); err != nil {
 		t.Errorf("what the node's own snapshotter does is refused: %v", err)
 	}
-	s.denied(s.does(own, "", "patch", "pv", pv, "-p", `{"spec":{"claimRef":{"name":"stolen"}}}`), "its source, its claim and its reclaim policy stay")
-	s.denied(s.does(own, "", "patch", "pv", pv, "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`), "its source, its claim and its reclaim policy stay")
-	// Claims: the provisioner's finalizer, nothing that draws a claim elsewhere.
+	s.denied(s.does(own, "", "patch", "pv", pv, "-p", `{"spec":{"claimRef":{"name":"stolen"}}}`),
+		"its source, its claim and its reclaim policy stay")
+	s.denied(s.does(own, "", "patch", "pv", pv, "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`),
+		"its source, its claim and its reclaim policy stay")
+	// Claims: the provisioner's finalizer, nothing that moves a claim elsewhere.
 	claim := "/api/v1/namespaces/" + s.ns + "/persistentvolumeclaims/data"
 	change := func(name string, change func(metadata, spec map[string]any)) string {
 		t.Helper()
@@ -191,12 +193,14 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 		t.Errorf("the finalizer of a clone's source: %v", err)
 	}
 	s.denied(s.asks(own, "PUT", claim, change("data", func(m, _ map[string]any) { m["finalizers"] = []any{} })), policy, "finalizers")
-	s.denied(s.asks(own, "PUT", claim, change("data", func(m, _ map[string]any) { m["labels"] = map[string]any{"a": "b"} })), policy, "labels")
-	s.denied(s.asks(own, "PUT", claim, change("data", func(m, _ map[string]any) { m["annotations"].(map[string]any)["a"] = "b" })), policy, "annotations")
+	s.denied(s.asks(own, "PUT", claim, change("data", func(m, _ map[string]any) { m["labels"] = map[string]any{"a": "b"} })), policy,
+		"labels")
+	s.denied(s.asks(own, "PUT", claim, change("data", func(m, _ map[string]any) { m["annotations"].(map[string]any)["a"] = "b" })),
+		policy, "annotations")
 	s.denied(s.asks(own, "PUT", claim, change("data", func(_, spec map[string]any) {
 		spec["resources"] = map[string]any{"requests": map[string]any{"storage": "1Gi"}}
 	})), policy, "its spec")
-	// A claim of any class that waits for its first pod says of no driver yet.
+	// A claim of any class that waits for its first pod names no driver yet.
 	s.apply(`{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: nobodys},
 spec: {storageClassName: of-another-driver, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}`)
 	drawn := change("nobodys", func(m, _ map[string]any) {
@@ -213,8 +217,7 @@ spec: {storageClassName: of-another-driver, accessModes: [ReadWriteOnce], resour
 	s.kubectl("delete", "volumesnapshot", "snap", "-n", s.ns, "--timeout=60s")
 }
 
-// The resizer's token, which is on one node, writes sizes of this driver's volumes and
-// claims, and nothing else.
+// A09: the resizer's token, which is on one node, writes sizes of this driver's volumes and claims, and nothing else.
 func TestA09_TheResizersTokenWritesSizes(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -231,42 +234,48 @@ spec: {storageClassName: of-another-driver, accessModes: [ReadWriteOnce], resour
 	if err := s.asks(token, "PATCH", claims+"data/status", `{"status":{"capacity":{"storage":"128Mi"}}}`); err != nil {
 		t.Errorf("what a resizer does is refused: %v", err)
 	}
-	s.denied(s.asks(token, "PATCH", claims+"data/status", `{"status":{"phase":"Lost"}}`), "ValidatingAdmissionPolicy 'crust-csi-claim-status'", "phase")
+	s.denied(s.asks(token, "PATCH", claims+"data/status", `{"status":{"phase":"Lost"}}`),
+		"ValidatingAdmissionPolicy 'crust-csi-claim-status'", "phase")
 	for _, metadata := range []string{
 		`{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"gone","uid":"6d3ff0b1-0000-4000-8000-3f7c9a2d5b11"}]}`,
 		`{"finalizers":null}`, `{"labels":{"a":"b"}}`, `{"annotations":{"a":"b"}}`,
 	} {
-		s.denied(s.asks(token, "PATCH", claims+"data/status", `{"metadata":`+metadata+`}`), "ValidatingAdmissionPolicy 'crust-csi-claim-status'", "only its status")
+		s.denied(s.asks(token, "PATCH", claims+"data/status", `{"metadata":`+metadata+`}`),
+			"ValidatingAdmissionPolicy 'crust-csi-claim-status'", "only its status")
 	}
-	s.denied(s.asks(token, "PATCH", claims+"others/status", `{"status":{"capacity":{"storage":"1Gi"}}}`), "ValidatingAdmissionPolicy 'crust-csi-claim-status'", "another driver")
+	s.denied(s.asks(token, "PATCH", claims+"others/status", `{"status":{"capacity":{"storage":"1Gi"}}}`),
+		"ValidatingAdmissionPolicy 'crust-csi-claim-status'", "another driver")
 	const policy = "ValidatingAdmissionPolicy 'crust-csi-sizes'"
 	for _, patch := range []string{
 		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"gone","uid":"6d3ff0b1-0000-4000-8000-3f7c9a2d5b11"}]}}`,
-		`{"metadata":{"finalizers":null}}`, `{"metadata":{"labels":{"a":"b"}}}`, `{"metadata":{"annotations":{"pv.kubernetes.io/provisioned-by":"x"}}}`, `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`,
+		`{"metadata":{"finalizers":null}}`, `{"metadata":{"labels":{"a":"b"}}}`,
+		`{"metadata":{"annotations":{"pv.kubernetes.io/provisioned-by":"x"}}}`, `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`,
 		`{"spec":{"claimRef":{"name":"stolen"}}}`, `{"spec":{"mountOptions":["context=x"]}}`, `{"spec":{"storageClassName":"another"}}`,
 	} {
 		s.denied(s.does(token, "", "patch", "pv", pv, "-p", patch), policy, "only the volume's capacity")
 	}
-	for _, argv := range [][]string{{"get", "secrets", "-A"}, {"get", "pods", "-A"}, {"delete", "--dry-run=server", "pv", pv}, {"delete", "--dry-run=server", "pvc", "data", "-n", s.ns}} {
+	for _, argv := range [][]string{{"get", "secrets", "-A"}, {"get", "pods", "-A"}, {"delete", "--dry-run=server", "pv", pv},
+		{"delete", "--dry-run=server", "pvc", "data", "-n", s.ns}} {
 		if _, err := s.try(append([]string{"--token", token}, argv...)...); err == nil || !strings.Contains(err.Error(), "forbidden") {
 			t.Errorf("%v: %v", argv, err)
 		}
 	}
 }
 
-// The steward's token chooses a node for a copy that has none, and does nothing else.
+// A09: the steward's token chooses a node for a copy that has none, and does nothing else.
 func TestA09_TheStewardsTokenPlacesCopies(t *testing.T) {
 	t.Parallel()
 	s := use(t)
 	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOnce")
 	s.pod("p", []string{"data:/data"})
-	// Nobody makes these: their origin is not there.
+	// Nobody makes these, because their origin does not exist.
 	copied := "dataSource: {kind: PersistentVolumeClaim, name: none}"
 	s.claim("waits", "crust-ext4", "64Mi", "ReadWriteOnce", copied)
 	s.apply(`{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: others, annotations: {volume.kubernetes.io/storage-provisioner: other.example}},
 spec: {storageClassName: of-another-driver, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}, ` + copied + `}}`)
 	token := s.kubectl("create", "token", "csi-steward", "-n", system)
-	const policy, place = "ValidatingAdmissionPolicy 'crust-csi-placement'", `{"metadata":{"annotations":{"volume.kubernetes.io/selected-node":"node-2"}}}`
+	const policy, place = "ValidatingAdmissionPolicy 'crust-csi-placement'",
+		`{"metadata":{"annotations":{"volume.kubernetes.io/selected-node":"node-2"}}}`
 	patch := func(claim, patch string) error {
 		return s.does(token, "", "patch", "pvc", claim, "-n", s.ns, "-p", patch)
 	}
@@ -289,22 +298,21 @@ spec: {storageClassName: of-another-driver, accessModes: [ReadWriteOnce], resour
 	}
 }
 
-// ofProcess runs a shell command about a process of that program on the node, whose
-// directory in /proc is $p. Sidecars end when they lose the driver or the API server,
-// and are started again: that is waited for.
+// ofProcess runs a shell command about a process of that program on the node; $p is its directory in /proc. It waits for sidecars that
+// restart because they lost the driver or the API server.
 func ofProcess(t testing.TB, name, command string) string {
 	t.Helper()
 	return onNode(t, fmt.Sprintf("until p=/proc/$(pgrep -o -x %s) && %s; do sleep 0.1; done 2>/dev/null", name, command))
 }
 
-// statusOf is a field of a process's status.
+// statusOf returns a field of a process's status.
 func statusOf(t testing.TB, name, field string) string {
 	t.Helper()
 	return ofProcess(t, name, fmt.Sprintf(`awk '$1 == "%s:" {$1 = ""; print}' $p/status`, field))
 }
 
-// What runs on the node holds what it needs: seen in its processes, for container
-// runtimes do as they like with what a manifest asks for.
+// A09: processes on the node hold exactly what they need. The test reads the processes, because container runtimes may deviate from a
+// manifest.
 func TestA09_ProcessesHoldWhatTheyNeed(t *testing.T) {
 	t.Parallel()
 	hex := func(s string) uint64 {
@@ -349,8 +357,7 @@ func TestA09_ProcessesHoldWhatTheyNeed(t *testing.T) {
 	}
 }
 
-// A capability that csi-node does not have is missed, in words: in the pod's event,
-// in the driver's log, and by the doctor. Not beside other tests.
+// A09: a missing capability of csi-node is named in the pod's event, in the driver's log, and by the doctor. Not beside other tests.
 func TestA09_ACapabilityTakenAwayIsMissed(t *testing.T) {
 	s := use(t)
 	without := strings.Replace("--capabilities="+privilege.Storage.List(), "FOWNER,", "", 1)
@@ -363,7 +370,8 @@ func TestA09_ACapabilityTakenAwayIsMissed(t *testing.T) {
 	s.pod("first", []string{"data:/data"}, group(3000))
 	s.run("first", "echo x >/data/of-uid-1000")
 	s.delete("first")
-	s.kubectl("patch", "daemonset", "csi-node", "-n", system, "--type=json", "-p", `[{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": `+changed+`}]`)
+	s.kubectl("patch", "daemonset", "csi-node", "-n", system,
+		"--type=json", "-p", `[{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": `+changed+`}]`)
 	t.Cleanup(func() { s.kubectl("delete", "pods", "--all", "-n", s.ns, "--timeout=90s", "--grace-period=1") })
 	t.Cleanup(func() {
 		if err := install(); err != nil {
@@ -374,7 +382,8 @@ func TestA09_ACapabilityTakenAwayIsMissed(t *testing.T) {
 	s.apply(podText("p", []string{"data:/data"}, group(4321)))
 	s.said("Pod/p", "FailedMount: .*giving its files to group 4321: .*operation not permitted")
 	const words = "the modes of files that belong to other users cannot be changed for a pod's fsGroup"
-	if got := s.kubectl("logs", "-n", system, s.daemon("csi-node", "node")); !strings.Contains(got, `CAP_FOWNER is not held" without="`+words) {
+	if got := s.kubectl("logs", "-n", system, s.daemon("csi-node", "node")); !strings.Contains(got,
+		`CAP_FOWNER is not held" without="`+words) {
 		t.Errorf("the log does not say it:\n%s", got)
 	}
 	got, _ := s.try("exec", "-n", system, s.daemon("csi-node", "node"), "--", "crustctl", "--endpoint",

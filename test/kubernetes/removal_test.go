@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// machine starts and ends nodes: cluster.sh.
+// machine starts and stops nodes with cluster.sh.
 func machine(t testing.TB, argv ...string) {
 	t.Helper()
 	if out, err := exec.Command("./cluster.sh", argv...).CombinedOutput(); err != nil {
@@ -18,7 +18,7 @@ func machine(t testing.TB, argv ...string) {
 	}
 }
 
-// back waits until a node that was started takes pods of these tests, and no others.
+// back waits until a restarted node takes pods of these tests, and no others.
 func (s *space) back(node string) {
 	s.t.Helper()
 	s.kubectl("taint", "--overwrite", "node", node, fleet+"=:NoSchedule")
@@ -31,7 +31,8 @@ func (s *space) back(node string) {
 	})
 }
 
-// 11.2: a node's processes end all at once. Its pods run again there, with their data, and those of other nodes never stopped.
+// 11.2: a node's processes end all at once. Its pods run again there, with their data. Those of
+// other nodes never stop.
 func TestFleet_ANodeIsReset(t *testing.T) {
 	s := use(t)
 	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOncePod")
@@ -47,7 +48,8 @@ func TestFleet_ANodeIsReset(t *testing.T) {
 	machine(t, "reboot", "node-2")
 	s.back("node-2")
 	s.until(120*time.Second, "both pods run again", func() (string, bool) {
-		got := s.kubectl("get", "pods", "-n", s.ns, "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[0].ready} {.status.containerStatuses[0].restartCount}{"\n"}{end}`)
+		got := s.kubectl("get", "pods", "-n", s.ns,
+			"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[0].ready} {.status.containerStatuses[0].restartCount}{"\n"}{end}`)
 		return got, strings.Contains(got, "p true 1") && strings.Contains(got, "q true 1") && strings.Contains(got, "elsewhere true 0")
 	})
 	if got := s.run("p", "cat /data/f; head -c 3 /dev/x"); got != "fs\nraw" {
@@ -56,12 +58,13 @@ func TestFleet_ANodeIsReset(t *testing.T) {
 	if got := s.run("q", "cat /data/f"); got != "sandbox" {
 		t.Errorf("q reads %q", got)
 	}
-	if got := s.run("elsewhere", "a=$(wc -l </data/ticks); sleep 1; b=$(wc -l </data/ticks); [ $b -gt $a ] && echo writes"); got != "writes" {
+	if got := s.run("elsewhere",
+		"a=$(wc -l </data/ticks); sleep 1; b=$(wc -l </data/ticks); [ $b -gt $a ] && echo writes"); got != "writes" {
 		t.Errorf("the pod of the other node: %q", got)
 	}
 }
 
-// 11.2: a node is drained. Its pods wait for it and say so; when it is back, they run there again.
+// 11.2: a node is drained. Its pods wait for it and say so, and run there again when it is back.
 func TestFleet_ANodeIsDrained(t *testing.T) {
 	s := use(t)
 	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOncePod")
@@ -76,7 +79,7 @@ volumes: [{name: v, persistentVolumeClaim: {claimName: data}}]}}}}`)
 		return s.get("pods", ".items[0].metadata.name")
 	}
 	s.run(up(), "echo kept >/data/f; sync")
-	// The pod may run elsewhere, and its claim may not.
+	// The pod may run elsewhere, but its claim may not.
 	s.kubectl("patch", "deployment", "app", "-n", s.ns, "--type=json", "-p", `[{"op":"remove","path":"/spec/template/spec/nodeSelector"}]`)
 	up()
 	t.Cleanup(func() { s.kubectl("uncordon", "node-3") })
@@ -98,7 +101,8 @@ volumes: [{name: v, persistentVolumeClaim: {claimName: data}}]}}}}`)
 	}
 }
 
-// replaced is a claim's PersistentVolume with the affinity of another node: docs/nodes.md.
+// replaced replaces a claim's PersistentVolume by one with the affinity of another node:
+// docs/nodes.md.
 func (s *space) replaced(claim, node string) {
 	s.t.Helper()
 	name := s.get("pvc/"+claim, ".spec.volumeName")
@@ -128,8 +132,8 @@ func (s *space) replaced(claim, node string) {
 	s.kubectl("patch", "pv", name, "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 }
 
-// 11.2: a node comes back under another name, with its disks. What docs/nodes.md says gives its claims their volumes back;
-// then they can be deleted there like any other.
+// 11.2: a node returns under another name, with its disks. The steps of docs/nodes.md give its
+// claims their volumes back, which can then be deleted there like any other.
 func TestFleet_ANodeComesBackUnderAnotherName(t *testing.T) {
 	s := use(t)
 	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOncePod")
@@ -161,7 +165,8 @@ func TestFleet_ANodeComesBackUnderAnotherName(t *testing.T) {
 	})
 }
 
-// 11.2: a node is gone for good. What docs/nodes.md says lets its claims and snapshots go, and the cluster goes on; a new node of that name starts empty.
+// 11.2: a node is gone for good. The steps of docs/nodes.md remove its claims and snapshots, and
+// the cluster continues. A new node of that name starts empty.
 func TestFleet_ANodeIsGoneForGood(t *testing.T) {
 	s := use(t)
 	s.claim("lost", "crust-xfs", "320Mi", "ReadWriteOncePod")
@@ -172,8 +177,9 @@ func TestFleet_ANodeIsGoneForGood(t *testing.T) {
 	content := s.get("volumesnapshot/snap", ".status.boundVolumeSnapshotContentName")
 	machine(t, "remove", "node-3")
 	s.kubectl("delete", "node", "node-3")
-	// A copy of what was there is made nowhere, and its claim says so.
-	s.claim("copy", "crust-xfs", "320Mi", "ReadWriteOnce", "dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: snap}")
+	// A copy of its data cannot be made, and the claim says so.
+	s.claim("copy", "crust-xfs", "320Mi", "ReadWriteOnce",
+		"dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: snap}")
 	s.said("PersistentVolumeClaim/copy", "OriginAway: snapshot snap is on node node-3")
 	s.kubectl("delete", "pod", "p", "-n", s.ns, "--grace-period=0", "--force", "--ignore-not-found")
 	s.kubectl("delete", "pvc", "lost", "copy", "-n", s.ns, "--timeout=60s")
@@ -196,7 +202,8 @@ func TestFleet_ANodeIsGoneForGood(t *testing.T) {
 	if got := s.run("q", "echo new >/data/f && cat /data/f"); got != "new" {
 		t.Errorf("%q", got)
 	}
-	if got := s.kubectl("get", "csistoragecapacities", "-n", system, "-o", `jsonpath={range .items[?(@.nodeTopology.matchLabels.topology\.csi\.crust\.dev/node=='node-3')]}{.storageClassName} {end}`); strings.Count(got, "crust-ext4") != 1 {
+	if got := s.kubectl("get", "csistoragecapacities", "-n", system,
+		"-o", `jsonpath={range .items[?(@.nodeTopology.matchLabels.topology\.csi\.crust\.dev/node=='node-3')]}{.storageClassName} {end}`); strings.Count(got, "crust-ext4") != 1 {
 		t.Errorf("capacities of the new node: %s", got)
 	}
 }

@@ -3,8 +3,8 @@
 #
 #   storage.sh KIND...    ext4 xfs btrfs, described in storage/KIND.yaml
 #
-# FOCUS is a regular expression of specs (default: all); with QUICK set those that the suite calls slow are left out. The cluster is started if it does not run, and ended unless
-# CRUST_KUBERNETES_KEEP is set. Prints what was run, skipped and failed of each kind.
+# FOCUS is a regular expression of specs (default: all). QUICK leaves out those that the suite calls slow. The cluster is started if
+# it does not run, and ended unless CRUST_KUBERNETES_KEEP is set. Prints the run, skipped and failed specs of each kind.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 project=$(cd "$here/../.." && pwd)

@@ -7,17 +7,18 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 )
 
-// What a container runtime says that it does, as the kubelet has it of CRI.
+// Features of a container runtime, as it reports them to the kubelet by CRI.
 const (
 	userNamespaces    = "userNamespaces"
 	recursiveReadOnly = "recursiveReadOnlyMounts"
 )
 
-// needs is a test that wants of the node's runtime what an older one does not do. There, what counts is that
-// the pod is refused in words, and does not run as if it had been done; the test ends with these words.
+// needs skips a test if the node's runtime lacks a feature. The pod must then be refused with a
+// message, and must not run as if the feature worked. The message becomes the skip's reason.
 func (s *space) needs(feature, pod string) {
 	s.t.Helper()
 	if s.get("node/node", `.status.runtimeHandlers[?(@.name=="runc")].features.`+feature) == "true" {
@@ -69,7 +70,7 @@ func (s *space) readOnly(pods ...string) {
 	}
 }
 
-// names are the nodes'.
+// names returns the nodes' names.
 func names() []string {
 	all := []string{"node"}
 	for i := 2; i <= nodes; i++ {
@@ -80,7 +81,7 @@ func names() []string {
 
 func wait(d time.Duration) time.Duration { return time.Duration(patience) * d }
 
-// patient gives a command of kubectl as much longer as everything takes.
+// patient lengthens the timeout of a kubectl command by patience.
 func patient(argv []string) []string {
 	argv = slices.Clone(argv)
 	for i, a := range argv {
@@ -89,4 +90,11 @@ func patient(argv []string) []string {
 		}
 	}
 	return argv
+}
+
+// allCapabilities reports whether root on this machine has all capabilities. A mounted ext4 grows
+// only with CAP_SYS_RESOURCE.
+func allCapabilities(t testing.TB) bool {
+	t.Helper()
+	return strings.HasSuffix(onNode(t, "grep CapEff /proc/1/status"), "1ffffffffff")
 }

@@ -29,7 +29,7 @@ func TestDynamicVolumes(t *testing.T) {
 			if got := onNode(t, "cat "+target+"/f"); got != "from the pod" {
 				t.Errorf("the node reads %q", got)
 			}
-			// What is written is there for the next pod.
+			// The next pod reads what was written.
 			s.delete("p")
 			if got := mountOf(t, target); got != "" {
 				t.Errorf("still mounted: %s", got)
@@ -58,7 +58,7 @@ func TestBlockVolume(t *testing.T) {
 	}
 }
 
-// R04: a read-only block volume cannot be written through, by root either.
+// R04: nobody can write through a read-only block volume, not even root.
 func TestR04_BlockVolumeReadOnly(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -81,7 +81,8 @@ func TestWaitForFirstConsumerAndCapacity(t *testing.T) {
 	t.Parallel()
 	s := use(t)
 	s.until(60*time.Second, "capacity objects for every class", func() (string, bool) {
-		got := s.kubectl("get", "csistoragecapacities", "-n", system, "-o", `jsonpath={range .items[*]}{.storageClassName}={.capacity}{"\n"}{end}`)
+		got := s.kubectl("get", "csistoragecapacities", "-n", system,
+			"-o", `jsonpath={range .items[*]}{.storageClassName}={.capacity}{"\n"}{end}`)
 		for _, class := range []string{"crust-ext4", "crust-xfs", "crust-btrfs", "crust-thick"} {
 			if !regexp.MustCompile(class + `=[1-9]`).MatchString(got) {
 				return got, false
@@ -94,7 +95,7 @@ func TestWaitForFirstConsumerAndCapacity(t *testing.T) {
 	if got := s.get("pvc/waits", ".status.phase"); got != "Pending" {
 		t.Errorf("before a pod: %s", got)
 	}
-	// More than the pool has is not tried: the scheduler knows.
+	// The scheduler knows the room and does not try more.
 	s.claim("huge", "crust-thick", "100Ti", "ReadWriteOnce")
 	s.apply(podText("huge", []string{"huge:/data"}))
 	s.said("Pod/huge", "FailedScheduling.*did not have enough free storage")
@@ -102,7 +103,9 @@ func TestWaitForFirstConsumerAndCapacity(t *testing.T) {
 	if got := s.get("pvc/waits", ".status.phase"); got != "Bound" {
 		t.Errorf("with a pod: %s", got)
 	}
-	if got := s.kubectl("get", "pv", s.get("pvc/waits", ".spec.volumeName"), "-o", "jsonpath={.spec.nodeAffinity.required.nodeSelectorTerms[0].matchExpressions[0]}"); !strings.Contains(got, "topology.csi.crust.dev/node") {
+	if got := s.kubectl("get", "pv", s.get("pvc/waits", ".spec.volumeName"),
+		"-o", "jsonpath={.spec.nodeAffinity.required.nodeSelectorTerms[0].matchExpressions[0]}"); !strings.Contains(got,
+		"topology.csi.crust.dev/node") {
 		t.Errorf("affinity %s", got)
 	}
 }
@@ -139,8 +142,9 @@ func TestF01_FSGroupIsDelegated(t *testing.T) {
 	if got := s.run("p", "stat -c '%u:%g %a' /data /data/f"); !strings.HasPrefix(got, "0:4321 2775\n1000:4321 ") {
 		t.Error(got)
 	}
-	// The driver writes down on the volume what it did; the kubelet would not.
-	if got := onNode(t, "getfattr --absolute-names --only-values -n trusted.crust.ownership "+s.target("p", "data")); !strings.Contains(got, "4321") {
+	// The driver records the change on the volume; the kubelet would not.
+	if got := onNode(t, "getfattr --absolute-names --only-values -n trusted.crust.ownership "+s.target("p", "data")); !strings.Contains(got,
+		"4321") {
 		t.Errorf("the record on the volume: %q", got)
 	}
 }
@@ -164,15 +168,16 @@ func TestF05_TwoGroupsAtOnce(t *testing.T) {
 	}
 }
 
-// F02, F09: 100,000 files are given to another group between two pods, in parallel
-// by the driver, and not again for the next pod.
+// F02, F09: between two pods the driver gives 100,000 files to another group, in parallel, and not
+// again for the next pod.
 func TestF02_100kFilesChangeTheirGroup(t *testing.T) {
 	t.Parallel()
 	s := use(t)
 	s.claim("data", "crust-xfs", "1Gi", "ReadWriteOnce")
 	s.pod("a", []string{"data:/data"}, group(3000))
 	target := s.target("a", "data")
-	if out, err := onNodeIn(target, `for d in $(seq 100); do mkdir $d; (cd $d && seq 1000 | xargs touch); done && chgrp -R 3000 .`); err != nil {
+	if out, err := onNodeIn(target,
+		`for d in $(seq 100); do mkdir $d; (cd $d && seq 1000 | xargs touch); done && chgrp -R 3000 .`); err != nil {
 		t.Fatal(out, err)
 	}
 	s.delete("a")
@@ -193,8 +198,8 @@ func TestF02_100kFilesChangeTheirGroup(t *testing.T) {
 	}
 }
 
-// U01, U02: pods with user namespaces of their own use one volume, and files are
-// root's to both and on disk.
+// U01, U02: pods with their own user namespaces share one volume. Files belong to root for both
+// pods and on disk.
 func TestU01_HostUsersFalse(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -235,12 +240,13 @@ func TestR01_ReadOnly(t *testing.T) {
 	s.readOnly("mount", "volume")
 }
 
-// R01: readOnly for all that is mounted below, too.
+// R01: readOnly applies to mounts below, too.
 func TestR01_RecursivelyReadOnly(t *testing.T) {
 	t.Parallel()
 	s := use(t)
 	s.written()
-	pod := strings.Replace(podText("recursive", []string{"data:/data:ro"}), "readOnly: true}", "readOnly: true, recursiveReadOnly: Enabled}", 1)
+	pod := strings.Replace(podText("recursive", []string{"data:/data:ro"}), "readOnly: true}",
+		"readOnly: true, recursiveReadOnly: Enabled}", 1)
 	s.needs(recursiveReadOnly, pod)
 	s.apply(pod)
 	s.ready("recursive")
@@ -263,8 +269,8 @@ func TestSubPath(t *testing.T) {
 	}
 }
 
-// Growth while a writer runs: xfs online. ext4 needs CAP_SYS_RESOURCE for that,
-// and says so where it is not held.
+// Growth while a writer runs: xfs online. ext4 needs CAP_SYS_RESOURCE for that, and says so if it
+// is missing.
 func TestExpansionWhileWriting(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -277,7 +283,8 @@ func TestExpansionWhileWriting(t *testing.T) {
 		s.kubectl("patch", "pvc", name, "-n", s.ns, "-p", `{"spec":{"resources":{"requests":{"storage":"`+size+`"}}}}`)
 	}
 	s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.capacity.storage}=640Mi", "pvc/xfs", "--timeout=90s")
-	if got := s.run("p", "df -k /x | tail -1 | awk '{print ($2 > 500*1024)}'; ls /x"); !strings.HasPrefix(got, "1\n") || strings.Contains(got, "failed") {
+	if got := s.run("p", "df -k /x | tail -1 | awk '{print ($2 > 500*1024)}'; ls /x"); !strings.HasPrefix(got, "1\n") ||
+		strings.Contains(got, "failed") {
 		t.Errorf("%q", got)
 	}
 	if allCapabilities(t) {
@@ -287,7 +294,7 @@ func TestExpansionWhileWriting(t *testing.T) {
 			got := s.get("pvc/ext4", ".status.conditions[?(@.type=='NodeResizeError')].message")
 			return got, strings.Contains(got, "CAP_SYS_RESOURCE") && strings.Contains(got, "stop its pods")
 		})
-		s.delete("p") // it grows when it is mounted next
+		s.delete("p") // it grows at its next mount
 		s.pod("p", []string{"ext4:/e"})
 		s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.capacity.storage}=128Mi", "pvc/ext4", "--timeout=90s")
 	}
@@ -314,7 +321,8 @@ func TestSnapshotRestoredLargerAndClone(t *testing.T) {
 			s.run("p", "echo then >/data/f; sync")
 			s.snapshot("snap", "data")
 			s.run("p", "echo now >/data/f; sync")
-			s.claim("restored", "crust-"+fs, "640Mi", "ReadWriteOnce", "dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: snap}")
+			s.claim("restored", "crust-"+fs, "640Mi", "ReadWriteOnce",
+				"dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: snap}")
 			s.claim("clone", "crust-"+fs, "320Mi", "ReadWriteOnce", "dataSource: {kind: PersistentVolumeClaim, name: data}")
 			s.pod("q", []string{"restored:/restored", "clone:/clone"})
 			if got := s.run("q", "cat /restored/f /clone/f"); got != "then\nnow" {
@@ -343,7 +351,7 @@ volumes: [{name: v, ephemeral: {volumeClaimTemplate: {spec: {storageClassName: c
 	})
 }
 
-// A device that somebody else made, named by a PersistentVolume.
+// A PersistentVolume names a device that somebody else made.
 func TestStaticDevice(t *testing.T) {
 	t.Parallel()
 	s := use(t)
@@ -365,7 +373,7 @@ csi: {driver: %s, volumeHandle: static.disk, fsType: ext4, volumeAttributes: {de
 	s.kubectl("patch", "pv", "test-static", "-p", `{"spec":{"claimRef":null}}`)
 }
 
-// B2: what is wrong with a StorageClass is told in the claim's events.
+// B2: the claim's events name the error in a StorageClass.
 func TestB02_AMistypedClassIsToldInTheClaimsEvents(t *testing.T) {
 	t.Parallel()
 	s := use(t)

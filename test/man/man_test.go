@@ -1,4 +1,4 @@
-// Package man looks at the manual pages that `make man` writes.
+// Package man checks the manual pages that `make man` writes.
 package man
 
 import (
@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { testnode.Main(m) }
 
-// pages has a program write its pages, and gives them by their name.
+// pages runs a program that writes its pages, and returns them by name.
 func pages(t *testing.T, program string) map[string]string {
 	t.Helper()
 	dir := t.TempDir()
@@ -29,12 +29,12 @@ func pages(t *testing.T, program string) map[string]string {
 	}
 	for _, name := range names {
 		var shown, complaints bytes.Buffer
-		c := exec.Command("groff", "-man", "-Tutf8", "-ww", "-Wbreak", "-rLL=2000n", "-P-c", name) // long words are no fault
+		c := exec.Command("groff", "-man", "-Tutf8", "-ww", "-Wbreak", "-rLL=2000n", "-P-c", name) // long words are no error
 		c.Stdout, c.Stderr = &shown, &complaints
 		if err := c.Run(); err != nil || complaints.Len() > 0 {
 			t.Errorf("%s: %v\n%s", filepath.Base(name), err, complaints.String())
 		}
-		// Letters that are struck twice are bold, or underlined; lines are adjusted.
+		// Overstruck letters are bold or underlined; lines are justified.
 		plain := regexp.MustCompile(`.\x08`).ReplaceAllString(shown.String(), "")
 		all[filepath.Base(name)] = strings.Join(strings.Fields(plain), " ")
 	}
@@ -44,9 +44,11 @@ func pages(t *testing.T, program string) map[string]string {
 func TestB08_EveryCommandHasAManualPage(t *testing.T) {
 	all := pages(t, "crustctl")
 	for name, words := range map[string][]string{
-		"crustctl.8": {"crustctl-pool(8)", "--endpoint"}, "crustctl-pool-check.8": {"--persistent-volumes", "EXAMPLE", "The exit code is 0"},
+		"crustctl.8":                  {"crustctl-pool(8)", "--endpoint"},
+		"crustctl-pool-check.8":       {"--persistent-volumes", "EXAMPLE", "The exit code is 0"},
 		"crustctl-node-drain-check.8": {"--remove"}, "crustctl-support-bundle.8": {"--output", "no secrets"}, "crustctl-top.8": {"--once"},
-		"crustctl-history.8": {"--claim"}, "crustctl-volume-show.8": {"NAMESPACE/NAME"}, "crustctl-sandbox-list.8": {"--crust"}, "crustctl-doctor.8": {"doctor"},
+		"crustctl-history.8": {"--claim"}, "crustctl-volume-show.8": {"NAMESPACE/NAME"}, "crustctl-sandbox-list.8": {"--crust"},
+		"crustctl-doctor.8": {"doctor"},
 	} {
 		for _, w := range words {
 			if !strings.Contains(all[name], w) {

@@ -18,7 +18,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 )
 
-// fill leaves 1 % of a file system.
+// fill fills a file system except for 1 %.
 func fill(t *testing.T, at string) {
 	t.Helper()
 	var st syscall.Statfs_t
@@ -40,21 +40,22 @@ func (w *world) promise(pool string) {
 	w.t.Cleanup(func() { ok(w.t, w.one.Client.Delete(ctxOf(w.t), made.GetVolumeId())) })
 }
 
-// askElsewhere wants a copy of a snapshot that another node has.
+// askElsewhere requests a copy of a snapshot that another node has.
 func (w *world) askElsewhere() {
 	w.t.Helper()
 	_, err := w.two.Client.CreateVolume(ctxOf(w.t), &csi.CreateVolumeRequest{
 		Name: "copy", VolumeCapabilities: []*csi.VolumeCapability{csiclient.Volume{FSType: "ext4"}.Capability()},
 		VolumeContentSource: &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
 			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "pool.s" + strings.Repeat("0", 32)}}},
-		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"topology.csi.crust.dev/node": "node-1"}}}},
+		AccessibilityRequirements: &csi.TopologyRequirement{
+			Requisite: []*csi.Topology{{Segments: map[string]string{"topology.csi.crust.dev/node": "node-1"}}}},
 	})
 	if status.Code(err) != codes.ResourceExhausted {
 		w.t.Errorf("a copy of what another node has: %v", err)
 	}
 }
 
-// damage leaves a file system without its root directory, which only a person may mend.
+// damage leaves a file system without its root directory. Only a person may repair that.
 func (w *world) damage(v csiclient.Volume) {
 	w.t.Helper()
 	ok(w.t, w.two.Client.Unstage(ctxOf(w.t), v.ID))
@@ -66,8 +67,7 @@ func (w *world) damage(v csiclient.Volume) {
 	}
 }
 
-// use has volumes come and go on node two, as they do where nothing is wrong, until what it
-// gives is called.
+// use creates and deletes volumes on node two, as without any fault, until stop is called.
 func (w *world) use() (stop func()) {
 	stopping, ended := make(chan struct{}), make(chan struct{})
 	c := w.two.Client
@@ -103,10 +103,10 @@ func (w *world) use() (stop func()) {
 	return func() { close(stopping); <-ended }
 }
 
-// hangWalk has a walk stand still, until the failpoint is off.
+// hangWalk makes an ownership walk hang until the failpoint is off.
 func (w *world) hangWalk(v csiclient.Volume) {
 	w.t.Helper()
-	w.failpoint.Lock() // only the first to come there hangs
+	w.failpoint.Lock() // only the first caller hangs
 	defer w.failpoint.Unlock()
 	target := w.two.Target("walked")
 	hung, ended := w.failsOnTwo.Hang(w.t, "ownership.change", func() error {

@@ -1,5 +1,5 @@
-// Package monitoring has the alerts and the dashboard of deploy/monitoring meet reality: a
-// real Prometheus scrapes daemons that run, and faults are made.
+// Package monitoring tests the alerts and the dashboard of deploy/monitoring: a real Prometheus
+// scrapes running daemons, and the tests cause faults.
 package monitoring
 
 import (
@@ -20,11 +20,11 @@ import (
 
 const size = 64 << 20
 
-// Without SYS_RESOURCE an ext4 does not grow while it is mounted.
+// Without SYS_RESOURCE a mounted ext4 does not grow.
 const capabilities = "CHOWN,DAC_OVERRIDE,FOWNER,FSETID,MKNOD,SETFCAP,SETGID,SETUID,SYS_ADMIN,SYS_CHROOT,SYS_PTRACE"
 
-// world is two nodes: "one" with pools to be spoiled, crustd and crust-agent, and "two" with
-// volumes to be spoiled.
+// world has two nodes: "one" with pools to damage, crustd and crust-agent, and "two" with volumes
+// to damage.
 type world struct {
 	t             *testing.T
 	one, two      *testnode.Node
@@ -33,10 +33,10 @@ type world struct {
 	failsOnOne    testnode.Failpoints
 	failsOnTwo    testnode.Failpoints
 	crustd, agent *daemon
-	proxy         *csiclient.Client // crust-agent's
+	proxy         *csiclient.Client // of crust-agent
 	full, away    string            // the disks of two of one's pools
 	targets       []target
-	failpoint     sync.Mutex // node two's: what must not meet it
+	failpoint     sync.Mutex // for calls that must not hit node two's failpoint
 }
 
 func newWorld(t *testing.T) *world {
@@ -44,7 +44,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{t: t, full: disk(t, "512M"), failsOnOne: testnode.NewFailpoints(t), failsOnTwo: testnode.NewFailpoints(t)}
 	w.away = t.TempDir()
 	run(t, "mount", "-t", "tmpfs", "-o", "size=64m", "none", w.away)
-	t.Cleanup(func() { _ = syscall.Unmount(w.away, syscall.MNT_DETACH) }) // the test does it, if it comes that far
+	t.Cleanup(func() { _ = syscall.Unmount(w.away, syscall.MNT_DETACH) }) // usually the test does it
 	for i, n := range []**testnode.Node{&w.one, &w.two} {
 		*n = testnode.NewStopped(t, "failpoint")
 		w.metrics[i] = freeAddress(t)
@@ -57,7 +57,7 @@ func newWorld(t *testing.T) *world {
 		w.one.Args = append(w.one.Args, "--pool", name+"=loop:"+filepath.Join(at, "pool"))
 	}
 	w.two.Pool = filepath.Join(disk(t, "2G"), "pool")
-	w.one.PoolOptions, w.two.PoolOptions = "", "" // no more is promised than there is
+	w.one.PoolOptions, w.two.PoolOptions = "", "" // promise no more than there is
 	w.two.Args = append(w.two.Args, "--expansion", "node", "--capabilities", capabilities)
 	w.configure(0, "allowDevices: [/dev/none]")
 	w.one.Args = append(w.one.Args, "--config", w.configs[0])
@@ -74,7 +74,8 @@ func newWorld(t *testing.T) *world {
 	ok(t, err)
 	t.Cleanup(func() { w.proxy.Close() })
 	for _, d := range [][3]string{
-		{w.metrics[0], "crust-csi-node", "one"}, {w.metrics[1], "crust-csi-node", "two"}, {w.crustd.metrics, "crustd", "one"}, {w.agent.metrics,
+		{w.metrics[0], "crust-csi-node", "one"}, {w.metrics[1], "crust-csi-node", "two"},
+		{w.crustd.metrics, "crustd", "one"}, {w.agent.metrics,
 			"crust-agent", "one"},
 	} {
 		w.targets = append(w.targets, target{[]string{d[0]}, map[string]string{"job": d[1], "node": d[2]}})
@@ -91,7 +92,7 @@ func (w *world) configure(node int, content string) {
 	ok(w.t, os.WriteFile(w.configs[node], []byte("apiVersion: csi.crust.dev/v1alpha1\nkind: NodeConfig\n"+content+"\n"), 0o600))
 }
 
-// up creates, stages and publishes, and takes it all away when the test ends.
+// up creates, stages and publishes. It takes everything away when the test ends.
 func (w *world) up(n *testnode.Node, name string, v csiclient.Volume) (csiclient.Volume, string) {
 	w.t.Helper()
 	v = w.staged(n, name, v)
@@ -128,7 +129,7 @@ func (w *world) expand(v csiclient.Volume, target string, bytes int64) error {
 	return err
 }
 
-// grow wants a growth to be refused.
+// grow expects a growth to be refused.
 func (w *world) grow(v csiclient.Volume, target string, bytes int64) {
 	w.t.Helper()
 	if err := w.expand(v, target, bytes); err == nil {
@@ -136,34 +137,35 @@ func (w *world) grow(v csiclient.Volume, target string, bytes int64) {
 	}
 }
 
-// ext4Error has the kernel report an error to a live ext4, as if it had met one.
+// ext4Error makes the kernel report an error to a live ext4, as if it had met one.
 func ext4Error(t *testing.T, target string) {
 	t.Helper()
 	device := filepath.Base(run(t, "findmnt", "-nro", "SOURCE", target))
 	ok(t, os.WriteFile("/sys/fs/ext4/"+device+"/trigger_fs_error", []byte("crust test"), 0))
 }
 
-// fault is one, and the alerts that it makes fire.
+// fault causes a fault that fires these alerts.
 type fault struct {
 	alerts []string
 	make   func()
 }
 
-// TestEveryAlertFires: before its fault no alert fires; after it, /api/v1/alerts of a real
-// Prometheus shows it firing, and no other. All times in the rules are 120 times shorter, or less on a busy machine.
+// TestEveryAlertFires: no alert fires before its fault. After it, /api/v1/alerts of a real
+// Prometheus shows it firing, and no other. All times in the rules are 120 times shorter, or less
+// on a busy machine.
 //
-// One alert cannot be made to fire: CrustSELinuxMismatch. It takes a kernel that gives a
-// mount another label than was asked for. promtool tests it (deploy/monitoring).
+// One alert cannot be made to fire: CrustSELinuxMismatch. It takes a kernel that gives a mount
+// another label than requested. promtool tests it (deploy/monitoring).
 func TestEveryAlertFires(t *testing.T) {
 	begin := time.Now()
 	w := newWorld(t)
-	// What the faults are made of is sound at first.
+	// The volumes for the faults start healthy.
 	degraded, onDegraded := w.up(w.two, "degraded", csiclient.Volume{FSType: "ext4", Group: "4242"})
 	_, onFailed := w.up(w.two, "failed", csiclient.Volume{FSType: "ext4", MountFlags: []string{"errors=remount-ro"}})
 	smaller, onSmaller := w.up(w.two, "smaller", csiclient.Volume{FSType: "ext4"})
 	refused, onRefused := w.up(w.two, "refused", csiclient.Volume{FSType: "ext4"})
 	grown := w.staged(w.two, "grown", csiclient.Volume{FSType: "ext4"})
-	ok(t, w.expand(grown, w.two.Client.StagingPath(grown.ID), 2*size)) // not mounted, so it can
+	ok(t, w.expand(grown, w.two.Client.StagingPath(grown.ID), 2*size)) // not mounted, so it can grow
 	walked := w.staged(w.two, "walked", csiclient.Volume{FSType: "ext4", Group: "4242"})
 	damaged := w.staged(w.two, "damaged", csiclient.Volume{FSType: "ext4"})
 	spare := w.staged(w.one, "spare", csiclient.Volume{FSType: "ext4"})
@@ -174,7 +176,7 @@ func TestEveryAlertFires(t *testing.T) {
 	rules, longest := pace.rules(t)
 	t.Logf("the daemons run after %s", since(begin))
 	p := newPrometheus(t, pace, rules, w.targets)
-	// Longer than the longest that an alert waits.
+	// Longer than any alert waits.
 	defer w.use()()
 	calm := p.settled(len(w.targets), longest+2*time.Duration(pace))
 	if seen := p.seen(); len(seen) > 0 {
@@ -183,11 +185,13 @@ func TestEveryAlertFires(t *testing.T) {
 	t.Logf("all was well for long enough after %s", since(begin))
 
 	faults := []fault{
-		{[]string{"CrustPoolNearlyFull one full", "CrustPoolFull one full", "CrustPoolNearlyPromised one full"}, func() { fill(t, w.full) }},
+		{[]string{"CrustPoolNearlyFull one full", "CrustPoolFull one full", "CrustPoolNearlyPromised one full"},
+			func() { fill(t, w.full) }},
 		{[]string{"CrustPoolNearlyPromised one promises"}, func() { w.promise("promises") }},
 		{[]string{"CrustPoolAway one away"}, func() { run(t, "umount", "-l", w.away) }},
 		{[]string{"CrustNoRoom one CreateVolume"}, func() {
-			if _, err := w.one.Client.Create(ctxOf(t), "huge", 1<<50, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "promises"},
+			if _, err := w.one.Client.Create(ctxOf(t), "huge", 1<<50, csiclient.Volume{FSType: "ext4"},
+				map[string]string{"pool": "promises"},
 				nil); err == nil {
 				t.Error("a volume of 1 PiB was made")
 			}
@@ -234,12 +238,12 @@ func TestEveryAlertFires(t *testing.T) {
 	}
 	w.failsOnTwo.Off(t)
 	w.configure(0, "")
-	w.one.Start() // its pool stays away, which keeps nothing from being cleaned up
+	w.one.Start() // its pool stays away, which does not prevent the cleanup
 	t.Logf("all alerts have fired after %s", since(begin))
 }
 
-// settled waits until all targets have been scraped for so long. It takes Prometheus some
-// seconds to find them; CrustNoNodes is right until then, and not counted.
+// settled waits until all targets have been scraped for that long. Prometheus takes some seconds to
+// find them; CrustNoNodes fires correctly until then and does not count.
 func (p *prometheus) settled(targets int, long time.Duration) (from time.Time) {
 	p.t.Helper()
 	up := func(at string) bool { return p.number("count(up"+at+" == 1)") == float64(targets) }
@@ -260,8 +264,8 @@ func (p *prometheus) settled(targets int, long time.Duration) (from time.Time) {
 	return from
 }
 
-// after makes faults, of which the alerts had not fired before, and waits until they
-// have; before are those that fired for earlier faults.
+// after causes faults and waits for their alerts, which must not have fired before. The argument
+// before lists the alerts of earlier faults.
 func (p *prometheus) after(before []string, faults []fault) (fired []string) {
 	p.t.Helper()
 	fired = before

@@ -86,11 +86,11 @@ func (d *daemon) kill() {
 	}
 }
 
-// newCrustd has no sandbox: what is wanted of it is that it is there.
+// newCrustd starts a crustd without sandboxes: the tests only need it to be there.
 func newCrustd(t *testing.T, n *testnode.Node) (d *daemon, socket string) {
 	t.Helper()
 	socket = filepath.Join(n.Dir, "crust.sock")
-	t.Cleanup(func() { // it is killed, and keeps its directory of namespaces mounted
+	t.Cleanup(func() { // the test kills crustd, which leaves its directory of namespaces mounted
 		if err := syscall.Unmount(filepath.Join(n.Dir, "crust/ns"), syscall.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
@@ -100,7 +100,7 @@ func newCrustd(t *testing.T, n *testnode.Node) (d *daemon, socket string) {
 		"--allow-device", "/dev/loop*"), socket
 }
 
-// newAgent stands before a node's csi-node. It has an API server of this test, and no
+// newAgent starts a crust-agent before a node's csi-node, with this test's API server and no
 // container runtime.
 func newAgent(t *testing.T, n *testnode.Node, crust string) (d *daemon, endpoint string) {
 	t.Helper()
@@ -122,7 +122,7 @@ func newAgent(t *testing.T, n *testnode.Node, crust string) (d *daemon, endpoint
 	return d, endpoint
 }
 
-// apiServer answers what crust-agent asks for by name: a pod with a claim of a class that
+// apiServer serves the objects that crust-agent gets by name: a pod with a claim of a class that
 // leaves volumes to the runtime, whose CRUST server is at the socket.
 func apiServer(w http.ResponseWriter, r *http.Request, socket string) {
 	class, name := "sandbox", path.Base(r.URL.Path)
@@ -135,9 +135,11 @@ func apiServer(w http.ResponseWriter, r *http.Request, socket string) {
 		"runtimeclasses": &nodev1.RuntimeClass{TypeMeta: of("node.k8s.io/v1", "RuntimeClass"), Handler: "h",
 			ObjectMeta: metav1.ObjectMeta{Name: class, Annotations: map[string]string{"crust.csi.dev/fs-mgmt-socket": "unix://" + socket}}},
 		"persistentvolumes": &corev1.PersistentVolume{TypeMeta: of("v1", "PersistentVolume"), ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec: corev1.PersistentVolumeSpec{StorageClassName: "class", AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
-				ClaimRef: &corev1.ObjectReference{Namespace: "tenant", Name: "claim"}}},
-		"storageclasses": &storagev1.StorageClass{TypeMeta: of("storage.k8s.io/v1", "StorageClass"), ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.PersistentVolumeSpec{StorageClassName: "class",
+				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
+				ClaimRef:    &corev1.ObjectReference{Namespace: "tenant", Name: "claim"}}},
+		"storageclasses": &storagev1.StorageClass{TypeMeta: of("storage.k8s.io/v1", "StorageClass"),
+			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Parameters: map[string]string{"allowRuntimeAssistedMount": "true"}},
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -147,9 +149,10 @@ func apiServer(w http.ResponseWriter, r *http.Request, socket string) {
 		w.WriteHeader(http.StatusCreated)
 		_, _ = io.Copy(w, r.Body)
 		return
-	case !ok: // watches; what it has not been told, it asks for
+	case !ok: // watches; the agent then gets objects by name
 		w.WriteHeader(http.StatusNotFound)
-		answer = &metav1.Status{TypeMeta: of("v1", "Status"), Status: "Failure", Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound}
+		answer = &metav1.Status{TypeMeta: of("v1", "Status"), Status: "Failure", Reason: metav1.StatusReasonNotFound,
+			Code: http.StatusNotFound}
 	}
 	_ = json.NewEncoder(w).Encode(answer)
 }
@@ -168,5 +171,5 @@ func disk(t *testing.T, size string) (at string) {
 	return at
 }
 
-// since is how long something took, for the log.
+// since returns how long something took, for the log.
 func since(begin time.Time) time.Duration { return time.Since(begin).Round(time.Millisecond) }

@@ -21,13 +21,13 @@ import (
 	"github.com/crust-csi/crust-csi/internal/telemetry"
 )
 
-// What Prometheus gives every series: the PodMonitors' labels.
+// ofTargets are the labels that the PodMonitors give every series.
 var ofTargets = []string{"job", "node"}
 
 // prometheusOwn are series that no daemon has.
 var prometheusOwn = map[string][]string{"up": ofTargets, "ALERTS": {"alertname", "alertstate", "severity"}}
 
-// read gives the labels of each metric of a page of metrics.
+// read adds the labels of each metric of a metrics page to into.
 func read(t *testing.T, h http.Handler, address string, into map[string][]string) {
 	t.Helper()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
@@ -57,9 +57,9 @@ func read(t *testing.T, h http.Handler, address string, into map[string][]string
 	}
 }
 
-// wantMetrics looks whether the daemons really have each metric and label that the alerts
-// and the dashboard ask for, and that the documents name, and whether each query of the
-// dashboard has an answer. It comes while all faults are there.
+// wantMetrics checks that the daemons have each metric and label that the alerts, the dashboard and
+// the documents name, and that each query of the dashboard has an answer. It runs while all faults
+// last.
 func (w *world) wantMetrics(p *prometheus, rules monitoring.PrometheusRule) {
 	t := w.t
 	t.Helper()
@@ -69,7 +69,7 @@ func (w *world) wantMetrics(p *prometheus, rules monitoring.PrometheusRule) {
 			read(t, nil, s.Targets[0], have)
 		}
 	}
-	// This one needs a kernel with SELinux: it is the real metric, but in no process of its own.
+	// This metric needs a kernel with SELinux: it is the real one, outside of a daemon.
 	m := telemetry.New("test")
 	m.ContextMount("applied", "RWO")
 	selinux := map[string][]string{}
@@ -80,7 +80,7 @@ func (w *world) wantMetrics(p *prometheus, rules monitoring.PrometheusRule) {
 	d, err := monitoring.ReadDashboard(directory)
 	ok(t, err)
 	var expressions []string
-	var shown [][]string // labels that are shown of it
+	var shown [][]string // labels that the dashboard shows of it
 	for _, a := range rules.Alerts() {
 		expressions = append(expressions, a.Expr)
 		shown = append(shown, monitoring.Templated(a.Annotations["description"]))
@@ -122,7 +122,7 @@ func (w *world) wantMetrics(p *prometheus, rules monitoring.PrometheusRule) {
 	wantDocumented(t, have)
 }
 
-// lately is a query over what has happened so far.
+// lately returns a query over the time so far.
 func lately(expr string) url.Values {
 	now := time.Now()
 	return url.Values{"query": {expr}, "start": {stamp(now.Add(-time.Minute))}, "end": {stamp(now)}, "step": {"1"}}
@@ -132,8 +132,8 @@ func stamp(at time.Time) string { return at.UTC().Format(time.RFC3339Nano) }
 
 var row = regexp.MustCompile("(?m)^\\| `(crust_[a-z_]+)` \\| (.*?) \\|")
 
-// wantDocumented wants the documents to have each metric of Crust CSI, with its labels,
-// and no other.
+// wantDocumented expects the documents to list each metric of Crust CSI, with its labels, and no
+// other.
 func wantDocumented(t *testing.T, have map[string][]string) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(project, "docs/monitoring.md"))

@@ -12,8 +12,8 @@ import (
 	"github.com/crust-csi/crust-csi/test/monitoring/picture"
 )
 
-// draw writes the dashboard's picture of what the test has done: the answers of Prometheus
-// to its queries, with a window for rates as short as everything is here.
+// draw writes the dashboard's picture of the test run, from Prometheus' answers to its queries. The
+// window for rates is shortened like all other times.
 func (p *prometheus) draw(file string, begin time.Time) {
 	p.t.Helper()
 	d, err := monitoring.ReadDashboard(directory)

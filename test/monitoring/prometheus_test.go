@@ -29,25 +29,25 @@ import (
 const (
 	project   = "../.."
 	directory = project + "/deploy/monitoring"
-	// scrapeInterval is what the rules are made for. Here it is a second where the machine is
-	// idle, so that an hour of the rules is half a minute.
+	// scrapeInterval is the interval that the rules assume. Here it is a second on an idle machine,
+	// so that an hour of the rules takes half a minute.
 	scrapeInterval = 2 * time.Minute
 	// patience is far more than all of this takes (some 40 s on two idle processors).
 	patience = 10 * time.Minute
 )
 
-// prometheus is the real one, with the real rules, of which only the times are shorter.
+// prometheus is a real Prometheus with the real rules, in which only times are shorter.
 type prometheus struct {
 	t       *testing.T
 	dir     string
 	address string
 
 	mu    sync.Mutex
-	fired map[string]bool // alerts, by name and what tells them apart
+	fired map[string]bool // alerts, by name and distinguishing labels
 	now   int             // how many of them fire
 }
 
-// target is a daemon that is scraped.
+// target is a daemon to scrape.
 type target struct {
 	Targets []string          `json:"targets"`
 	Labels  map[string]string `json:"labels"`
@@ -63,15 +63,16 @@ func freeAddress(t *testing.T) string {
 
 var duration = regexp.MustCompile(`\b(\d+)([smh])\b`)
 
-// pace is the scrape interval of this run. All durations of the rules are as much shorter as it is.
+// pace is the scrape interval of this run. It shortens all durations of the rules in proportion.
 type pace time.Duration
 
 func (p pace) of(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * float64(p) / float64(scrapeInterval))
 }
 
-// measured takes a second, and on a busy machine more: twenty times what an answer of these took at most, and half a
-// second for each process that waits for a processor. A daemon that is kept from answering is no daemon that is away.
+// measured returns a second, or more on a busy machine: twenty times the slowest answer of the
+// targets, and half a second for each process that waits for a processor. A daemon that is too busy
+// to answer is not away.
 func measured(t *testing.T, targets []target) pace {
 	t.Helper()
 	var longest time.Duration
@@ -93,12 +94,13 @@ func measured(t *testing.T, targets []target) pace {
 	ok(t, err)
 	waiting := load / float64(runtime.NumCPU())
 	p := max(pace(time.Second), pace(20*longest), pace(waiting*float64(time.Second)/2))
-	t.Logf("an answer took %s at most, and %.1f processes want each processor: the scrape interval is %s", longest.Round(time.Millisecond), waiting,
+	t.Logf("an answer took %s at most, and %.1f processes want each processor: the scrape interval is %s",
+		longest.Round(time.Millisecond), waiting,
 		time.Duration(p).Round(time.Millisecond))
 	return p
 }
 
-// shorten makes every duration of a text shorter.
+// shorten shortens every duration in a text.
 func (p pace) shorten(text string) string {
 	return duration.ReplaceAllStringFunc(text, func(d string) string {
 		whole, err := time.ParseDuration(d)
@@ -111,7 +113,8 @@ func (p pace) shorten(text string) string {
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) + "ms" }
 
-// rules are those of the project with shorter times. A walk is compared with seconds.
+// rules returns the project's rules with shorter times. The duration of a walk is compared in
+// seconds.
 func (p pace) rules(t *testing.T) (rules monitoring.PrometheusRule, longest time.Duration) {
 	t.Helper()
 	rules, err := monitoring.ReadRules(directory)
@@ -178,7 +181,7 @@ scrape_configs:
 	return p
 }
 
-// scrape says whom to scrape.
+// scrape sets the targets.
 func (p *prometheus) scrape(targets []target) {
 	p.t.Helper()
 	b, err := json.Marshal(targets)
@@ -219,13 +222,13 @@ func (p *prometheus) query(path string, values url.Values) []series {
 	return answer.Data.Result
 }
 
-// instant gives what an expression is now.
+// instant returns an expression's current series.
 func (p *prometheus) instant(expr string) []series {
 	p.t.Helper()
 	return p.query("/api/v1/query", url.Values{"query": {expr}})
 }
 
-// number is the value of an expression that has one, and 0 of one that has none.
+// number returns an expression's value, or 0 if it has none.
 func (p *prometheus) number(expr string) float64 {
 	p.t.Helper()
 	r := p.instant(expr)
@@ -237,7 +240,7 @@ func (p *prometheus) number(expr string) float64 {
 	return n
 }
 
-// watch keeps which alerts /api/v1/alerts shows firing.
+// watch records which alerts /api/v1/alerts shows firing.
 func (p *prometheus) watch(stopped chan struct{}) {
 	for {
 		select {
@@ -255,7 +258,7 @@ func (p *prometheus) watch(stopped chan struct{}) {
 			}
 		}
 		if err != nil || json.Unmarshal(b, &answer) != nil {
-			continue // it starts
+			continue // it is starting
 		}
 		p.mu.Lock()
 		p.now = 0
@@ -276,14 +279,14 @@ func (p *prometheus) watch(stopped chan struct{}) {
 	}
 }
 
-// seen are the alerts that have fired so far.
+// seen returns the alerts that have fired so far.
 func (p *prometheus) seen() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Sorted(maps.Keys(p.fired))
 }
 
-// wantFired waits until all these have fired. What has fired beside them fails the test.
+// wantFired waits until all these have fired. Any other alert fails the test.
 func (p *prometheus) wantFired(want []string) {
 	p.t.Helper()
 	missing := func() (list []string) {

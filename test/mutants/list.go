@@ -14,19 +14,18 @@ type mutant struct {
 	name       string
 	file       string   // relative to the repository
 	pkg        string   // of the test, as "./test/node"
-	tests      []string // functions, or "Function/subtest"; one of them has to fail; of a fuzz target the seeds are run
+	tests      []string // functions, or "Function/subtest"; one must fail; of a fuzz target only the seeds run
 	tags       string   // build tags of the test
-	equivalent string   // why no test can notice it; it is not run then
+	equivalent string   // why no test can notice it; such a mutant does not run
 	old, new   string
 
 	list   string // file that it was read from
-	record string // its text there
+	record string // the record's text
 }
 
-// parse reads a list: records that are separated by a line "---". Each has the
-// fields name, file, test, old and new; tags and equivalent may be there. The
-// text of old and new begins on the next line, and "new:" and "---" end it. Lines
-// with # between records are comments.
+// parse reads a list of records, separated by lines "---". Each has the fields name, file, test,
+// old and new; tags and equivalent are optional. The text of old and new begins on the next line,
+// and "new:" and "---" end it. Lines with # between records are comments.
 func parse(list, text string) ([]mutant, error) {
 	var out []mutant
 	for record := range strings.SplitSeq("\n"+text+"\n", "\n---\n") {
@@ -93,7 +92,7 @@ func parseRecord(record string) (mutant, error) {
 	return m, nil
 }
 
-// apply gives the file's text with the mutant in it.
+// apply returns the file's text before and with the mutant.
 func (m mutant) apply(root string) (was, is []byte, err error) {
 	was, err = os.ReadFile(filepath.Join(root, m.file))
 	if err != nil {
@@ -105,7 +104,7 @@ func (m mutant) apply(root string) (was, is []byte, err error) {
 	return was, []byte(strings.Replace(string(was), m.old, m.new, 1)), nil
 }
 
-// functions are the test functions that notice it.
+// functions returns the test functions that notice it.
 func (m mutant) functions() []string {
 	var out []string
 	for _, t := range m.tests {
@@ -115,8 +114,7 @@ func (m mutant) functions() []string {
 	return out
 }
 
-// check finds what keeps the mutant from being run: it does not apply, or its
-// test does not exist.
+// check returns why the mutant cannot run: it does not apply, or its test does not exist.
 func (m mutant) check(root string) error {
 	if _, _, err := m.apply(root); err != nil || m.equivalent != "" {
 		return err
@@ -141,7 +139,7 @@ func (m mutant) check(root string) error {
 	return nil
 }
 
-// readLists reads all lists of a directory. Names are unique over all of them.
+// readLists reads all lists of a directory. Names must be unique across all of them.
 func readLists(dir string) ([]mutant, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.txt"))
 	if err != nil || len(files) == 0 {

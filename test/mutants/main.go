@@ -1,12 +1,12 @@
-// Command mutants breaks the code on purpose, one line at a time, and looks
-// whether the test that guards the line notices.
+// Command mutants breaks the code on purpose, one line at a time, and checks that the test that
+// guards the line notices.
 //
 //	go run ./test/mutants                       all mutants of test/mutants/list/*.txt
 //	go run ./test/mutants -run 'A04|D05'        those with such names
 //	go run ./test/mutants -changed origin/main  those whose file or record changed, and some others
 //
-// Each is tried in a copy of the tree. It fails when a mutant survives, does not
-// apply or does not compile, or when a test fails without a mutant.
+// Each runs in a copy of the tree. The command fails if a mutant survives, does not apply or does
+// not compile, or if a test fails without a mutant.
 package main
 
 import (
@@ -79,7 +79,7 @@ func run(ctx context.Context, o options) error {
 	return t.verdict()
 }
 
-// choose picks the mutants that were asked for.
+// choose selects the requested mutants.
 func choose(ctx context.Context, o options, all []mutant) ([]mutant, error) {
 	names, err := regexp.Compile(o.run)
 	if err != nil {
@@ -113,8 +113,7 @@ func choose(ctx context.Context, o options, all []mutant) ([]mutant, error) {
 	return append(chosen, others[:n]...), nil
 }
 
-// since gives the files that changed since the revision, and the records that
-// the lists had then.
+// since returns the files that changed since the revision, and the lists' records at that revision.
 func since(ctx context.Context, o options) (files, before map[string]bool, err error) {
 	files, before = map[string]bool{}, map[string]bool{}
 	diff, err := git(ctx, o.root, "diff", "--name-only", "-z", "--no-renames", o.changed, "--")

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Every listed mutant applies, its test exists, and no two have one name. Whether
-// the tests notice is what `make mutants` finds out.
+// Every listed mutant applies, its test exists, and names are unique. `make mutants` finds out
+// whether the tests notice.
 func TestEveryMutantCanBeTried(t *testing.T) {
 	all, err := readLists("list")
 	if err != nil {
@@ -48,7 +48,7 @@ func TestAListThatIsNotUnderstood(t *testing.T) {
 	}
 }
 
-// repository is one of a package with a test, and mutants of each outcome.
+// repository returns one of a package with a test, and mutants of each outcome.
 func repository(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -167,20 +167,21 @@ func TestEachOutcomeOfAMutant(t *testing.T) {
 			t.Errorf("the run's error does not say %q: %s", want, said)
 		}
 	}
-	// Time that is up is said, and no failure.
+	// Running out of time is reported, and is no failure.
 	hurried := o
 	hurried.limit = time.Nanosecond
-	if none, err := tryAll(context.Background(), hurried, all); err != nil || none.verdict() != nil || !strings.Contains(none.String(), fmt.Sprintf("%d not tried", len(all))) {
+	if none, err := tryAll(context.Background(), hurried, all); err != nil || none.verdict() != nil ||
+		!strings.Contains(none.String(), fmt.Sprintf("%d not tried", len(all))) {
 		t.Errorf("%v %v", err, none)
 	}
-	// The tree itself is untouched, and the copies are gone.
+	// The tree itself is unchanged, and the copies are gone.
 	if out, err := git(context.Background(), dir, "status", "--porcelain"); err != nil || out != "" {
 		t.Errorf("%v %s", err, out)
 	}
 	if left, _ := filepath.Glob(os.TempDir() + "/m*"); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
-	// One that is cut short is no verdict.
+	// An interrupted mutant is no verdict.
 	ctx, cancel := context.WithCancel(context.Background())
 	tr, err := newTree(ctx, o)
 	if err != nil {
@@ -224,7 +225,7 @@ func TestWhatChangedIsTried(t *testing.T) {
 		t.Errorf("others: %s, then %s", first, names(o))
 	}
 	o.others = 0
-	// A record that is new, and then the file of all of them.
+	// A new record, and then the file of all of them.
 	more := "name: new\nfile: a/a.go\ntest: ./a TestAdd\nold:\nAdd\nnew:\nAdds\n"
 	if err := os.WriteFile(dir+"/list/c.txt", []byte(more), 0o644); err != nil {
 		t.Fatal(err)

@@ -30,10 +30,10 @@ const (
 	notTried   outcome = "not tried, for time was up"
 )
 
-// tryAll tries the mutants, in o.j copies of the tree.
+// tryAll runs the mutants in o.j copies of the tree.
 func tryAll(ctx context.Context, o options, list []mutant) (totals, error) {
 	t := totals{count: map[outcome]int{}}
-	// Mutants of one test come one after the other.
+	// Mutants of one test follow each other.
 	list = slices.Clone(list)
 	if o.limit == 0 {
 		slices.SortStableFunc(list, func(a, b mutant) int {
@@ -92,7 +92,7 @@ func tryAll(ctx context.Context, o options, list []mutant) (totals, error) {
 	return t, nil
 }
 
-// tree is a copy of the repository in which mutants are tried.
+// tree is a copy of the repository in which mutants run.
 type tree struct {
 	o    options
 	dir  string
@@ -113,8 +113,8 @@ func git(ctx context.Context, dir string, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// newTree copies what git knows of, and what it would add. What was built and
-// fetched (.cache) is shared. The path is short: one of a socket has 108 bytes.
+// newTree copies the files that git tracks or would add. Copies share built and fetched files
+// (.cache). The path is short, because a socket's path has at most 108 bytes.
 func newTree(ctx context.Context, o options) (*tree, error) {
 	t := &tree{o: o, good: map[string]error{}}
 	for i := 0; ; i++ {
@@ -144,7 +144,7 @@ func newTree(ctx context.Context, o options) (*tree, error) {
 	return t, nil
 }
 
-// copyFile copies a file or a link. One that was deleted, and git still knows, is left out.
+// copyFile copies a file or a link. It skips a deleted file that git still tracks.
 func copyFile(from, to string) error {
 	st, err := os.Lstat(from)
 	if errors.Is(err, os.ErrNotExist) || err == nil && st.IsDir() {
@@ -170,7 +170,7 @@ func copyFile(from, to string) error {
 	return os.WriteFile(to, b, st.Mode().Perm())
 }
 
-// try tells what becomes of a mutant.
+// try runs a mutant and returns its outcome.
 func (t *tree) try(ctx context.Context, m mutant) (outcome, string) {
 	was, is, err := m.apply(t.root)
 	switch {
@@ -204,13 +204,14 @@ func (t *tree) try(ctx context.Context, m mutant) (outcome, string) {
 		return cutShort, ""
 	case err == nil:
 		return survived, m.pkg + " " + strings.Join(m.tests, " ") + " passes with it"
-	case strings.Contains(out, "[build failed]") || strings.Contains(out, "[setup failed]") || strings.Contains(out, "go build: exit status"):
+	case strings.Contains(out, "[build failed]") || strings.Contains(out, "[setup failed]") ||
+		strings.Contains(out, "go build: exit status"):
 		return noCompile, out
 	}
 	return noticed, ""
 }
 
-// trusted runs the mutant's test without it, once.
+// trusted runs the mutant's test once without the mutant.
 func (t *tree) trusted(ctx context.Context, m mutant) error {
 	key := m.pkg + " " + strings.Join(m.tests, " ") + " " + m.tags
 	if err, known := t.good[key]; known {
@@ -255,8 +256,8 @@ func (t *tree) test(ctx context.Context, m mutant) (string, error) {
 	return out.String(), errors.Join(errs...)
 }
 
-// command runs a program in the tree. All that it started is in its process
-// group, or knows its TMPDIR.
+// command runs a program in the tree. All its children are in its process group, or have its
+// TMPDIR.
 func (t *tree) command(ctx context.Context, name string, args ...string) (string, error) {
 	c := exec.CommandContext(ctx, name, args...)
 	c.Dir = t.root
@@ -268,8 +269,8 @@ func (t *tree) command(ctx context.Context, name string, args ...string) (string
 	return string(out), err
 }
 
-// cleanUp ends and undoes what a test that failed has left: processes whose
-// environment names this tree's TMPDIR, mounts and loop devices beneath it.
+// cleanUp removes what a failed test has left: processes whose environment names this tree's
+// TMPDIR, and mounts and loop devices beneath it.
 func (t *tree) cleanUp() {
 	environments, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, e := range environments {
@@ -290,7 +291,7 @@ func (t *tree) cleanUp() {
 		}
 	}
 	for _, l := range slices.Backward(t.loops()) {
-		_ = exec.Command("losetup", "-d", l).Run() // one that is in use goes with its user
+		_ = exec.Command("losetup", "-d", l).Run() // one in use is released by its user
 	}
 	entries, _ := os.ReadDir(t.tmp)
 	for _, e := range entries {
@@ -298,8 +299,8 @@ func (t *tree) cleanUp() {
 	}
 }
 
-// loops are the loop devices over files beneath TMPDIR, then those over the file
-// systems that they hold, or over themselves.
+// loops returns the loop devices over files beneath TMPDIR, then those over file systems on them,
+// or over themselves.
 func (t *tree) loops() []string {
 	out, _ := exec.Command("losetup", "-l", "-n", "-O", "NAME,MAJ:MIN,BACK-MAJ:MIN,BACK-FILE").Output()
 	var names []string

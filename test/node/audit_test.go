@@ -14,8 +14,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// TestAudit_WhoDidWhatIsOnRecord lives a volume's life with a kill -9 in it, and
-// asks afterwards who made, formatted, gave, grew and deleted what.
+// TestAudit_WhoDidWhatIsOnRecord runs a volume's life with a kill -9 in it, and checks the audit
+// log: who made, formatted, gave, grew and deleted what.
 func TestAudit_WhoDidWhatIsOnRecord(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2-do-not-tell"
@@ -34,7 +34,8 @@ func TestAudit_WhoDidWhatIsOnRecord(t *testing.T) {
 	snap, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.ID})
 	ok(t, err)
 	n.Restart()
-	_, err = n.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
+	_, err = n.Client.ControllerExpandVolume(ctxOf(t),
+		&csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
 	ok(t, err)
 	if err := n.Client.Delete(ctxOf(t), v.ID); err == nil {
 		t.Fatal("a published volume was deleted")

@@ -20,8 +20,8 @@ import (
 
 func errorState(t *testing.T, img string) { run(t, "debugfs", "-w", "-R", "ssv state 2", img) }
 
-// noRoot leaves the root directory's inode empty: e2fsck -p leaves that to
-// people, after it has written to the superblock.
+// noRoot clears the root directory's inode: e2fsck -p leaves that to people, after it has written
+// to the superblock.
 func noRoot(t *testing.T, img string) {
 	run(t, "debugfs", "-w", "-R", "clri <2>", img)
 	errorState(t, img)
@@ -61,7 +61,7 @@ func wantOutcome(t *testing.T, n *testnode.Node, id, want string) {
 	}
 }
 
-// loopDevice is the loop device of a volume's file.
+// loopDevice returns the loop device of a volume's file.
 func loopDevice(t *testing.T, img string) string {
 	t.Helper()
 	return strings.TrimSpace(run(t, "losetup", "-n", "-O", "NAME", "-j", img))
@@ -72,9 +72,8 @@ const checks = `crust_filesystem_checks_total{outcome="`
 func TestD08_ThreeOutcomesOfACheck(t *testing.T) {
 	t.Parallel()
 	n, metrics := withMetrics(t)
-	// A mark of an unclean end is cleared, which e2fsck counts as a repair; a
-	// clean outcome has a file system without such a mark only, never checked at
-	// stage.
+	// A mark of an unclean end is cleared, which e2fsck counts as a repair. Only a file system
+	// without such a mark can have a clean outcome, and stage never checks one.
 	v := spoiled(t, n, "unclean", "ext4", func(t *testing.T, img string) { run(t, "debugfs", "-w", "-R", "ssv state 0", img) })
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	wantOutcome(t, n, v.ID, "repaired")
@@ -97,15 +96,16 @@ func TestD08_ThreeOutcomesOfACheck(t *testing.T) {
 	wantMetric(t, m, checks+`clean"}`, "0")
 }
 
-// What is left to a person is left as it is, however often the orchestrator
-// tries, and is not checked again for nothing.
+// D08: damage that needs a person is left unchanged, however often the orchestrator tries, and is
+// not checked again needlessly.
 func TestD08_NeedsAPersonChangesNothing(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		fstype, program, advice string
 		spoil, mend             func(t *testing.T, img string)
 	}{
-		{"ext4", "e2fsck", "e2fsck -n", noRoot, func(t *testing.T, img string) { run(t, "sh", "-c", `e2fsck -f -y "$0"; [ $? = 1 ]`, img) }},
+		{"ext4", "e2fsck", "e2fsck -n", noRoot,
+			func(t *testing.T, img string) { run(t, "sh", "-c", `e2fsck -f -y "$0"; [ $? = 1 ]`, img) }},
 		{"xfs", "xfs_repair", "xfs_repair -n", needsRepair, func(t *testing.T, img string) { run(t, "xfs_repair", img) }},
 	} {
 		t.Run(c.fstype, func(t *testing.T) {
@@ -129,7 +129,7 @@ func TestD08_NeedsAPersonChangesNothing(t *testing.T) {
 				untouched(attempt)
 				ran("1")
 			}
-			// Somebody else may have had it meanwhile.
+			// Somebody else may have changed it meanwhile.
 			ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 			refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, "needs a person")
 			untouched("after an unstage")
@@ -138,7 +138,7 @@ func TestD08_NeedsAPersonChangesNothing(t *testing.T) {
 			refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, "needs a person")
 			untouched("after a restart")
 			ran("1")
-			// A person does it, on the device that the failed stage left attached.
+			// A person repairs it, on the device that the failed stage left attached.
 			c.mend(t, loopDevice(t, image(n, v.ID)))
 			ok(t, n.Client.Stage(ctxOf(t), v))
 			ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
@@ -147,7 +147,7 @@ func TestD08_NeedsAPersonChangesNothing(t *testing.T) {
 	}
 }
 
-// A check that finds nothing does not make a marked xfs mountable.
+// D08: a check that finds nothing does not make a marked xfs mountable.
 func TestD08_AMarkThatStaysNeedsAPerson(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -158,7 +158,7 @@ func TestD08_AMarkThatStaysNeedsAPerson(t *testing.T) {
 	down(t, n, v.ID)
 }
 
-// A repair that a person only began is looked at again.
+// D08: a repair that a person only began is checked again.
 func TestD08_AChangedDeviceIsCheckedAgain(t *testing.T) {
 	t.Parallel()
 	n, metrics := withMetrics(t)
@@ -170,7 +170,7 @@ func TestD08_AChangedDeviceIsCheckedAgain(t *testing.T) {
 	down(t, n, v.ID)
 }
 
-// Without room for the copy that the repair is tried on, nothing is tried.
+// D08: without room for the copy that the repair is tried on, nothing is tried.
 func TestD08_NoRoomToLookFirst(t *testing.T) {
 	t.Parallel()
 	img := filepath.Join(t.TempDir(), "img")
@@ -196,8 +196,8 @@ func TestD08_NoRoomToLookFirst(t *testing.T) {
 	}
 }
 
-// Check itself, for each file system: clean, and damaged. (Of a btrfs nothing
-// asks for a check before it is mounted.)
+// D08: the check itself, for each file system, clean and damaged. (Nothing requests a check of a
+// btrfs before its mount.)
 func TestD08_CheckOfEachFileSystem(t *testing.T) {
 	t.Parallel()
 	for _, fstype := range filesystems {
@@ -226,7 +226,7 @@ func TestD08_CheckOfEachFileSystem(t *testing.T) {
 			case "xfs":
 				patch(t, img, 2*512, bytes.Repeat([]byte{0xff}, 512)) // the header of the first group's inodes (AGI)
 			case "btrfs":
-				// Both copies of its trees; superblocks lie at 64 KiB and 64 MiB.
+				// Both copies of its trees; the superblocks at 64 KiB and 64 MiB stay.
 				patch(t, img, 20<<20, bytes.Repeat([]byte{0xff}, 43<<20))
 				patch(t, img, 65<<20, bytes.Repeat([]byte{0xff}, 100<<20))
 			}
@@ -244,8 +244,8 @@ func TestD08_CheckOfEachFileSystem(t *testing.T) {
 	}
 }
 
-// An xfs or btrfs that was not unmounted has a log, which the kernel replays:
-// nothing is checked, and nothing is lost.
+// D08: an xfs or btrfs that was not unmounted has a log, which the kernel replays. Nothing is
+// checked, and nothing is lost.
 func TestD08_ALogToReplayIsNoDamage(t *testing.T) {
 	t.Parallel()
 	n, metrics := withMetrics(t)
@@ -276,8 +276,8 @@ func TestD08_ALogToReplayIsNoDamage(t *testing.T) {
 	}
 }
 
-// A check works on a copy of the metadata. That of a driver which was killed
-// meanwhile goes at the next start.
+// D06, D08: a check works on a copy of the metadata. If the driver is killed meanwhile, its next
+// start removes the copy.
 func TestD06_D08_ACheckThatWasKilledLeavesNoCopy(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")

@@ -12,9 +12,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// TestCombinations is everything that pods ask for at once: for each cell, a
-// volume whose files were given to group 3000 is published twice. A group of 0
-// is none asked for.
+// TestCombinations covers what pods can request at once: in each cell, a volume whose files were
+// given to group 3000 is published twice. Group 0 means that none is requested.
 func TestCombinations(t *testing.T) {
 	t.Parallel()
 	type publish struct {
@@ -107,10 +106,11 @@ func TestCombinations(t *testing.T) {
 	}
 }
 
-// label is the SELinux label that a file shows.
+// label returns the SELinux label of a file.
 func label(t testing.TB, path string) string {
 	t.Helper()
-	return strings.TrimRight(strings.TrimSpace(run(t, "getfattr", "-h", "--absolute-names", "--only-values", "-n", "security.selinux", path)), "\x00")
+	return strings.TrimRight(strings.TrimSpace(run(t, "getfattr",
+		"-h", "--absolute-names", "--only-values", "-n", "security.selinux", path)), "\x00")
 }
 
 func wantLabel(t *testing.T, name, path, want string) {

@@ -17,15 +17,15 @@ import (
 
 const configHead = "apiVersion: csi.crust.dev/v1alpha1\nkind: NodeConfig\n"
 
-// replace exchanges a file, as configuration files should be.
+// replace exchanges a file atomically, as configuration files should be.
 func replace(t *testing.T, path, text string) {
 	t.Helper()
 	ok(t, os.WriteFile(path+".new", []byte(text), 0o600))
 	ok(t, os.Rename(path+".new", path))
 }
 
-// The pools of a node are those of the entry that matches its labels. What is safe to
-// change changes while csi-node runs; the rest waits, and whatever is mounted stays.
+// A node's pools are those of the entry that matches its labels. Changes that are safe apply while
+// csi-node runs; the rest waits, and all mounts stay.
 func TestANodeFollowsItsConfigurationFile(t *testing.T) {
 	t.Parallel()
 	_, dev := disk(t, size)
@@ -81,7 +81,7 @@ func TestANodeFollowsItsConfigurationFile(t *testing.T) {
 	if parts, names := unpack(t, bundle); !strings.Contains(parts["records/pool-fast/volumes/"+key+".json"], `"pvc-a"`) {
 		t.Errorf("the bundle lacks the records of a pool of the file: %v", names)
 	}
-	after("read again", configHead+entries(pool("fast"))) // the same: SIGHUP alone has it read
+	after("read again", configHead+entries(pool("fast"))) // unchanged: SIGHUP alone makes csi-node read it
 	state("1", "0")
 
 	after("read again", configHead+"allowDevices: ["+dev+"]\nlogging: {verbosity: 4}"+entries(pool("fast")))
@@ -89,7 +89,7 @@ func TestANodeFollowsItsConfigurationFile(t *testing.T) {
 	ok(t, n.Client.Publish(ctxOf(t), byHand, n.Target("b"), false))
 	state("1", "0")
 
-	// The pool is taken out of the file, and the device too.
+	// The file loses the pool, and the device too.
 	after("restart csi-node", configHead+entries(pool("another")))
 	state("1", "1")
 	refused(t, n.Client.Stage(ctxOf(t), static("second", dev, "ext4")), codes.InvalidArgument, "allowDevices")
@@ -102,7 +102,7 @@ func TestANodeFollowsItsConfigurationFile(t *testing.T) {
 	down(t, n, v.ID, n.Target("a"))
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
 
-	// A file that is broken at the start ends it.
+	// csi-node does not start with a broken file.
 	n.Stop()
 	n.Launch()
 	if err := n.Wait(); err == nil || !strings.Contains(n.Log(), config+": the key pool is not known") {
@@ -115,7 +115,7 @@ func TestANodeFollowsItsConfigurationFile(t *testing.T) {
 	state("1", "0")
 }
 
-// The file is looked at without anybody asking.
+// csi-node notices a changed file by itself.
 func TestAChangedConfigurationFileIsFound(t *testing.T) {
 	t.Parallel()
 	n := testnode.NewStopped(t, "", "--config", filepath.Join(t.TempDir(), "config.yaml"))

@@ -10,8 +10,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// TestLeast_MkfsIsConfined has another mkfs, which tells what it may, in the error
-// of the stage that runs it.
+// TestLeast_MkfsIsConfined replaces mkfs by a program that reports its privileges in the error of
+// the stage that runs it.
 func TestLeast_MkfsIsConfined(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")

@@ -17,21 +17,23 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
 
-// failpoints are all that the code has.
+// failpoints returns all failpoints of the code.
 func failpoints(t testing.TB) []string {
 	t.Helper()
-	out := run(t, "grep", "-rhoE", `failpoint\.(Hit|Err)\("[a-z.]+"\)`, "../../internal", "../../pkg", "--include=*.go", "--exclude-dir=crust", "--exclude-dir=orchestrator") // crustd and crust-agent have their own
+	// crustd and crust-agent have their own
+	out := run(t, "grep", "-rhoE", `failpoint\.(Hit|Err)\("[a-z.]+"\)`, "../../internal", "../../pkg",
+		"--include=*.go", "--exclude-dir=crust", "--exclude-dir=orchestrator")
 	var names []string
 	for _, m := range regexp.MustCompile(`"([a-z.]+)"`).FindAllStringSubmatch(out, -1) {
 		names = append(names, m[1])
 	}
-	// Of static volumes: TestA02_TheFullReadOutlivesCallersAndKills.
+	// Static volumes: TestA02_TheFullReadOutlivesCallersAndKills.
 	names = slices.DeleteFunc(names, func(name string) bool { return name == "blank.read" })
 	slices.Sort(names)
 	return slices.Compact(names)
 }
 
-// life is everything that can happen to volumes; each step can be repeated.
+// life does everything that can happen to volumes. Each step can be repeated.
 func life(ctx context.Context, n *testnode.Node, fs string) error {
 	c := n.Client
 	v := csiclient.Volume{FSType: fs, Block: fs == ""}
@@ -47,7 +49,7 @@ func life(ctx context.Context, n *testnode.Node, fs string) error {
 	if fs != "" {
 		owned.Group = "4242"
 	} else if _, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.ID}); err != nil {
-		return err // once it is published, a raw volume may be copied by sharing extents only
+		return err // once published, a raw volume can be copied only by sharing extents
 	}
 	if err := c.Publish(ctx, owned, n.Target("a"), false); err != nil {
 		return err
@@ -72,13 +74,14 @@ func life(ctx context.Context, n *testnode.Node, fs string) error {
 	if err := c.Publish(ctx, copyOf, n.Target("c"), false); err != nil {
 		return err
 	}
-	if _, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: size + 128<<20}}); err != nil {
+	if _, err := c.ControllerExpandVolume(ctx,
+		&csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: size + 128<<20}}); err != nil {
 		return err
 	}
 	if fs == "" {
 		return nil
 	}
-	// One that is left to a runtime.
+	// A volume that is left to a runtime.
 	deferred := csiclient.Volume{FSType: fs, Context: deferrable}
 	if made, err = c.Create(ctx, "d", size, deferred, nil, nil); err != nil {
 		return err
@@ -92,7 +95,8 @@ func life(ctx context.Context, n *testnode.Node, fs string) error {
 		return err
 	}
 	req := &csi.NodePublishVolumeRequest{
-		VolumeId: deferred.ID, StagingTargetPath: c.StagingPath(deferred.ID), TargetPath: target, VolumeCapability: deferred.Capability(), VolumeContext: deferred.Context,
+		VolumeId: deferred.ID, StagingTargetPath: c.StagingPath(deferred.ID), TargetPath: target, VolumeCapability: deferred.Capability(),
+		VolumeContext: deferred.Context,
 	}
 	if err := crust.SetSupportedFilesystems(req, []string{fs}); err != nil {
 		return err
@@ -101,7 +105,7 @@ func life(ctx context.Context, n *testnode.Node, fs string) error {
 	return err
 }
 
-// death undoes life; it can be repeated too.
+// death undoes life. It can be repeated too.
 func death(ctx context.Context, n *testnode.Node) error {
 	c := n.Client
 	vols, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{})
@@ -135,19 +139,18 @@ func death(ctx context.Context, n *testnode.Node) error {
 	return nil
 }
 
-// checkNothingLeft looks at the pool and the state after everything was
-// deleted.
+// checkNothingLeft checks the pool and the state after everything was deleted.
 func checkNothingLeft(t testing.TB, n *testnode.Node) {
 	t.Helper()
-	left := run(t, "find", n.PoolDir(), filepath.Join(n.Dir, "state"), n.KubeletDir(), "-type", "f", "!", "-name", "lock", "!", "-name", "reserve", "!", "-name", "audit*.jsonl", "!", "-name", "pool.json")
+	left := run(t, "find", n.PoolDir(), filepath.Join(n.Dir, "state"), n.KubeletDir(), "-type", "f", "!", "-name", "lock", "!",
+		"-name", "reserve", "!", "-name", "audit*.jsonl", "!", "-name", "pool.json")
 	if left != "" {
 		t.Errorf("left after everything was deleted:\n%s", left)
 	}
 }
 
-// TestD06_KilledAtEveryStep kills the driver at every failpoint in turn: the
-// call that died, repeated, succeeds, and after a full teardown nothing is
-// left.
+// D06: the driver is killed at each failpoint in turn. The call that died succeeds when repeated,
+// and a full teardown leaves nothing.
 func TestD06_KilledAtEveryStep(t *testing.T) {
 	t.Parallel()
 	testnode.Build(t, "failpoint")
@@ -197,7 +200,7 @@ func killAt(t *testing.T, point, fs string) (hit bool) {
 	return hit
 }
 
-// TestD06_KilledAtRandom kills the driver at random moments while calls run.
+// D06: the driver is killed at random moments while calls run.
 func TestD06_KilledAtRandom(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -209,7 +212,7 @@ func TestD06_KilledAtRandom(t *testing.T) {
 			defer close(done)
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
-			_ = life(ctx, n, fs) // cut short
+			_ = life(ctx, n, fs) // the kill interrupts it
 		}()
 		time.Sleep(delay)
 		n.Kill()
@@ -218,7 +221,7 @@ func TestD06_KilledAtRandom(t *testing.T) {
 		if err := life(ctxOf(t), n, fs); err != nil {
 			t.Fatalf("round %d (%s, killed after %s): %v", round, fs, delay, err)
 		}
-		// A byte written, read back after another kill.
+		// Write a byte, and read it back after another kill.
 		write(t, filepath.Join(n.Target("a"), "f"), "x")
 		n.Restart()
 		if read(t, filepath.Join(n.Target("b"), "f")) != "x" {

@@ -18,7 +18,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// unpack gives what a bundle holds, by name, and the names in their order.
+// unpack returns the parts of a bundle by name, and the names in order.
 func unpack(t *testing.T, path string) (parts map[string]string, names []string) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -44,7 +44,7 @@ func unpack(t *testing.T, path string) (parts map[string]string, names []string)
 	}
 }
 
-// A secret lies wherever one could, and is nowhere in the bundle.
+// B8: a secret is in every possible place, but not in the bundle.
 func TestB08_TheSupportBundleHoldsNoSecret(t *testing.T) {
 	t.Parallel()
 	n := testnode.NewStopped(t, "", "--allow-device", "/dev/loop*", "--metrics-address", freeAddress(t), "-v", "9")
@@ -70,9 +70,10 @@ func TestB08_TheSupportBundleHoldsNoSecret(t *testing.T) {
 			"csi.storage.k8s.io/serviceAccount.tokens": `{"": {"token": "` + secret + `"}}`}})
 	ok(t, err)
 	write(t, filepath.Join(target, "content"), secret)
-	// A share and a device whose attributes and options hold one, which are refused.
+	// A share and a device with a secret in their attributes and options, which are refused.
 	for name, wrong := range map[string]csiclient.Volume{
-		"share":  {ID: "share", Context: map[string]string{"server": "127.0.0.1", "share": "/s"}, MountFlags: []string{"password=" + secret}},
+		"share": {ID: "share", Context: map[string]string{"server": "127.0.0.1", "share": "/s"},
+			MountFlags: []string{"password=" + secret}},
 		"device": {ID: "device", FSType: "ext4", Context: map[string]string{"device": "/dev/loop0", "password": secret}},
 		"option": {ID: v.ID, FSType: "ext4", MountFlags: []string{"password=" + secret}},
 	} {
@@ -80,7 +81,7 @@ func TestB08_TheSupportBundleHoldsNoSecret(t *testing.T) {
 			t.Errorf("%s was staged", name)
 		}
 	}
-	// Files that do not belong where they are, and a record with a field of another version.
+	// Misplaced files, and a record with a field of another version.
 	state := filepath.Join(n.Dir, "state")
 	planted := []string{filepath.Join(state, "token"), filepath.Join(state, "staged", "kubeconfig.json"),
 		filepath.Join(n.PoolDir(), "volumes", "token.json")}
@@ -91,7 +92,8 @@ func TestB08_TheSupportBundleHoldsNoSecret(t *testing.T) {
 	planted = append(planted, filepath.Join(state, "published", "environ.json"))
 	rec := strings.TrimSuffix(image(n, v.ID), ".img") + ".json"
 	whole := read(t, rec)
-	ok(t, os.WriteFile(rec, []byte(strings.Replace(whole, `"volume": {`, `"nodeStageSecret": "`+secret+`", "volume": { "password": "`+secret+`",`, 1)), 0o600))
+	ok(t, os.WriteFile(rec,
+		[]byte(strings.Replace(whole, `"volume": {`, `"nodeStageSecret": "`+secret+`", "volume": { "password": "`+secret+`",`, 1)), 0o600))
 
 	file := filepath.Join(t.TempDir(), "bundle.tar.gz")
 	c := exec.Command(testnode.BuildCommand(t, "crustctl", ""), "--endpoint", n.Endpoint(), "--kubelet-dir", n.KubeletDir(),
@@ -112,9 +114,12 @@ func TestB08_TheSupportBundleHoldsNoSecret(t *testing.T) {
 		}
 	}
 	for name, words := range map[string]string{
-		"versions.txt": "csi.crust.dev", "csi-node-flags.txt": "--pool", "kernel.txt": "Linux", "doctor.txt": "loop devices", "pools.json": `"pool"`, "volumes.json": "shop/web-0",
-		"snapshots.json": "", "operations.json": "", "pool-check.json": "record-unusable", "sandboxes.json": "box-7", "mounts.txt": target, "metrics.txt": "crust_pool_available_bytes",
-		"audit.jsonl": `"claim":"shop/orders"`, "missing.txt": "kubeconfig.json: not a record of csi-node", "records/state/pools/pool.json": "crust-csi.known-pool",
+		"versions.txt": "csi.crust.dev", "csi-node-flags.txt": "--pool", "kernel.txt": "Linux", "doctor.txt": "loop devices",
+		"pools.json": `"pool"`, "volumes.json": "shop/web-0",
+		"snapshots.json": "", "operations.json": "", "pool-check.json": "record-unusable", "sandboxes.json": "box-7", "mounts.txt": target,
+		"metrics.txt": "crust_pool_available_bytes",
+		"audit.jsonl": `"claim":"shop/orders"`, "missing.txt": "kubeconfig.json: not a record of csi-node",
+		"records/state/pools/pool.json":                   "crust-csi.known-pool",
 		"records/pool-pool/volumes/" + filepath.Base(rec): `"sizeBytes"`,
 	} {
 		if content, there := parts[name]; !there || !strings.Contains(content, words) {
@@ -144,7 +149,7 @@ func TestB08_TheSupportBundleHoldsNoSecret(t *testing.T) {
 	}
 	ok(t, os.WriteFile(rec, []byte(whole), 0o600))
 
-	// A node whose csi-node is down gives what there is.
+	// If csi-node is down, the bundle has what there is.
 	n.Kill()
 	file = filepath.Join(t.TempDir(), "down.tar.gz")
 	exits(t, n, 0, []string{"support-bundle", "-o", file, "--state-dir", state}, "missing.txt")

@@ -14,11 +14,11 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// exits runs crustctl and wants an exit code and words.
+// exits runs crustctl and expects an exit code and words.
 func exits(t testing.TB, n *testnode.Node, code int, args []string, words ...string) string {
 	t.Helper()
 	args = append([]string{"--endpoint", n.Endpoint(), "--kubelet-dir", n.KubeletDir()}, args...)
-	// A command that does not end is ended.
+	// A command that hangs is killed.
 	out, err := exec.CommandContext(ctxOf(t), testnode.BuildCommand(t, "crustctl", ""), args...).CombinedOutput()
 	got := 0
 	var e *exec.ExitError
@@ -68,7 +68,7 @@ func TestB08_PoolCheckThroughTheDriver(t *testing.T) {
 	}
 	ok(t, os.Truncate(image(n, v.ID), size))
 
-	// Somebody releases the device of a volume that is staged.
+	// Somebody detaches the device of a staged volume.
 	device := strings.TrimSpace(run(t, "losetup", "-n", "-O", "NAME", "-j", image(n, v.ID)))
 	run(t, "losetup", "-d", device)
 	exits(t, n, 1, check, "staged-without-device", "shop/orders", device)
@@ -83,7 +83,7 @@ type checked struct {
 	Findings []struct{ Pool, Kind, ID, Claim, Path, Means, Do string }
 }
 
-// What csi-node has under way is no finding; what a crash left of it is one.
+// B8: csi-node's running work is no finding. What a crash left of it is one.
 func TestB08_PoolCheckLeavesOutWhatIsUnderWay(t *testing.T) {
 	t.Parallel()
 	at := testnode.NewFailpoints(t)
@@ -102,7 +102,7 @@ func TestB08_PoolCheckLeavesOutWhatIsUnderWay(t *testing.T) {
 	n.Kill()
 	<-ended
 	exits(t, n, 2, []string{"pool", "check"}, "--dir")
-	exits(t, n, 1, []string{"pool", "check", "pool", "--dir", n.PoolDir()}, "unfinished", "restart csi-node")
+	exits(t, n, 1, []string{"pool", "check", "pool", "--dir", n.PoolDir()}, "unfinished", "restart the driver")
 	exits(t, n, 2, []string{"pool", "check", "--dir", n.PoolDir()}, "say which pool")
 	exits(t, n, 2, []string{"pool", "check", "pool", "--dir", n.KubeletDir()}, "no directory of a pool")
 	at.Off(t)
@@ -110,7 +110,7 @@ func TestB08_PoolCheckLeavesOutWhatIsUnderWay(t *testing.T) {
 	exits(t, n, 0, []string{"pool", "check"}, "nothing found")
 }
 
-// pvs writes what `kubectl get pv -o json` would.
+// pvs writes the output of `kubectl get pv -o json`.
 func pvs(t *testing.T, items ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "pv.json")
@@ -139,14 +139,15 @@ func TestB08_PoolCheckComparesWithPersistentVolumes(t *testing.T) {
 	}
 	elsewhere := pv("pvc-there", lost, "node-2")
 	exits(t, n, 1, compare(elsewhere), "volume-without-pv", "pvc-here")
-	// A list without any volume of the driver says nothing of the volumes here.
+	// A list without any volume of the driver says nothing about the volumes here.
 	for _, none := range [][]string{{local}, {}} {
 		if out := exits(t, n, 2, compare(none...), "no PersistentVolume of this driver", "volumes (1)"); strings.Contains(out,
 			"volume-without-pv") {
 			t.Errorf("a volume is nobody's for a list that cannot know it:\n%s", out)
 		}
 	}
-	exits(t, n, 1, compare(pv("pvc-here", v.ID, "node-1"), pv("pvc-lost", "other.v"+strings.Repeat("0", 32), "node-1")), "pv-without-volume", `no pool "other"`)
+	exits(t, n, 1, compare(pv("pvc-here", v.ID, "node-1"), pv("pvc-lost", "other.v"+strings.Repeat("0", 32), "node-1")),
+		"pv-without-volume", `no pool "other"`)
 	n.Kill()
 	dir := []string{"pool", "check", "pool", "--dir", n.PoolDir(), "--persistent-volumes", pvs(t, pv("pvc-lost", lost, "node-1"))}
 	exits(t, n, 2, dir, "--node-id")

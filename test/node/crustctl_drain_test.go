@@ -14,7 +14,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// oneSandbox is a CRUST server that has one, with a volume at a host target.
+// oneSandbox is a CRUST server with one sandbox that has a volume at a host target.
 type oneSandbox struct {
 	crustv1alpha1.UnimplementedSandboxManagementServer
 	target string
@@ -22,10 +22,12 @@ type oneSandbox struct {
 
 func (s oneSandbox) ListSandboxes(context.Context, *crustv1alpha1.ListSandboxesRequest) (*crustv1alpha1.ListSandboxesResponse, error) {
 	return &crustv1alpha1.ListSandboxesResponse{Sandboxes: []*crustv1alpha1.Sandbox{{SandboxId: "box-7", Kind: "namespace",
-		Volumes: []*crustv1alpha1.Volume{{HostVolumeId: "/dev/loop9", HostTargetPath: s.target, FileSystem: "ext4", State: "published"}}}}}, nil
+			Volumes: []*crustv1alpha1.Volume{{HostVolumeId: "/dev/loop9", HostTargetPath: s.target,
+				FileSystem: "ext4", State: "published"}}}}},
+		nil
 }
 
-// serveSandbox gives the socket of such a server.
+// serveSandbox serves one and returns its socket.
 func serveSandbox(t *testing.T, dir, target string) string {
 	t.Helper()
 	path := filepath.Join(dir, "crust.sock")
@@ -55,7 +57,7 @@ func TestB08_DrainCheckSaysWhatADrainMeets(t *testing.T) {
 	v := csiclient.Volume{ID: made.GetVolumeId(), FSType: "ext4",
 		Context: map[string]string{"csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": "web-0",
 			"csi.storage.k8s.io/pod.uid": "u"}}
-	// A volume that nobody uses is no obstacle to a reboot, and all of one to a removal.
+	// An unused volume is no obstacle to a reboot, but one to a removal.
 	exits(t, n, 0, reboot, "1 volumes and 0 snapshots", "come back with it")
 	exits(t, n, 1, remove, "only-here", "shop/orders", "is lost with it")
 	ok(t, n.Client.Stage(ctxOf(t), csiclient.Volume{ID: v.ID, FSType: "ext4"}))
@@ -69,7 +71,7 @@ func TestB08_DrainCheckSaysWhatADrainMeets(t *testing.T) {
 	exits(t, n, 0, reboot, "1 volumes and 1 snapshots")
 	exits(t, n, 1, remove, "snapshot-only-here", "the snapshot of shop/orders")
 
-	// A volume that a sandbox has.
+	// A volume in a sandbox.
 	d := create(t, n, "pvc-deferred", csiclient.Volume{FSType: "ext4", Context: deferrable})
 	ok(t, n.Client.Stage(ctxOf(t), d))
 	_, deferred, err := publishTo(t, n, d, n.Target("d"), false, "ext4")
@@ -82,7 +84,7 @@ func TestB08_DrainCheckSaysWhatADrainMeets(t *testing.T) {
 	down(t, n, d.ID, n.Target("d"))
 	exits(t, n, 1, []string{"node", "drain-check", "--crust", crust}, "box-7")
 
-	// An operation that is under way.
+	// A running operation.
 	hung, ended := at.Hang(t, "create.recorded", func() error {
 		_, err := n.Client.Create(ctxOf(t), "pvc-slow", size, csiclient.Volume{FSType: "ext4"}, nil, nil)
 		return err
@@ -103,7 +105,7 @@ func TestB08_DrainCheckSaysWhatADrainMeets(t *testing.T) {
 	n.Start()
 }
 
-// What cannot be looked at is not "nothing".
+// B8: what cannot be checked does not count as "nothing".
 func TestB08_DrainCheckOfAPoolThatIsAway(t *testing.T) {
 	t.Parallel()
 	n, mount, unmount := onOwnDisk(t)

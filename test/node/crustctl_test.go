@@ -17,8 +17,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// crustctl runs the command against the node and gives what it printed and
-// whether it succeeded.
+// crustctl runs the command against the node. It returns the output and whether it succeeded.
 func crustctl(t testing.TB, n *testnode.Node, args ...string) (string, bool) {
 	t.Helper()
 	args = append([]string{"--endpoint", n.Endpoint(), "--kubelet-dir", n.KubeletDir()}, args...)
@@ -66,7 +65,7 @@ func TestCrustctlThroughTheLifeOfAVolume(t *testing.T) {
 	does("unpublished and unstaged", "volume", "unpublish", id, b)
 	does("SNAPSHOT", "volume", "snapshot", id, "first")
 	does("deleted", "volume", "delete", id)
-	// A person who mistypes is told.
+	// A mistyped id is an error.
 	fails("NotFound", "volume", "delete", id)
 	fails("NotFound", "volume", "unpublish", id, a)
 	snaps, err := n.Client.ListSnapshots(ctxOf(t), &csi.ListSnapshotsRequest{})
@@ -103,11 +102,11 @@ func TestValidateCapabilitiesOfAStaticVolume(t *testing.T) {
 	}
 }
 
-// B7: what a label is on a node without SELinux.
+// B7: the effect of a label on a node without SELinux.
 func TestB07_ALabelWithoutSELinuxHasNoEffect(t *testing.T) {
 	t.Parallel()
 	if mounter.SELinux().Answer == mounter.Yes {
-		return // TestS02_* are about such a kernel
+		return // TestS02_* cover such a kernel
 	}
 	n := testnode.New(t, "")
 	out, _ := crustctl(t, n, "doctor")
@@ -118,7 +117,7 @@ func TestB07_ALabelWithoutSELinuxHasNoEffect(t *testing.T) {
 	}
 }
 
-// B6: every pool is looked at, and one without room is no good news.
+// B6: the doctor checks every pool, and reports one without room as a problem.
 func TestB06_TheDoctorSpeaksOfEveryPool(t *testing.T) {
 	t.Parallel()
 	n, mount, unmount := onOwnDisk(t)
@@ -144,7 +143,8 @@ func TestB06_TheDoctorSpeaksOfEveryPool(t *testing.T) {
 	n.Restart()
 }
 
-// B8: who uses what, by the names that people gave, also what an earlier process was told.
+// B8: who uses what, with the names that people gave, including those that an earlier process
+// recorded.
 func TestB08_WhoUsesWhat(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -154,7 +154,8 @@ func TestB08_WhoUsesWhat(t *testing.T) {
 	v := csiclient.Volume{ID: made.GetVolumeId(), FSType: "ext4"}
 	pod := func(name string) csiclient.Volume {
 		with := v
-		with.Context = map[string]string{"csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": name, "csi.storage.k8s.io/pod.uid": "u"}
+		with.Context = map[string]string{"csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": name,
+			"csi.storage.k8s.io/pod.uid": "u"}
 		return with
 	}
 	ok(t, n.Client.Stage(ctxOf(t), v))
@@ -163,7 +164,7 @@ func TestB08_WhoUsesWhat(t *testing.T) {
 	ok(t, os.MkdirAll(filepath.Dir(c), 0o755))
 	ok(t, n.Client.Publish(ctxOf(t), pod("web-0"), a, false))
 	ok(t, n.Client.Publish(ctxOf(t), pod("report"), b, true))
-	ok(t, n.Client.Publish(ctxOf(t), v, c, false)) // of a cluster whose CSIDriver lacks podInfoOnMount
+	ok(t, n.Client.Publish(ctxOf(t), v, c, false)) // in a cluster whose CSIDriver lacks podInfoOnMount
 	file, err := os.Stat(image(n, v.ID))
 	ok(t, err)
 	taken := fmt.Sprintf("%.1f MiB", float64(file.Sys().(*syscall.Stat_t).Blocks*512)/(1<<20))
@@ -202,7 +203,7 @@ func TestB08_WhoUsesWhat(t *testing.T) {
 	down(t, n, v.ID, a)
 }
 
-// B8: the socket of the manifests is found by itself.
+// B8: crustctl finds the socket of the manifests by itself.
 func TestB08_TheSocketIsFound(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -215,7 +216,7 @@ func TestB08_TheSocketIsFound(t *testing.T) {
 	}
 }
 
-// B8: by the names that people gave.
+// B8: with the names that people gave.
 func TestB08_VolumesByName(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")

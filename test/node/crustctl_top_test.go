@@ -29,7 +29,7 @@ func TestB08_TopShowsVolumesByUse(t *testing.T) {
 	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
 	const written = 200 << 20
 	ok(t, os.WriteFile(filepath.Join(n.Target("a"), "data"), make([]byte, written), 0o644))
-	// One that nobody uses, and that comes first by its id.
+	// A volume that nobody uses, with the first id in the order.
 	free := "idle-0"
 	for i := 1; volume.VolumeID("pool", free) > v.ID; i++ {
 		free = fmt.Sprint("idle-", i)
@@ -40,7 +40,7 @@ func TestB08_TopShowsVolumesByUse(t *testing.T) {
 	_, _, err = publishTo(t, n, d, n.Target("d"), false, "ext4")
 	ok(t, err)
 
-	// No terminal, so it is shown once without being told.
+	// Without a terminal, top shows everything once.
 	out := exits(t, n, 0, []string{"top", "--crust", serveSandbox(t, n.Dir, n.Target("d"))}, "node-1", "PROMISED", "(in its sandbox)",
 		"box-7", free)
 	if strings.Contains(out, "\x1b") {
@@ -74,7 +74,7 @@ func TestB08_TopShowsVolumesByUse(t *testing.T) {
 	down(t, n, v.ID, n.Target("a"))
 }
 
-// terminal gives both ends of a new one.
+// terminal returns both ends of a new one.
 func terminal(t *testing.T) (screen, process *os.File) {
 	t.Helper()
 	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
@@ -89,7 +89,7 @@ func terminal(t *testing.T) (screen, process *os.File) {
 	return screen, process
 }
 
-// It goes on until it is interrupted, also while csi-node is away, and shows what is new.
+// B8: top runs until it is interrupted, even while csi-node is away, and shows changes.
 func TestB08_TopRefreshesOnATerminal(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -98,7 +98,7 @@ func TestB08_TopRefreshesOnATerminal(t *testing.T) {
 		"--interval", "100ms")
 	c.Stdout, c.Stderr = process, process
 	ok(t, c.Start())
-	t.Cleanup(func() { _ = c.Process.Kill() }) // it has ended already if all is well
+	t.Cleanup(func() { _ = c.Process.Kill() }) // usually it has ended already
 	shown := make(chan string, 1000)
 	go func() {
 		b := make([]byte, 1<<16)
@@ -134,9 +134,9 @@ func TestB08_TopRefreshesOnATerminal(t *testing.T) {
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
 }
 
-// A mount that hangs, here a FUSE file system whose server answers nothing, is lying on a
-// pod's volume. Only crustctl sees it: csi-node would be fine.
-// Its child has copies of all mounts, so it runs alone.
+// B8: a hanging mount, here a FUSE file system whose server answers nothing, lies over a pod's
+// volume. Only crustctl sees it; csi-node does not. Its child has copies of all mounts, so the test
+// runs alone.
 func TestB08_CrustctlWaitsForNoMountThatHangs(t *testing.T) {
 	n := testnode.New(t, "")
 	ids := map[string]string{}

@@ -26,8 +26,8 @@ func sum(t testing.TB, path string) (out [sha256.Size]byte) {
 	f, err := os.Open(path)
 	ok(t, err)
 	defer f.Close()
-	// In pieces, and without those that hold nothing: an image does not fit into
-	// a guest's memory, and hashing it all takes an emulated processor a minute.
+	// In pieces, without empty ones: an image does not fit into a guest's memory, and an emulated
+	// processor takes a minute to hash it all.
 	h := sha256.New()
 	piece, nothing := make([]byte, 64<<10), make([]byte, 64<<10)
 	for at := 0; ; at += len(piece) {
@@ -94,8 +94,8 @@ func TestD02_FormattedOnceNeverAgain(t *testing.T) {
 			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 			ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 			n.Stop()
-			// The state directory is lost; the fact lies with the pool. And not
-			// only the first MiB is zero: everything is.
+			// The state directory is lost; the pool keeps the fact. And all is zero, not only the
+			// first MiB.
 			ok(t, os.RemoveAll(filepath.Join(n.Dir, "state")))
 			img := image(n, v.ID)
 			ok(t, os.Truncate(img, 0))
@@ -192,8 +192,9 @@ func TestD07_FullPool(t *testing.T) {
 	target := n.Target("thick")
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
-	// Nor does a thick volume that cannot grow take the others' space meanwhile.
-	_, err = n.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30}})
+	// A thick volume that cannot grow does not take the others' space meanwhile.
+	_, err = n.Client.ControllerExpandVolume(ctxOf(t),
+		&csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30}})
 	refused(t, err, codes.ResourceExhausted, "full")
 	spare, err := n.Client.Create(ctxOf(t), "spare", 16<<20, csiclient.Volume{FSType: "ext4"}, nil, nil)
 	ok(t, err)
@@ -206,20 +207,21 @@ func TestD07_FullPool(t *testing.T) {
 	ok(t, err)
 	filler := filepath.Join(n.PoolDir(), "filler")
 	fill(filler)
-	// A volume that was formatted before can be used on a full pool, though what
-	// is learnt of it cannot be written there; one that cannot grow is as it was.
+	// A volume that was formatted before works on a full pool, although new facts about it cannot
+	// be written there. One that cannot grow is unchanged.
 	copied := csiclient.Volume{ID: clone.GetVolumeId(), FSType: "ext4"}
 	ok(t, n.Client.Stage(ctxOf(t), copied))
 	ok(t, n.Client.Publish(ctxOf(t), copied, n.Target("clone"), true))
 	ok(t, n.Client.Unpublish(ctxOf(t), copied.ID, n.Target("clone")))
-	_, err = n.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: copied.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 30}})
+	_, err = n.Client.ControllerExpandVolume(ctxOf(t),
+		&csi.ControllerExpandVolumeRequest{VolumeId: copied.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 30}})
 	refused(t, err, codes.ResourceExhausted, "full")
 	if st, err := os.Stat(image(n, copied.ID)); err != nil || st.Size() != clone.GetCapacityBytes() {
 		t.Errorf("an expansion that failed left %v %v", st.Size(), err)
 	}
 	down(t, n, copied.ID)
 	fill(filler + "4")
-	// What makes room works on a full pool.
+	// Calls that make room work on a full pool.
 	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: snap.GetSnapshot().GetSnapshotId()})
 	ok(t, err)
 	fill(filler + "2")
@@ -227,7 +229,7 @@ func TestD07_FullPool(t *testing.T) {
 	fill(filler + "3")
 	ok(t, os.WriteFile(target+"/data", []byte(strings.Repeat("x", 200<<20)), 0o644))
 	run(t, "sync", "-f", target)
-	run(t, "fstrim", "-v", "/") // of another file system: must not matter
+	run(t, "fstrim", "-v", "/") // trims another file system: must have no effect
 	ok(t, os.Remove(target+"/data"))
 	_ = runQuiet("fstrim", target) // the device takes no discards
 	ok(t, os.WriteFile(target+"/again", []byte(strings.Repeat("y", 200<<20)), 0o644))
@@ -257,8 +259,7 @@ func health(t testing.TB, n *testnode.Node, id, path string) string {
 	return strings.Join(out, ",")
 }
 
-// Somebody removed the volume's file. What is still there must not be in the
-// way for ever.
+// Somebody removed the volume's file. The rest must not block its removal for ever.
 func TestVolumeWhoseFileIsGoneCanBeLetGo(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -301,7 +302,8 @@ func TestD09_CopiesBesideTheirOriginAndGrown(t *testing.T) {
 					t.Errorf("%s holds %q, want %q", name, got, want)
 				}
 			}
-			r, err := n.Client.NodeGetVolumeStats(ctxOf(t), &csi.NodeGetVolumeStatsRequest{VolumeId: restored.GetVolumeId(), VolumePath: n.Target("restored")})
+			r, err := n.Client.NodeGetVolumeStats(ctxOf(t),
+				&csi.NodeGetVolumeStatsRequest{VolumeId: restored.GetVolumeId(), VolumePath: n.Target("restored")})
 			ok(t, err)
 			if total := r.GetUsage()[0].GetTotal(); total < size*3/2 {
 				t.Errorf("the restored volume was not grown: %d bytes", total)
@@ -345,7 +347,7 @@ func TestSnapshotOfABusyFilesystemIsConsistent(t *testing.T) {
 				ok(t, err)
 				id := s.GetSnapshot().GetSnapshotId()
 				img := filepath.Join(n.PoolDir(), "snapshots", strings.TrimPrefix(id, "pool.")+".img")
-				run(t, "e2fsck", "-f", "-n", img) // exits 0 for a clean one only
+				run(t, "e2fsck", "-f", "-n", img) // exits 0 only if it is clean
 				_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: id})
 				ok(t, err)
 			}
@@ -376,7 +378,7 @@ func TestAbortedWhileAnotherCallRuns(t *testing.T) {
 	refused(t, err, codes.Aborted, "CreateVolume is running")
 	refused(t, n.Client.Stage(ctxOf(t), v), codes.Aborted)
 	ok(t, n.Client.Stage(ctxOf(t), other))
-	// The copy went on without its caller; a repeated call finds it done.
+	// The copy continued without its caller; a repeated call finds it done.
 	var made *csi.Volume
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if made, err = n.Client.Create(ctxOf(t), "c", 0, csiclient.Volume{FSType: "ext4"}, nil, source); status.Code(err) != codes.Aborted {

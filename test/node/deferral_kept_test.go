@@ -48,7 +48,7 @@ func TestC10_D10_NoSecretInADeferral(t *testing.T) {
 	down(t, n, v.ID, n.Target("a"))
 }
 
-// A newer driver's deferral: this one does not start, and so touches nothing.
+// A newer driver's deferral: this driver does not start, and so touches nothing.
 func TestADeferralOfANewerVersionIsNotTouched(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -70,8 +70,8 @@ func TestADeferralOfANewerVersionIsNotTouched(t *testing.T) {
 	down(t, n, v.ID, n.Target("a"))
 }
 
-// Runtimes look for targets in the host's mount namespace, which is not that of a
-// driver in a container. Not beside other tests: its namespace would keep their mounts.
+// C24: runtimes look for targets in the host's mount namespace, which differs from that of a driver
+// in a container. Not beside other tests: its namespace would keep their mounts.
 func TestC24_ThePlaceholderIsInTheHostsNamespace(t *testing.T) {
 	host := exec.Command("unshare", "-m", "--propagation", "private", "sleep", "3600")
 	ok(t, host.Start())
@@ -79,7 +79,7 @@ func TestC24_ThePlaceholderIsInTheHostsNamespace(t *testing.T) {
 	ns := fmt.Sprintf("/proc/%d/ns/mnt", host.Process.Pid)
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	ok(t, err)
-	for there := own; there == own; { // unshare is under way
+	for there := own; there == own; { // unshare is still running
 		there, err = os.Readlink(ns)
 		ok(t, err)
 	}
@@ -92,7 +92,8 @@ func TestC24_ThePlaceholderIsInTheHostsNamespace(t *testing.T) {
 	if !deferred {
 		t.Fatal("not deferred")
 	}
-	if out := run(t, "nsenter", "--mount="+ns, "findmnt", "-no", "SOURCE,PROPAGATION", target); !strings.Contains(out, "crust-deferred") || !strings.Contains(out, "unbindable") {
+	if out := run(t, "nsenter", "--mount="+ns, "findmnt", "-no", "SOURCE,PROPAGATION", target); !strings.Contains(out, "crust-deferred") ||
+		!strings.Contains(out, "unbindable") {
 		t.Errorf("on the host: %s", out)
 	}
 	elsewhere := t.TempDir()
@@ -106,14 +107,14 @@ func TestC24_ThePlaceholderIsInTheHostsNamespace(t *testing.T) {
 	if out, err := exec.Command("nsenter", "--mount="+ns, "findmnt", "-no", "SOURCE", target).CombinedOutput(); err == nil {
 		t.Errorf("left on the host: %s", out)
 	}
-	// A namespace that cannot be entered is an error at the start, with words.
+	// A namespace that cannot be entered is a clear error at the start.
 	n.Kill()
 	n.Args = []string{"--host-mount-namespace", "/dev/null"}
 	n.Launch()
 	if err := n.Wait(); err == nil || !strings.Contains(n.Log(), "--host-mount-namespace") {
 		t.Errorf("started: %v %s", err, n.Log())
 	}
-	// A driver that defers nothing can do without it.
+	// A driver that defers nothing does not need it.
 	n.Args = append(n.Args, "--runtime-assisted-mounts=false")
 	n.Start()
 	said(t, n, "volumes that were left to sandboxes before cannot be unpublished")

@@ -18,8 +18,9 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
 
-// publishTo is a publish for a pod whose runtime can mount these file systems.
-func publishTo(t testing.TB, n *testnode.Node, v csiclient.Volume, target string, readOnly bool, filesystems ...string) (crust.MountInfo, bool, error) {
+// publishTo publishes for a pod whose runtime can mount these file systems.
+func publishTo(t testing.TB, n *testnode.Node, v csiclient.Volume, target string, readOnly bool,
+	filesystems ...string) (crust.MountInfo, bool, error) {
 	t.Helper()
 	ok(t, os.MkdirAll(filepath.Dir(target), 0o750))
 	req := &csi.NodePublishVolumeRequest{
@@ -37,7 +38,7 @@ func publishTo(t testing.TB, n *testnode.Node, v csiclient.Volume, target string
 	return info, deferred, nil
 }
 
-// mountsOf are the lines of the mount table that are of this node's volumes.
+// mountsOf returns the lines of the mount table that belong to this node's volumes.
 func mountsOf(t testing.TB, n *testnode.Node) string {
 	t.Helper()
 	var lines []string
@@ -51,8 +52,8 @@ func mountsOf(t testing.TB, n *testnode.Node) string {
 
 var deferrable = map[string]string{"allowRuntimeAssistedMount": "true"}
 
-// claim has a device as a sandbox has it, until it is released: then nobody has it, a child of this process that
-// another test has just started neither.
+// claim holds a device as a sandbox does, until release. Afterwards nobody has it, not even a child
+// of this process that another test has just started.
 func claim(t testing.TB, device string) (release func()) {
 	t.Helper()
 	held, err := os.OpenFile(device, os.O_RDWR|os.O_EXCL, 0)
@@ -96,8 +97,7 @@ func TestC03_C08_C24_ADeferredVolumeIsMountedNowhereHere(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
 	for _, fs := range filesystems {
-		// The class says one file system, the device has it or not: what counts is
-		// the device.
+		// The class names a file system that the device may not have. The device counts.
 		v := create(t, n, fs, csiclient.Volume{FSType: fs, Context: deferrable, MountFlags: []string{"noatime"}})
 		ok(t, n.Client.Stage(ctxOf(t), v))
 		before := mountsOf(t, n)
@@ -110,10 +110,11 @@ func TestC03_C08_C24_ADeferredVolumeIsMountedNowhereHere(t *testing.T) {
 		if _, ro := info.Options["ro"]; !ro || len(info.Options) != 2 {
 			t.Errorf("options %v", info.Options)
 		}
-		if after := mountsOf(t, n); strings.Contains(after, " "+info.Source+" ") || strings.Count(after, "\n") != strings.Count(before, "\n")+1 || !strings.Contains(after, " tmpfs crust-deferred ") {
+		if after := mountsOf(t, n); strings.Contains(after, " "+info.Source+" ") ||
+			strings.Count(after, "\n") != strings.Count(before, "\n")+1 || !strings.Contains(after, " tmpfs crust-deferred ") {
 			t.Errorf("the mount table:\n%s", after)
 		}
-		// The placeholder: nothing to read, nothing to write, nothing to bind.
+		// The placeholder: nothing to read, write or bind.
 		if st, err := os.Stat(target); err != nil || st.Mode().Perm() != 0 {
 			t.Errorf("placeholder %v %v", st, err)
 		}
@@ -130,7 +131,7 @@ func TestC03_C08_C24_ADeferredVolumeIsMountedNowhereHere(t *testing.T) {
 		if h := health(t, n, v.ID, ""); !strings.Contains(h, "DeferredToRuntime") {
 			t.Errorf("health: %q", h)
 		}
-		// That is how it is meant to be: who announces what is wrong leaves it out.
+		// This is normal, so that those who report problems leave it out.
 		r, err := n.Client.NodeGetVolumeHealth(ctxOf(t), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
 		ok(t, err)
 		for _, h := range r.GetVolumeHealth().GetHealthStatuses() {
@@ -138,7 +139,7 @@ func TestC03_C08_C24_ADeferredVolumeIsMountedNowhereHere(t *testing.T) {
 				t.Errorf("of a volume that is deferred: %s, %s", h.GetStatus(), h.GetReason())
 			}
 		}
-		// It is known after a restart, and the same call has the same answer.
+		// The deferral survives a restart, and the same call gets the same answer.
 		n.Restart()
 		again, deferred, err := publishTo(t, n, v, target, true, fs)
 		ok(t, err)
@@ -147,7 +148,7 @@ func TestC03_C08_C24_ADeferredVolumeIsMountedNowhereHere(t *testing.T) {
 		}
 		_, _, err = publishTo(t, n, v, target, false, fs)
 		refused(t, err, codes.AlreadyExists, "in another way")
-		// It is not for others, unless all of them only read.
+		// Others get it only if all of them only read.
 		_, _, err = publishTo(t, n, v, n.Target(fs+"2"), false, fs)
 		refused(t, err, codes.FailedPrecondition, "deferred", target)
 		refused(t, n.Client.Publish(ctxOf(t), v, n.Target(fs+"2"), true), codes.FailedPrecondition, "deferred", target)
@@ -169,7 +170,7 @@ func TestC03_WhatIsOnTheDeviceDecides(t *testing.T) {
 	s := testnode.New(t, "", "--allow-device", dev)
 	v := csiclient.Volume{ID: "static", Context: map[string]string{"device": dev, "allowRuntimeAssistedMount": "true"}, FSType: "xfs"}
 	ok(t, s.Client.Stage(ctxOf(t), v))
-	v.FSType = "" // nobody says what it is
+	v.FSType = "" // nobody names the file system
 	info, deferred, err := publishTo(t, s, v, s.Target("a"), false, "ext4", "xfs")
 	ok(t, err)
 	if !deferred || info.Type != "xfs" {
@@ -201,7 +202,7 @@ func TestC04_MountedHereUnlessEverythingSaysOtherwise(t *testing.T) {
 				t.Error("deferred")
 			}
 			write(t, target+"/f", "mounted here")
-			// What is mounted here is not deferred besides.
+			// A volume that is mounted here is not also deferred.
 			if len(c.filesystems) == 0 {
 				_, _, err = publishTo(t, n, v, n.Target("b"), false, "ext4")
 				refused(t, err, codes.FailedPrecondition, "published at "+target)
@@ -211,8 +212,8 @@ func TestC04_MountedHereUnlessEverythingSaysOtherwise(t *testing.T) {
 	}
 }
 
-// Of sandboxes that only read there can be several; nobody writes meanwhile. Where
-// the node has the volume mounted already, one more reader is the node's.
+// C19: several sandboxes may share a volume that they only read; nobody writes meanwhile. If the
+// node has the volume mounted already, it mounts for another reader too.
 func TestC19_ReadersShareADeferredVolume(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -234,8 +235,7 @@ func TestC19_ReadersShareADeferredVolume(t *testing.T) {
 	refused(t, err, codes.FailedPrecondition, append([]string{"deferred"}, targets...)...)
 	refused(t, n.Client.Publish(ctxOf(t), v, writer, false), codes.FailedPrecondition, "deferred")
 	refused(t, n.Client.Publish(ctxOf(t), v, writer, true), codes.FailedPrecondition, "deferred")
-	// The sandboxes' mounts keep the device in use; each target goes when its pod
-	// does, all the same.
+	// The sandboxes' mounts keep the device in use. Each target still goes with its pod.
 	release := claim(t, source)
 	n.Restart()
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, targets[0]))
@@ -253,7 +253,7 @@ func TestC19_ReadersShareADeferredVolume(t *testing.T) {
 	down(t, n, v.ID, writer, targets[0])
 }
 
-// A sandbox that has not let go yet holds the device, as QEMU does.
+// C19: a sandbox that has not let go yet holds the device, as QEMU does.
 func TestC19_NotMountedHereWhileASandboxHasTheDevice(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -265,7 +265,7 @@ func TestC19_NotMountedHereWhileASandboxHasTheDevice(t *testing.T) {
 	refused(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")), codes.FailedPrecondition, "still mounted by the sandbox", n.Target("a"))
 	release()
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
-	// One that comes back to it.
+	// A sandbox that returns to it.
 	release = claim(t, info.Source)
 	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false), codes.FailedPrecondition, "still in use")
 	_, _, err = publishTo(t, n, v, n.Target("b"), false, "ext4")
@@ -273,7 +273,7 @@ func TestC19_NotMountedHereWhileASandboxHasTheDevice(t *testing.T) {
 	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, "in use")
 	release()
 	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false))
-	// Beside what is published here, more is.
+	// Beside what is published here, more may be.
 	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("c"), true))
 	down(t, n, v.ID, n.Target("b"), n.Target("c"))
 }
@@ -300,10 +300,12 @@ func TestC05_C06_C07_StatsAndGrowthOfADeferredVolume(t *testing.T) {
 	}
 	_, err = stats(false)
 	refused(t, err, codes.FailedPrecondition, "runtime")
-	_, err = n.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
+	_, err = n.Client.ControllerExpandVolume(ctxOf(t),
+		&csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
 	ok(t, err)
 	expand := func(supported bool) (*csi.NodeExpandVolumeResponse, error) {
-		req := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target, StagingTargetPath: n.Client.StagingPath(v.ID), CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}}
+		req := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target, StagingTargetPath: n.Client.StagingPath(v.ID),
+			CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}}
 		ok(t, crust.SetSupportsExpand(req, supported))
 		return n.Client.NodeExpandVolume(ctxOf(t), req)
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// openable lets the driver open so many descriptors more.
+// openable limits the driver to this many more open descriptors.
 func openable(t testing.TB, n *testnode.Node, more int) {
 	t.Helper()
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.PID()))
@@ -27,7 +27,7 @@ func openable(t testing.TB, n *testnode.Node, more int) {
 	for _, fd := range fds {
 		open[fd.Name()] = true
 	}
-	limit := 0 // a new one has the lowest number that is free, and that is below
+	limit := 0 // a new one gets the lowest free number, and that is below
 	for free := 0; open[strconv.Itoa(limit)] || free < more; limit++ {
 		if !open[strconv.Itoa(limit)] {
 			free++
@@ -36,7 +36,7 @@ func openable(t testing.TB, n *testnode.Node, more int) {
 	run(t, "prlimit", "--pid", itoa(n.PID()), "--nofile="+itoa(limit)+":")
 }
 
-// ownDoing is the code of an error that is not the caller's.
+// ownDoing reports whether an error's code does not blame the caller.
 func ownDoing(err error) bool {
 	switch status.Code(err) {
 	case codes.FailedPrecondition, codes.NotFound, codes.InvalidArgument, codes.AlreadyExists, codes.OutOfRange:
@@ -45,8 +45,8 @@ func ownDoing(err error) bool {
 	return true
 }
 
-// Whatever a driver is asked while it can open no more descriptors, or few: what it cannot tell it does not take
-// for "no". No call blames its caller, and when there are descriptors again everything is as it was.
+// B4: the driver can open few descriptors, or none. It does not take what it cannot check for "no".
+// No call blames its caller, and everything is as before once there are descriptors again.
 func TestB04_DescriptorsAreUsedUp(t *testing.T) {
 	t.Parallel()
 	for _, fs := range []string{"ext4", "btrfs", ""} {
@@ -84,7 +84,7 @@ func TestB04_DescriptorsAreUsedUp(t *testing.T) {
 			}
 			order := []string{"stats", "health", "stage", "publish", "expand", "snapshot", "create", "second", "unpublish", "unstage"}
 			if fs == "" {
-				order = slices.DeleteFunc(order, func(s string) bool { return s == "snapshot" }) // refused where nothing is shared
+				order = slices.DeleteFunc(order, func(s string) bool { return s == "snapshot" }) // refused if nothing is shared
 			}
 			failed := 0
 			for more := range 12 {
@@ -99,7 +99,7 @@ func TestB04_DescriptorsAreUsedUp(t *testing.T) {
 					if !ownDoing(err) {
 						t.Errorf("%d descriptors, %s: %v", more, name, err)
 					}
-					// It is as if it had not been asked, and the call can be made again.
+					// The failed call had no effect, and can be repeated.
 					ok(t, n.Client.Unpublish(ctxOf(t), v.ID, second))
 					if err := calls[name](); err != nil {
 						t.Fatalf("%d descriptors, %s, again with enough: %v", more, name, err)
@@ -119,10 +119,11 @@ func TestB04_DescriptorsAreUsedUp(t *testing.T) {
 	}
 }
 
-// growTo asks for growth on the node; to the size that there is, it does nothing.
+// growTo grows a volume on the node. It does nothing at the current size.
 func growTo(ctx context.Context, n *testnode.Node, v csiclient.Volume, target string, bytes int64) error {
-	_, err := n.Client.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target, StagingTargetPath: n.Client.StagingPath(v.ID),
-		CapacityRange: &csi.CapacityRange{RequiredBytes: bytes}, VolumeCapability: v.Capability()})
+	_, err := n.Client.NodeExpandVolume(ctx,
+		&csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target, StagingTargetPath: n.Client.StagingPath(v.ID),
+			CapacityRange: &csi.CapacityRange{RequiredBytes: bytes}, VolumeCapability: v.Capability()})
 	return err
 }
 

@@ -1,7 +1,7 @@
 //go:build vm
 
-// A guest whose SELinux enforces: processes with the domain and the level of a pod, on
-// volumes that csi-node mounts with a label.
+// Tests in a guest with enforcing SELinux: processes with a pod's domain and level use volumes that
+// csi-node mounts with a label.
 
 package node
 
@@ -22,7 +22,7 @@ import (
 
 const enforce = "/sys/fs/selinux/enforce"
 
-// setEnforcing has the kernel deny what the policy does not allow ("1"), or log it only ("0").
+// setEnforcing makes the kernel deny what the policy does not allow ("1"), or only log it ("0").
 func setEnforcing(t *testing.T, mode string) {
 	t.Helper()
 	ok(t, os.WriteFile(enforce, []byte(mode), 0o644))
@@ -31,8 +31,8 @@ func setEnforcing(t *testing.T, mode string) {
 	}
 }
 
-// enforcing loads the policy in which pods can run (test/vm/container.cil) and has the kernel
-// enforce it for the rest of the test.
+// enforcing loads the policy for pods (test/vm/container.cil) and enforces it for the rest of the
+// test.
 func enforcing(t *testing.T) {
 	t.Helper()
 	policy, err := os.ReadFile("../../.cache/vm/container-policy")
@@ -43,8 +43,8 @@ func enforcing(t *testing.T) {
 	setEnforcing(t, "1")
 }
 
-// confined runs a shell as a pod of that level, and gives its output and the denials that
-// the kernel logged meanwhile.
+// confined runs a shell as a pod of that level. It returns its output and the denials that the
+// kernel logged meanwhile.
 func confined(t *testing.T, level, script string, args ...string) (out, denials string) {
 	t.Helper()
 	mark := fmt.Sprintf("%s: %s, %s", t.Name(), level, time.Now())
@@ -63,7 +63,7 @@ func confined(t *testing.T, level, script string, args ...string) (out, denials 
 	return out, denials
 }
 
-// uses is all that a pod does with a volume at $1: a line says of each whether it could.
+// uses does everything that a pod does with a volume at $1. Each line says whether it worked.
 const uses = `echo "process: $(tr -d '\0' </proc/self/attr/current)"
 try() { if said=$(eval "$2" 2>&1); then echo "$1: yes"; else echo "$1: no: $said"; fi; }
 try read 'cat <"$1/file"'
@@ -83,8 +83,8 @@ var (
 	look = access{2, 3} // what was not created cannot be removed
 )
 
-// mayUse wants a pod of that level to have that access to the volume, and the kernel's log
-// to say what it denied.
+// mayUse expects that a pod of that level has that access to the volume, and that the kernel's log
+// names the denials.
 func mayUse(t *testing.T, level, label, target string, want access) {
 	t.Helper()
 	out, denials := confined(t, level, strings.ReplaceAll(uses, "$1/", target+"/"))
@@ -94,13 +94,14 @@ func mayUse(t *testing.T, level, label, target string, want access) {
 	if got := (access{strings.Count(out, ": yes\n"), strings.Count(out, "Permission denied\n")}); got != want {
 		t.Errorf("level %s has the access %v, want %v, to what has the label %s:\n%s%s", level, got, want, label, out, denials)
 	}
-	logged := regexp.MustCompile(`denied  \{ .* tcontext=` + regexp.QuoteMeta(label) + ` tclass=(dir|file) permissive=0`).MatchString(denials)
+	logged := regexp.MustCompile(`denied  \{ .* tcontext=` + regexp.QuoteMeta(label) +
+		` tclass=(dir|file) permissive=0`).MatchString(denials)
 	if logged != (want != all) {
 		t.Errorf("level %s, label %s: the kernel's log says\n%s", level, label, denials)
 	}
 }
 
-// S02 where it matters: the kernel gives a volume to a pod of its level, and to no other.
+// S02, enforced: the kernel gives a volume to a pod of its level, and to no other.
 func TestS02_EnforcingAPodOfAnotherLevelIsDenied(t *testing.T) {
 	enforcing(t)
 	n := testnode.New(t, "")
@@ -130,7 +131,7 @@ func TestS02_EnforcingAPodOfAnotherLevelIsDenied(t *testing.T) {
 			if got := read(t, target+"/file"); got != "old\nmore\n" {
 				t.Errorf("the file has %q", got)
 			}
-			// It was SELinux: the same processes can where it only logs.
+			// It was SELinux: the same processes succeed if it only logs.
 			setEnforcing(t, "0")
 			mayUse(t, "s0:c3,c4", labelA, target, all)
 			setEnforcing(t, "1")
@@ -151,9 +152,9 @@ func TestS02_EnforcingAPodOfAnotherLevelIsDenied(t *testing.T) {
 	}
 }
 
-// Without a label in the mount options a volume has those of its files, which a pod may not
-// write to until a runtime has relabelled them; that goes through the mount that csi-node made.
-// (container.cil has pods read files without a label: the guest's programs are such files.)
+// Without a label in the mount options a volume shows its files' labels. A pod may not write to
+// them until a runtime has relabelled them through csi-node's mount. (container.cil lets pods read
+// files without a label, because the guest's programs are such files.)
 func TestS02_EnforcingWithoutALabelTheRuntimeRelabels(t *testing.T) {
 	enforcing(t)
 	n := testnode.New(t, "")
@@ -170,7 +171,7 @@ func TestS02_EnforcingWithoutALabelTheRuntimeRelabels(t *testing.T) {
 		mayUse(t, "s0:c3,c4", labelA, target, none)
 		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 
-		// Labels on the disk are kept, and a label of the mount covers them.
+		// Labels on the disk stay, and a label of the mount hides them.
 		ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelB), target, false))
 		mayUse(t, "s0:c3,c4", labelB, target, all)
 		mayUse(t, "s0:c1,c2", labelB, target, none)

@@ -28,7 +28,7 @@ func imageSize(t *testing.T, n *testnode.Node, id string) int64 {
 	return st.Size()
 }
 
-// statfs is how large the file system at a path is.
+// statfs returns the size of the file system at a path.
 func statfs(t *testing.T, path string) int64 {
 	t.Helper()
 	var st syscall.Statfs_t
@@ -36,8 +36,8 @@ func statfs(t *testing.T, path string) int64 {
 	return int64(st.Blocks) * st.Bsize
 }
 
-// With --expansion=node the controller offers no growth: the pod's node enlarges the
-// volume and its file system.
+// With --expansion=node the controller offers no growth: the pod's node enlarges the volume and its
+// file system.
 func TestFleet_ANodeEnlargesItsVolumes(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "", "--expansion", "node")
@@ -48,7 +48,7 @@ func TestFleet_ANodeEnlargesItsVolumes(t *testing.T) {
 			t.Error("EXPAND_VOLUME is offered by the controller")
 		}
 	}
-	for _, fs := range []string{"xfs", "btrfs", "block"} { // ext4 is grown online only with CAP_SYS_RESOURCE
+	for _, fs := range []string{"xfs", "btrfs", "block"} { // ext4 grows online only with CAP_SYS_RESOURCE
 		t.Run(fs, func(t *testing.T) {
 			use := csiclient.Volume{FSType: fs}
 			if fs == "block" {
@@ -67,7 +67,7 @@ func TestFleet_ANodeEnlargesItsVolumes(t *testing.T) {
 			if fs != "block" && statfs(t, target) < before+size/2 {
 				t.Errorf("the pod has %d bytes, and had %d", statfs(t, target), before)
 			}
-			// A repeated call, a smaller one and one that is no size change nothing.
+			// A repeated call, a smaller one and one without a size change nothing.
 			for _, bytes := range []int64{2 * size, size, 0} {
 				if got, err := expandTo(t, n, v.ID, target, bytes); err != nil || got != 2*size {
 					t.Errorf("%d bytes: %d %v", bytes, got, err)
@@ -77,8 +77,8 @@ func TestFleet_ANodeEnlargesItsVolumes(t *testing.T) {
 		})
 	}
 	t.Run("offline", func(t *testing.T) {
-		// A pod comes to a claim that was enlarged meanwhile: the kubelet stages, and then
-		// gives the staging path.
+		// A pod comes to a claim that was enlarged meanwhile: the kubelet stages, and then passes
+		// the staging path.
 		v := create(t, n, "offline", csiclient.Volume{FSType: "ext4"})
 		ok(t, n.Client.Stage(ctxOf(t), v))
 		_, err := expandTo(t, n, v.ID, n.Client.StagingPath(v.ID), 2*size)
@@ -92,8 +92,7 @@ func TestFleet_ANodeEnlargesItsVolumes(t *testing.T) {
 	})
 }
 
-// A node refuses growth that the pool has no room for (B5), and the refusal changes
-// nothing.
+// B5: a node refuses growth beyond the pool's room, and a refusal changes nothing.
 func TestB05_ANodeEnlargesNothingThatIsNotThere(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "", "--expansion", "node")
@@ -105,7 +104,7 @@ func TestB05_ANodeEnlargesNothingThatIsNotThere(t *testing.T) {
 	if got := imageSize(t, n, v.ID); got != size {
 		t.Errorf("the file has %d bytes", got)
 	}
-	// At the path of another volume nothing grows.
+	// At another volume's path nothing grows.
 	other, elsewhere := up(t, n, "other", csiclient.Volume{FSType: "xfs"})
 	if _, err := expandTo(t, n, v.ID, elsewhere, 2*size); err == nil || imageSize(t, n, v.ID) != size {
 		t.Errorf("at another volume's target: %v, %d bytes", err, imageSize(t, n, v.ID))
@@ -114,8 +113,8 @@ func TestB05_ANodeEnlargesNothingThatIsNotThere(t *testing.T) {
 	down(t, n, other.ID, elsewhere)
 }
 
-// A deferred volume's device grows for the pod's runtime. Where that cannot grow the
-// file system the call says so, and the next stage does.
+// C06, C07: a deferred volume's device grows for the pod's runtime. If the runtime cannot grow the
+// file system, the next stage does, and the call says so.
 func TestC06_C07_ANodeEnlargesADeferredVolume(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "", "--expansion", "node")
@@ -128,7 +127,8 @@ func TestC06_C07_ANodeEnlargesADeferredVolume(t *testing.T) {
 		t.Fatal("not deferred")
 	}
 	expand := func(supported bool, bytes int64) (*csi.NodeExpandVolumeResponse, error) {
-		req := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target, StagingTargetPath: n.Client.StagingPath(v.ID), CapacityRange: &csi.CapacityRange{RequiredBytes: bytes}}
+		req := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target, StagingTargetPath: n.Client.StagingPath(v.ID),
+			CapacityRange: &csi.CapacityRange{RequiredBytes: bytes}}
 		ok(t, crust.SetSupportsExpand(req, supported))
 		return n.Client.NodeExpandVolume(ctxOf(t), req)
 	}
@@ -137,7 +137,8 @@ func TestC06_C07_ANodeEnlargesADeferredVolume(t *testing.T) {
 	}
 	e, err := expand(true, 2*size)
 	ok(t, err)
-	if source, err := crust.ExpandSource(e); err != nil || source != info.Source || e.GetCapacityBytes() != 2*size || deviceSize(t, info.Source) != "1073741824" {
+	if source, err := crust.ExpandSource(e); err != nil || source != info.Source || e.GetCapacityBytes() != 2*size ||
+		deviceSize(t, info.Source) != "1073741824" {
 		t.Errorf("%v %q, %d bytes, the device %s", err, source, e.GetCapacityBytes(), deviceSize(t, info.Source))
 	}
 	_, err = expand(false, 3*size)

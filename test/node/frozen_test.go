@@ -16,8 +16,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 )
 
-// A disk that takes no write, for ever: each call to its pool is answered with the pool's name, no
-// call waits behind another, and other pools are served.
+// D11: a disk accepts no write, for ever. Each call to its pool returns an error with the pool's
+// name, no call waits behind another, and other pools work.
 func TestD11_APoolWhoseDiskHangs(t *testing.T) {
 	t.Parallel()
 	n, _, _ := onOwnDisk(t)
@@ -45,7 +45,7 @@ func TestD11_APoolWhoseDiskHangs(t *testing.T) {
 	}
 	run(t, "fsfreeze", "-f", disk)
 	frozen = true
-	time.Sleep(time.Second) // for this long csi-node believes an answer that it had
+	time.Sleep(time.Second) // csi-node trusts an answer for this long
 	calls := map[string]func(context.Context) error{
 		"CreateVolume": func(ctx context.Context) error {
 			_, err := n.Client.Create(ctx, "b", size, csiclient.Volume{FSType: "ext4"}, nil, nil)
@@ -143,7 +143,7 @@ func TestD11_APoolWhoseDiskHangs(t *testing.T) {
 		t.Errorf("volumes: %v", list)
 	}
 
-	// What goes on when its caller has left is found by the next.
+	// The next call finds work that continued after its caller left.
 	ok(t, calls["CreateVolume"](ctxOf(t)))
 	run(t, "fsfreeze", "-f", disk)
 	frozen = true
@@ -176,14 +176,14 @@ func TestD11_APoolWhoseDiskHangs(t *testing.T) {
 	}
 }
 
-// In a cluster, the node enlarges a pool's volume: it asks the pool's disk first as well.
+// D11: in a cluster the node enlarges a pool's volume, and checks the pool's disk first too.
 func TestD11_GrowthOnTheNodeOfAPoolWhoseDiskHangs(t *testing.T) {
 	t.Parallel()
 	n, _, _ := onOwnDisk(t)
 	n.Args = append(n.Args, "--expansion", "node")
 	n.Begin()
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "xfs"})
-	time.Sleep(time.Second) // for this long csi-node believes an answer that it had
+	time.Sleep(time.Second) // csi-node trusts an answer for this long
 	disk := filepath.Dir(n.Pool)
 	run(t, "fsfreeze", "-f", disk)
 	frozen := true

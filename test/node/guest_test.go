@@ -28,7 +28,7 @@ func sumOf(t testing.TB, path string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// attributed is a volume with more attributes.
+// attributed returns a volume with more attributes.
 func attributed(v csiclient.Volume, attributes map[string]string) csiclient.Volume {
 	v.Context = maps.Clone(v.Context)
 	maps.Copy(v.Context, attributes)
@@ -40,7 +40,7 @@ var (
 	byHost   = map[string]string{"csi.crust.dev/runtimeKernel": "host"}
 )
 
-// visit defers a volume to a pod's runtime and ends that.
+// visit defers a volume to a pod's runtime and ends the deferral.
 func visit(t testing.TB, n *testnode.Node, v csiclient.Volume) {
 	t.Helper()
 	target := n.Target("visit")
@@ -52,11 +52,11 @@ func visit(t testing.TB, n *testnode.Node, v csiclient.Volume) {
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 }
 
-// asAGuest writes what a guest could: the mark of errors, which asks for a check.
+// asAGuest writes what a guest could: the error mark, which requests a check.
 func asAGuest(t testing.TB, image string) { run(t, "debugfs", "-w", "-R", "ssv state 2", image) }
 
-// neverParsed wants a volume that a guest had to be staged as it is, refused to
-// all that would have this node parse it, and given to another guest.
+// neverParsed expects of a volume that a guest had: it is staged unchanged, refused for anything
+// that makes this node parse it, and given to another guest.
 func neverParsed(t testing.TB, n *testnode.Node, v csiclient.Volume, image string) {
 	t.Helper()
 	before := sumOf(t, image)
@@ -68,12 +68,13 @@ func neverParsed(t testing.TB, n *testnode.Node, v csiclient.Volume, image strin
 		t.Error("it was checked")
 	}
 	for _, readOnly := range []bool{false, true} {
-		refused(t, n.Client.Publish(ctxOf(t), v, n.Target("host"), readOnly), codes.FailedPrecondition, v.ID, "given to a guest", "hostMayMount")
+		refused(t, n.Client.Publish(ctxOf(t), v, n.Target("host"), readOnly), codes.FailedPrecondition, v.ID,
+			"given to a guest", "hostMayMount")
 	}
 	refused(t, stats(ctxOf(t), n, v.ID, n.Client.StagingPath(v.ID)), codes.FailedPrecondition, v.ID, "given to a guest")
 	_, err := n.Client.NodeExpandVolume(ctxOf(t), &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: n.Client.StagingPath(v.ID)})
 	refused(t, err, codes.FailedPrecondition, v.ID, "given to a guest")
-	// A sandbox that is a mount namespace mounts with this kernel, too.
+	// A mount-namespace sandbox uses this kernel, too.
 	_, _, err = publishTo(t, n, attributed(v, byHost), n.Target("namespace"), false, v.FSType)
 	refused(t, err, codes.FailedPrecondition, v.ID, "given to a guest")
 	visit(t, n, v)
@@ -93,17 +94,18 @@ func TestA06_WhatAGuestHadIsNotParsedHere(t *testing.T) {
 	asAGuest(t, image(n, v.ID))
 	n.Restart() // the fact outlives the driver
 	neverParsed(t, n, v, image(n, v.ID))
-	// Growth is the next guest's.
+	// Growth is left to the next guest.
 	_, err := n.Client.Expand(ctxOf(t), v.ID, 2*size, "")
 	ok(t, err)
 	neverParsed(t, n, v, image(n, v.ID))
 
-	// Copies are a guest's as much.
+	// Copies count as a guest's, too.
 	s, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "s"})
 	ok(t, err)
 	for name, source := range map[string]*csi.VolumeContentSource{
-		"restored": {Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.GetSnapshot().GetSnapshotId()}}},
-		"clone":    {Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.ID}}},
+		"restored": {Type: &csi.VolumeContentSource_Snapshot{
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.GetSnapshot().GetSnapshotId()}}},
+		"clone": {Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.ID}}},
 	} {
 		made, err := n.Client.Create(ctxOf(t), name, 2*size, v, nil, source)
 		ok(t, err)
@@ -115,7 +117,7 @@ func TestA06_WhatAGuestHadIsNotParsedHere(t *testing.T) {
 	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: s.GetSnapshot().GetSnapshotId()})
 	ok(t, err)
 
-	// Where the class says so, it is.
+	// If the class allows it, this node does.
 	allowed := attributed(v, mayMount)
 	ok(t, n.Client.Stage(ctxOf(t), allowed))
 	said(t, n, "file system check")
@@ -127,7 +129,8 @@ func TestA06_WhatAGuestHadIsNotParsedHere(t *testing.T) {
 func TestA06_AClassCarriesHostMayMount(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
-	made, err := n.Client.Create(ctxOf(t), "a", size, csiclient.Volume{FSType: "ext4"}, attributed(csiclient.Volume{Context: deferrable}, mayMount).Context, nil)
+	made, err := n.Client.Create(ctxOf(t), "a", size, csiclient.Volume{FSType: "ext4"},
+		attributed(csiclient.Volume{Context: deferrable}, mayMount).Context, nil)
 	ok(t, err)
 	if got := made.GetVolumeContext()["hostMayMount"]; got != "true" {
 		t.Errorf("the volume's context: %v", made.GetVolumeContext())

@@ -10,14 +10,15 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// The kernel lets root report an error to a live ext4 as if it had met one.
+// triggerError makes a live ext4 report an error, as if the kernel had met one.
 func triggerError(t *testing.T, n *testnode.Node, path string) {
 	t.Helper()
-	ok(t, os.WriteFile("/sys/fs/ext4/"+strings.TrimPrefix(strings.TrimSpace(run(t, "findmnt", "-nro", "SOURCE", path)), "/dev/")+"/trigger_fs_error", []byte("crust test"), 0))
+	ok(t, os.WriteFile("/sys/fs/ext4/"+strings.TrimPrefix(strings.TrimSpace(run(t, "findmnt", "-nro", "SOURCE", path)), "/dev/")+
+		"/trigger_fs_error", []byte("crust test"), 0))
 }
 
-// wantHealth waits until the health tells of the reason: the kernel counts an
-// error in a work item of its own, some time after the call that met it.
+// wantHealth waits until the health shows the reason: the kernel counts an error in its own work
+// item, some time after the call that met it.
 func wantHealth(t *testing.T, n *testnode.Node, id, path, reason string) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
@@ -42,7 +43,7 @@ func TestHealthTellsOfFilesystemErrors(t *testing.T) {
 	wantHealth(t, n, v.ID, target, "FilesystemError")
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
-	// The next stage checks it, and it is well again.
+	// The next stage checks it, and it is healthy again.
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
 	if got := health(t, n, v.ID, target); got != "" {
@@ -60,9 +61,8 @@ func TestHealthTellsOfRemountReadOnly(t *testing.T) {
 	down(t, n, v.ID, target)
 }
 
-// TestD11_AShutDownFileSystemCanBeTakenAway: a file system that has shut down may
-// tell nothing of its own root (xfs). The volume is unpublished and unstaged all
-// the same, and is well after its next stage.
+// D11: a file system that has shut down may report nothing about its own root (xfs). The volume can
+// still be unpublished and unstaged, and is healthy after its next stage.
 func TestD11_AShutDownFileSystemCanBeTakenAway(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")

@@ -18,8 +18,7 @@ import (
 
 const rawSize = 96 << 20
 
-// rawVolume is a raw block volume in use, full of data, so that a copy byte by
-// byte takes its time.
+// rawVolume publishes a raw block volume full of data, so that a copy byte by byte takes a while.
 func rawVolume(t *testing.T, n *testnode.Node, name, provisioning string) (csiclient.Volume, string) {
 	t.Helper()
 	v := csiclient.Volume{Block: true}
@@ -43,9 +42,8 @@ func rawVolume(t *testing.T, n *testnode.Node, name, provisioning string) (csicl
 
 const tailAt = rawSize - 4096
 
-// orderedWriter counts in the head of a device, then in its tail, and has the
-// head on the disk before it begins with the tail: at no instant is the tail
-// ahead of the head.
+// orderedWriter counts in the head of a device and then in its tail. The head is on the disk before
+// it writes the tail, so the tail is never ahead of the head.
 func orderedWriter(t *testing.T, device string) (stop func()) {
 	t.Helper()
 	f, err := os.OpenFile(device, os.O_RDWR, 0)
@@ -76,7 +74,7 @@ func orderedWriter(t *testing.T, device string) (stop func()) {
 	return sync.OnceFunc(func() { close(done); writer.Wait(); f.Close() })
 }
 
-// torn tells of an image whose tail is ahead of its head.
+// torn describes an image whose tail is ahead of its head, or returns "".
 func torn(t *testing.T, img string) (string, uint64) {
 	t.Helper()
 	f, err := os.Open(img)
@@ -101,8 +99,7 @@ func snapshotNow(t *testing.T, n *testnode.Node, id, name string) (string, error
 	return s.GetSnapshot().GetSnapshotId(), err
 }
 
-// Where extents can be shared, a copy of a raw block volume is of one instant
-// while it is being written.
+// A03: if extents can be shared, a copy of a raw block volume in use is of one instant.
 func TestA03_RawInUseIsCopiedInOneInstant(t *testing.T) {
 	t.Parallel()
 	for _, pool := range []string{"xfs", "btrfs"} {
@@ -140,19 +137,21 @@ func TestA03_RawInUseIsCopiedInOneInstant(t *testing.T) {
 	}
 }
 
-// Where they cannot, and for thick volumes, which share none, a copy of a raw
-// block volume that somebody may write to is refused, also by a driver that
-// was killed since. What is only read, or published nowhere, is copied.
+// A03: without shared extents, and for thick volumes, which share none, a copy of a raw block
+// volume that somebody may write to is refused, even after a kill of the driver. One that is only
+// read, or published nowhere, is copied.
 func TestA03_RawInUseIsRefusedWhereNothingIsShared(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ pool, origin, copy string }{{"ext4", "thin", "thin"}, {"xfs", "thick", "thick"}, {"xfs", "thick", "thin"}, {"xfs", "thin", "thick"}} {
+	for _, c := range []struct{ pool, origin, copy string }{{"ext4", "thin", "thin"}, {"xfs", "thick", "thick"}, {"xfs", "thick", "thin"},
+		{"xfs", "thin", "thick"}} {
 		t.Run(fmt.Sprintf("%s copy of %s on %s", c.copy, c.origin, c.pool), func(t *testing.T) {
 			n := newOnSmallPool(t, c.pool)
 			v, target := rawVolume(t, n, "a", c.origin)
 			stop := orderedWriter(t, target)
 			defer stop()
 			clone := func(name string) (string, error) {
-				made, err := n.Client.Create(ctxOf(t), name, 0, csiclient.Volume{Block: true}, map[string]string{"provisioning": c.copy}, cloneOf(v.ID))
+				made, err := n.Client.Create(ctxOf(t), name, 0, csiclient.Volume{Block: true},
+					map[string]string{"provisioning": c.copy}, cloneOf(v.ID))
 				return made.GetVolumeId(), err
 			}
 			words := []string{v.ID, target, "unpublish", "reflink"}
@@ -187,8 +186,8 @@ func TestA03_RawInUseIsRefusedWhereNothingIsShared(t *testing.T) {
 	}
 }
 
-// A process that kept the device open writes on after everything was
-// unpublished. The driver cannot know of it; the kernel counts its writes.
+// A03: a process that kept the device open writes after the last unpublish. The driver cannot know
+// it, but the kernel counts its writes.
 func TestA03_WritesBehindTheDriversBackAreSeen(t *testing.T) {
 	t.Parallel()
 	n := newOnSmallPool(t, "ext4")
@@ -196,7 +195,7 @@ func TestA03_WritesBehindTheDriversBackAreSeen(t *testing.T) {
 	stop := orderedWriter(t, strings.TrimSpace(run(t, "losetup", "-nO", "NAME", "-j", image(n, v.ID))))
 	defer stop()
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
-	// A copy during which the writer had no turn is of one instant.
+	// A copy is of one instant if the writer did not run meanwhile.
 	whole := func(sid string) {
 		t.Helper()
 		if wrong, _ := torn(t, snapshotImage(n, sid)); wrong != "" {

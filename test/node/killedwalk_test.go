@@ -22,8 +22,7 @@ func onVolume(t *testing.T, n *testnode.Node, id string, f func(dir string)) {
 	f(dir)
 }
 
-// onDisk gives the record on a volume, and how many of its files have the
-// group on disk.
+// onDisk returns a volume's record, and how many files have the group on disk or not.
 func onDisk(t *testing.T, n *testnode.Node, id string, gid uint32) (record string, right, wrong int) {
 	t.Helper()
 	onVolume(t, n, id, func(dir string) {
@@ -45,9 +44,9 @@ func onDisk(t *testing.T, n *testnode.Node, id string, gid uint32) (record strin
 	return record, right, wrong
 }
 
-// A walk that was cut short, anywhere, is known as such by the volume itself,
-// and is finished by the next publish, under either strategy. The root may have
-// the group already, so that it tells nothing.
+// F04: the volume itself records that a walk was interrupted, wherever that was. The next publish
+// finishes the walk, under either strategy. The root alone proves nothing, because it may already
+// have the group.
 func TestF04_KilledInMidWalk(t *testing.T) {
 	t.Parallel()
 	const files = 500

@@ -14,7 +14,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// Whose a device is cannot be told: that is no "it is not this volume's". What was staged with it has it still.
+// B4: a failure to find a device's owner does not mean "not this volume's". What was staged with it
+// keeps it.
 func TestB04_WhoseADeviceIsCannotBeTold(t *testing.T) {
 	t.Parallel()
 	n, at := switchable(t)
@@ -29,8 +30,9 @@ func TestB04_WhoseADeviceIsCannotBeTold(t *testing.T) {
 	down(t, n, other.ID, otherTarget)
 }
 
-// A btrfs tells its device by the path only. Where no node is there any more, as of a disk that was pulled, the
-// volume is unpublished all the same, by this process and by the next. Not beside other tests: the node is the machine's.
+// B4: a btrfs reports its device only by path. If that node is gone, as after a disk was pulled,
+// the volume can still be unpublished, by this process and by the next. Not beside other tests: the
+// node is the machine's.
 func TestB04_ADeviceWhoseNodeIsGone(t *testing.T) {
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "btrfs"})
@@ -62,7 +64,7 @@ func TestB04_UnmountingNeedsNoPool(t *testing.T) {
 	info, _, err := publishTo(t, n, put, n.Target("put"), false, "ext4")
 	ok(t, err)
 	n.Stop()
-	// The pool's name goes, and its directory is out of sight.
+	// The pool's name is gone, and its directory is hidden.
 	was := n.PoolDir()
 	away := filepath.Join(n.Dir, "away")
 	ok(t, os.Rename(was, away))
@@ -71,15 +73,15 @@ func TestB04_UnmountingNeedsNoPool(t *testing.T) {
 	n.Args = []string{"--pool", "another=loop:" + filepath.Join(n.Dir, "another2"), "--metrics-address", address}
 	n.PoolName = "different"
 	n.Start()
-	// Another pool's volume, beside.
+	// Another pool's volume, beside it.
 	other, err := n.Client.Create(ctxOf(t), "fs", size, csiclient.Volume{FSType: "ext4"}, nil, nil)
 	ok(t, err)
 	ov := csiclient.Volume{ID: other.GetVolumeId(), FSType: "ext4"}
 	ok(t, n.Client.Stage(ctxOf(t), ov))
 	ok(t, n.Client.Publish(ctxOf(t), ov, n.Target("other"), false))
-	// Its pool is needed for everything else.
+	// Everything else needs the pool.
 	refused(t, n.Client.Delete(ctxOf(t), fs.ID), codes.FailedPrecondition, `pool "pool"`)
-	// Who looks is told why, and nobody takes the volume for one that is not there.
+	// Health says why, and nobody takes the volume for a missing one.
 	if got := statuses(t, n, fs.ID, fsTarget); got != "PoolNotConfigured=DEGRADED" {
 		t.Errorf("health: %s", got)
 	}
@@ -92,7 +94,7 @@ func TestB04_UnmountingNeedsNoPool(t *testing.T) {
 	}
 	refused(t, stats(ctxOf(t), n, put.ID, n.Target("put")), codes.Unavailable, "left to the runtime", "its pool is not here")
 	refused(t, stats(ctxOf(t), n, fs.ID, fsTarget), codes.NotFound)
-	// What is not of the volume is left alone.
+	// What does not belong to the volume is left alone.
 	refused(t, n.Client.Unpublish(ctxOf(t), fs.ID, n.Target("other")), codes.FailedPrecondition, "not of this volume")
 	refused(t, n.Client.Unpublish(ctxOf(t), fs.ID, blockTarget), codes.FailedPrecondition, "not of this volume")
 	refused(t, n.Client.Unstage(ctxOf(t), fs.ID), codes.FailedPrecondition, "still published at "+fsTarget)
@@ -114,7 +116,8 @@ func TestB04_UnmountingNeedsNoPool(t *testing.T) {
 		files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 		ok(t, err)
 		for _, f := range files {
-			if b, err := os.ReadFile(f); err == nil && strings.HasPrefix(string(b), away+"/") && strings.Contains(string(b), strings.TrimPrefix(id, "pool.")) {
+			if b, err := os.ReadFile(f); err == nil && strings.HasPrefix(string(b), away+"/") &&
+				strings.Contains(string(b), strings.TrimPrefix(id, "pool.")) {
 				t.Errorf("%s still has the device %s: %s", id, f, b)
 			}
 		}

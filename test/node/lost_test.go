@@ -17,8 +17,9 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// What an unstage could not write back is lost. The kernel tells that once; the volume's health,
-// the metrics and the history go on telling it: until somebody stages the volume again or deletes it.
+// A05: data that an unstage could not write back is lost. The kernel reports that once. The
+// volume's health, the metrics and the history keep reporting it until somebody stages the volume
+// again or deletes it.
 func TestA05_WritesThatAnUnstageLosesAreKeptInMind(t *testing.T) {
 	t.Parallel()
 	address := freeAddress(t)
@@ -52,7 +53,7 @@ func TestA05_WritesThatAnUnstageLosesAreKeptInMind(t *testing.T) {
 	series := func(v csiclient.Volume) string {
 		return `crust_volume_unhealthy{reason="WritesLost",status="data_loss",volume_id="` + v.ID + `"}`
 	}
-	// The metrics look at volumes every ten seconds.
+	// The metrics check volumes every ten seconds.
 	shown := func(v csiclient.Volume, want bool) {
 		t.Helper()
 		for begin := time.Now(); strings.Contains(readMetrics(t, address), series(v)) != want; time.Sleep(100 * time.Millisecond) {
@@ -71,7 +72,8 @@ func TestA05_WritesThatAnUnstageLosesAreKeptInMind(t *testing.T) {
 	wanted("after the first unstage", v, true)
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID)) // as the error says
 	wanted("after the second", v, true)
-	if out, good := crustctl(t, n, "volume", "stats", v.ID); good || !strings.Contains(out, "WritesLost") || !strings.Contains(out, "published nowhere") {
+	if out, good := crustctl(t, n, "volume", "stats", v.ID); good || !strings.Contains(out, "WritesLost") ||
+		!strings.Contains(out, "published nowhere") {
 		t.Errorf("crustctl volume stats, where it is published nowhere: %v\n%s", good, out)
 	}
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID)) // of a volume that is not staged
@@ -98,8 +100,8 @@ func TestA05_WritesThatAnUnstageLosesAreKeptInMind(t *testing.T) {
 	shown(v, false)
 }
 
-// A write-back of minutes is no disk that hangs: health says what goes on, and others can tell it
-// from a volume that is lost.
+// D11: a write-back of minutes is no hanging disk. Health says what is running, so that others can
+// tell it from a lost volume.
 func TestD11_AnUnstageThatTakesLong(t *testing.T) {
 	t.Parallel()
 	n := testnode.NewStopped(t, "failpoint")
@@ -123,7 +125,8 @@ func TestD11_AnUnstageThatTakesLong(t *testing.T) {
 	}
 }
 
-// A snapshot asks the kernel for writes that failed, and the kernel tells once: what it says is kept as well.
+// A05: a snapshot asks the kernel for failed writes, and the kernel reports once. That report is
+// kept as well.
 func TestA05_WritesThatASnapshotFindsLostAreKeptInMind(t *testing.T) {
 	t.Parallel()
 	n := stoppedOnPool(t, "ext4", "", 640<<20)
@@ -144,7 +147,7 @@ func TestA05_WritesThatASnapshotFindsLostAreKeptInMind(t *testing.T) {
 	_, err = f.Write(data) // into the page cache
 	ok(t, err)
 	ok(t, f.Close())
-	syscall.Sync() // tells nobody what it could not write
+	syscall.Sync() // reports no failed write to anybody
 	ok(t, os.Remove(filler))
 	if _, err = snapshotNow(t, n, v.ID, "s"); err == nil {
 		t.Error("a snapshot of a volume that just lost writes was taken without a word")

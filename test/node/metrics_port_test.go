@@ -15,7 +15,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// freePort is one that nobody listens on.
+// freePort returns a port that nobody listens on.
 func freePort(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -34,21 +34,21 @@ func TestA08_IdleConnectionsToTheMetricsPortTakeNothingFromCSI(t *testing.T) {
 	for i := range 300 {
 		c, err := net.Dial("tcp", "127.0.0.1:"+port)
 		if i == 0 {
-			ok(t, err) // else nobody would hold anything
+			ok(t, err) // else nothing would be held
 		}
 		if err != nil {
 			break // no more are taken
 		}
 		defer c.Close()
-		// Most ask something and stay, as a client that means to ask again; some do
-		// not end what they say.
+		// Most send a request and stay, like a client that will send more. Some do not finish their
+		// request.
 		what := "GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n"
 		if i%10 == 0 {
 			what = "GET /metr"
 		}
 		_, _ = io.WriteString(c, what)
 	}
-	// By a new connection, as a sidecar that starts has.
+	// Over a new connection, like a starting sidecar.
 	client, err := csiclient.Dial(n.Endpoint(), n.KubeletDir())
 	ok(t, err)
 	defer client.Close()

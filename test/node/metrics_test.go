@@ -28,7 +28,7 @@ func readMetrics(t *testing.T, address string) string {
 	return string(body)
 }
 
-// freeAddress is one of this machine that nobody listens on.
+// freeAddress returns one of this machine that nobody listens on.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -37,8 +37,8 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// wantMetric wants a line of metrics, such as `name{label="x"} 1`; "" as the
-// value wants the line absent.
+// wantMetric expects a line of metrics, such as `name{label="x"} 1`. The value "" expects no such
+// line.
 func wantMetric(t *testing.T, metrics, name, value string) {
 	t.Helper()
 	for line := range strings.Lines(metrics) {
@@ -54,8 +54,8 @@ func wantMetric(t *testing.T, metrics, name, value string) {
 	}
 }
 
-// Prometheus sees no increase in a series that begins with its first event. So what can happen has a series from the
-// start, and the first growth on a node is on the dashboard.
+// Prometheus sees no increase in a series that begins with its first event. So every possible event
+// has a series from the start, and the dashboard shows a node's first growth.
 func TestMonitoring_TheFirstEventIsAnIncrease(t *testing.T) {
 	t.Parallel()
 	_, metrics := withMetrics(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// TestNFSShare is about a real server on this machine where the kernel has
-// NFS, and about the refusal where it has none.
+// TestNFSShare uses a real server on this machine if the kernel has NFS. Otherwise it expects the
+// refusal.
 func TestNFSShare(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -57,12 +57,11 @@ func TestNFSShare(t *testing.T) {
 	}
 }
 
-// serveNFS exports a directory by the kernel's NFS 4 server until the test
-// ends, and gives the directory.
+// serveNFS exports a directory by the kernel's NFS 4 server until the test ends, and returns the
+// directory.
 func serveNFS(t *testing.T) string {
 	t.Helper()
-	// The server cannot export an overlay, and a file system of its own says
-	// what it is.
+	// The server cannot export an overlay, so it gets a file system.
 	dir, img := t.TempDir(), filepath.Join(t.TempDir(), "img")
 	run(t, "truncate", "-s", "64M", img)
 	run(t, "mkfs.ext4", "-q", img)
@@ -86,6 +85,6 @@ func serveNFS(t *testing.T) string {
 		_ = mountd.Wait() // "signal: killed"
 		run(t, "exportfs", "-f")
 	})
-	time.Sleep(time.Second) // mountd answers the kernel's questions from then on
+	time.Sleep(time.Second) // from then on mountd answers the kernel
 	return dir
 }

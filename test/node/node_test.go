@@ -1,5 +1,5 @@
-// Package node tests the real csi-node on real loop devices, file systems and
-// mounts, as the kubelet would use it.
+// Package node tests the real csi-node on real loop devices, file systems and mounts, with the
+// kubelet's calls.
 package node
 
 import (
@@ -43,7 +43,7 @@ func ok(t testing.TB, err error) {
 	}
 }
 
-// refused wants an error with that code, whose text contains the words.
+// refused expects an error with that code, whose text contains the words.
 func refused(t testing.TB, err error, code codes.Code, words ...string) {
 	t.Helper()
 	if status.Code(err) != code {
@@ -56,8 +56,8 @@ func refused(t testing.TB, err error, code codes.Code, words ...string) {
 	}
 }
 
-// said waits until the driver's log has the words: it comes through a pipe, and
-// answers come through a socket.
+// said waits until the driver's log has the words: it comes through a pipe, but answers come
+// through a socket.
 func said(t testing.TB, n *testnode.Node, words string) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !strings.Contains(n.Log(), words); time.Sleep(time.Millisecond) {
@@ -113,13 +113,13 @@ func read(t testing.TB, path string) string {
 
 func mountinfo(t testing.TB) string { return read(t, "/proc/self/mountinfo") }
 
-// image is the volume's file in the pool.
+// image returns the volume's file in the pool.
 func image(n *testnode.Node, id string) string {
 	return filepath.Join(n.PoolDir(), "volumes", strings.TrimPrefix(id, "pool.")+".img")
 }
 
-// leave makes a call that takes long and leaves it, with ever longer deadlines, until it is
-// under way: then its repetition is answered so.
+// leave starts a slow call and abandons it, with ever longer deadlines, until a repeated call is
+// answered as already running.
 func leave(t testing.TB, call func(context.Context) error) {
 	t.Helper()
 	for patience := 20 * time.Millisecond; ; patience *= 2 {
@@ -274,10 +274,10 @@ func TestReaderOnlyModeIsReadOnly(t *testing.T) {
 func TestUnstageWaitsForOtherNamespaces(t *testing.T) {
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
-	// As a container does: the volume bound somewhere else, in a namespace of
-	// its own.
+	// Like a container: the volume is also bound elsewhere, in another namespace.
 	elsewhere := t.TempDir()
-	holder := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c", `mount --bind "$0" "$1" && touch "$1/ready" && exec sleep 60`, target, elsewhere)
+	holder := exec.Command("unshare", "-m", "--propagation", "private", "sh",
+		"-c", `mount --bind "$0" "$1" && touch "$1/ready" && exec sleep 60`, target, elsewhere)
 	ok(t, holder.Start())
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Stat(target + "/ready"); err == nil {
@@ -314,7 +314,7 @@ func TestNoProgramOnTheWayOfAPublish(t *testing.T) {
 		ok(t, n.Client.Publish(ctxOf(t), v, target, false))
 		_, err := n.Client.NodeGetVolumeStats(ctxOf(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: target})
 		ok(t, err)
-		if fs != "ext4" { // whose online growth needs CAP_SYS_RESOURCE
+		if fs != "ext4" { // its online growth needs CAP_SYS_RESOURCE
 			_, err = n.Client.Expand(ctxOf(t), v.ID, 2*size, target)
 			ok(t, err)
 		}

@@ -11,23 +11,25 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// Those who take options apart at commas, mount(8) and mount(2) among them, would find
-// one in the value of another.
+// Programs that split options at commas, such as mount(8) and mount(2), would find a second option
+// in the value of another.
 func TestALow_AnOptionIsNotTwo(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
-	for fs, option := range map[string]string{"btrfs": `subvol="x,device=/dev/vda"`, "ext4": `commit="5,errors=panic"`, "xfs": `context="a:b:c:s0,logdev=/dev/vda"`} {
+	for fs, option := range map[string]string{"btrfs": `subvol="x,device=/dev/vda"`, "ext4": `commit="5,errors=panic"`,
+		"xfs": `context="a:b:c:s0,logdev=/dev/vda"`} {
 		_, err := n.Client.Create(ctxOf(t), fs, size, csiclient.Volume{FSType: fs, MountFlags: []string{option}}, nil, nil)
 		refused(t, err, codes.InvalidArgument, "comma", strings.ReplaceAll(option, `"`, ""))
 	}
 }
 
-// What a class or a claim may ask of the node's kernel is a list.
+// A list says what a class or a claim may request of the node's kernel.
 func TestALow_OptionsAreAList(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
 	for fs, options := range map[string][]string{
-		"ext4":  {"errors=panic", "data=writeback", "journal_dev=0x800", "journal_path=/dev/vda", "usrjquota=aquota.user", "noload", "nobarrier", "debug", "sb=1"},
+		"ext4": {"errors=panic", "data=writeback", "journal_dev=0x800", "journal_path=/dev/vda", "usrjquota=aquota.user", "noload",
+			"nobarrier", "debug", "sb=1"},
 		"xfs":   {"logdev=/dev/vda", "rtdev=/dev/vda", "norecovery", "errors=remount-ro"},
 		"btrfs": {"device=/dev/vda", "degraded", "fatal_errors=panic", "rescue=all"},
 		"":      {"errors=panic", "device=/dev/vda", "logdev=/dev/vda"},
@@ -48,7 +50,7 @@ func TestALow_OptionsAreAList(t *testing.T) {
 		}
 		down(t, n, v.ID)
 	}
-	// Of another file system, found out when the volume has one: none was named.
+	// An option of another file system is found once the volume has one: none was named.
 	v := create(t, n, "late", csiclient.Volume{})
 	v.MountFlags = []string{"allocsize=64k"}
 	refused(t, n.Client.Stage(ctxOf(t), v), codes.InvalidArgument, "allocsize=64k", "ext4")
@@ -57,7 +59,7 @@ func TestALow_OptionsAreAList(t *testing.T) {
 	v.MountFlags = []string{"allocsize=64k"}
 	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false), codes.InvalidArgument, "allocsize=64k", "ext4", "docs/parameters.md")
 	down(t, n, v.ID)
-	// What people use is still there.
+	// Common options still work.
 	for fs, options := range map[string][]string{
 		"ext4":  {"commit=17", "errors=remount-ro", "discard", "noatime", "stripe=16"},
 		"xfs":   {"allocsize=64k", "inode64", "discard", "nouuid"},
@@ -70,7 +72,7 @@ func TestALow_OptionsAreAList(t *testing.T) {
 	}
 }
 
-// The same word in a superblock that somebody else wrote.
+// The same option in a superblock that somebody else wrote.
 func TestALow_OptionsPanicInTheSuperblock(t *testing.T) {
 	t.Parallel()
 	dev := loopOf(t, "ext4")

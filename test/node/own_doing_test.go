@@ -45,7 +45,7 @@ func TestA12_LookingNeverKeepsAVolumeFromBeingTakenAway(t *testing.T) {
 				default:
 					_, err = n.Client.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID, VolumePublishPath: target})
 				}
-				// ABORTED: it was being taken away for long, by one that waited for those that look.
+				// ABORTED: a slow unpublish or unstage was running, which waited for readers.
 				if code := status.Code(err); err != nil && code != codes.NotFound && code != codes.Aborted && ctx.Err() == nil {
 					t.Errorf("looking: %v", err)
 					return
@@ -55,7 +55,7 @@ func TestA12_LookingNeverKeepsAVolumeFromBeingTakenAway(t *testing.T) {
 	}
 	failed := 0
 	try := func(what string, f func() error) {
-		// What failed is repeated, as the kubelet would, for the rest to have a chance.
+		// A failed call is repeated, like the kubelet's, so that the rest can run.
 		for attempt := 0; ; attempt++ {
 			err := f()
 			if err == nil {
@@ -156,10 +156,11 @@ func TestA12_AForeignHolderIsNamedAtOnce(t *testing.T) {
 	least := time.Hour
 	for range 5 {
 		begin := time.Now()
-		refused(t, n.Client.Unpublish(ctxOf(t), v.ID, target), codes.FailedPrecondition, target, "in use", fmt.Sprintf("process %d (sleep)", holder.Process.Pid))
+		refused(t, n.Client.Unpublish(ctxOf(t), v.ID, target), codes.FailedPrecondition, target, "in use",
+			fmt.Sprintf("process %d (sleep)", holder.Process.Pid))
 		least = min(least, time.Since(begin))
 	}
-	if least > 10*time.Second { // what it must not be is the caller's deadline
+	if least > 10*time.Second { // it must not take until the caller's deadline
 		t.Errorf("the quickest refusal took %s", least)
 	}
 	ok(t, holder.Process.Kill())

@@ -24,7 +24,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// with gives the volume, as a pod with that fsGroup uses it.
+// with returns the volume as a pod with that fsGroup uses it.
 func with(v csiclient.Volume, group string, attributes ...string) csiclient.Volume {
 	v.Group = group
 	context := map[string]string{}
@@ -45,11 +45,11 @@ func owner(t testing.TB, path string) (uid, gid uint32) {
 	return st.Uid, st.Gid
 }
 
-// asPod runs a shell command as uid 1000 with the group, as a container of a
-// pod with that fsGroup does.
+// asPod runs a shell command as uid 1000 with the group, like a container of a pod with that
+// fsGroup.
 func asPod(t testing.TB, group uint32, script string) error {
 	t.Helper()
-	// The way to the target is for root only; the command starts in it.
+	// Only root can walk to the target; the command starts in it.
 	dir, command, _ := strings.Cut(script, "\x00")
 	f, err := os.Open(dir)
 	ok(t, err)
@@ -141,14 +141,15 @@ func TestF02_APodWritesAsItsGroup(t *testing.T) {
 	}
 }
 
-// Two pods with different groups use one volume at once, each sees its own,
-// and the disk has one.
+// F02: two pods with different groups use one volume at once. Each sees its own group, and the disk
+// has one.
 func TestF02_TwoGroupsAtOnceByIdmap(t *testing.T) {
 	t.Parallel()
 	for _, fstype := range filesystems {
 		t.Run(fstype, func(t *testing.T) {
 			n := testnode.New(t, "")
-			v := with(create(t, n, "v", csiclient.Volume{FSType: fstype, Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER}), "", "fsGroupStrategy", "idmap")
+			v := with(create(t, n, "v", csiclient.Volume{FSType: fstype, Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER}),
+				"", "fsGroupStrategy", "idmap")
 			a, b, plain := n.Target("a"), n.Target("b"), n.Target("plain")
 			ok(t, n.Client.Stage(ctxOf(t), v))
 			ok(t, n.Client.Publish(ctxOf(t), with(v, "3000"), a, false))
@@ -191,7 +192,8 @@ func TestF06_NothingIsChangedUnasked(t *testing.T) {
 func TestF05_PoliciesOfClassAndPod(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
-	made, err := n.Client.Create(ctxOf(t), "v", size, csiclient.Volume{FSType: "ext4"}, map[string]string{"fsGroupChangePolicy": "Always", "fsGroupStrategy": "chown"}, nil)
+	made, err := n.Client.Create(ctxOf(t), "v", size, csiclient.Volume{FSType: "ext4"},
+		map[string]string{"fsGroupChangePolicy": "Always", "fsGroupStrategy": "chown"}, nil)
 	ok(t, err)
 	v := with(csiclient.Volume{ID: made.GetVolumeId(), FSType: "ext4", Context: made.GetVolumeContext()}, "4242")
 	target := n.Target("a")
@@ -212,12 +214,13 @@ func TestF05_PoliciesOfClassAndPod(t *testing.T) {
 	if gid := again("csi.storage.k8s.io/pod.fsGroupChangePolicy", "OnRootMismatch"); gid != 7 {
 		t.Errorf("OnRootMismatch of the pod: group %d", gid)
 	}
-	refused(t, n.Client.Publish(ctxOf(t), with(v, "1", "csi.storage.k8s.io/pod.fsGroupChangePolicy", "Sometimes"), target, false), codes.InvalidArgument, "Sometimes")
+	refused(t, n.Client.Publish(ctxOf(t), with(v, "1", "csi.storage.k8s.io/pod.fsGroupChangePolicy", "Sometimes"), target, false),
+		codes.InvalidArgument, "Sometimes")
 	down(t, n, v.ID)
 }
 
-// What this machine's kernel does not have is refused in words; the guests of test/vm
-// have vfat, exfat and, with Linux 6.12, ntfs3.
+// F07: file systems that this kernel lacks are refused clearly. The guests of test/vm have vfat,
+// exfat and, with Linux 6.12, ntfs3.
 func TestF07_FilesystemsWithoutOwnersTakeTheGroupAsOption(t *testing.T) {
 	t.Parallel()
 	for fstype, mkfs := range map[string][]string{"vfat": {"mkfs.vfat"}, "exfat": {"mkfs.exfat"}, "ntfs3": {"mkntfs", "-q", "-Q", "-F"}} {
@@ -228,7 +231,8 @@ func TestF07_FilesystemsWithoutOwnersTakeTheGroupAsOption(t *testing.T) {
 			t.Cleanup(func() { run(t, "losetup", "-d", dev) })
 			run(t, mkfs[0], append(mkfs[1:], dev)...)
 			n := testnode.New(t, "", "--allow-device", "/dev/loop*")
-			v := csiclient.Volume{ID: "fat", FSType: strings.TrimSuffix(fstype, "3"), Context: map[string]string{"device": dev}} // ntfs3 is ntfs too
+			// the attribute ntfs means ntfs3
+			v := csiclient.Volume{ID: "fat", FSType: strings.TrimSuffix(fstype, "3"), Context: map[string]string{"device": dev}}
 			target := n.Target("a")
 			ok(t, n.Client.Stage(ctxOf(t), with(v, "4242")))
 			if f := mounter.ProbeFilesystem(fstype); f.Answer == mounter.No {
@@ -251,7 +255,8 @@ func TestF07_FilesystemsWithoutOwnersTakeTheGroupAsOption(t *testing.T) {
 				}
 			}
 			refused(t, n.Client.Publish(ctxOf(t), with(v, "1"), n.Target("b"), false), codes.FailedPrecondition, "gid=4242", "gid=1")
-			refused(t, n.Client.Publish(ctxOf(t), with(v, "1", "fsGroupStrategy", "chown"), n.Target("b"), false), codes.InvalidArgument, fstype)
+			refused(t, n.Client.Publish(ctxOf(t), with(v, "1", "fsGroupStrategy", "chown"), n.Target("b"), false),
+				codes.InvalidArgument, fstype)
 			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 			ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 		})
@@ -301,7 +306,7 @@ func TestF09_ALongWalkOutlivesItsCaller(t *testing.T) {
 	if _, gid := owner(t, fmt.Sprintf("%s/d%d/f%d", target, (files-1)/500, files-1)); gid != 4242 {
 		t.Errorf("the last file has group %d", gid)
 	}
-	// F08: the metrics tell.
+	// F08: the metrics show it.
 	r, err := http.Get("http://" + address + "/metrics")
 	ok(t, err)
 	defer r.Body.Close()
@@ -314,7 +319,8 @@ func TestF09_ALongWalkOutlivesItsCaller(t *testing.T) {
 	if changed, err := strconv.ParseFloat(m[1], 64); err != nil || changed < files {
 		t.Errorf("%v files were changed: %v", changed, err)
 	}
-	for _, want := range []string{`crust_ownership_duration_seconds_count{strategy="chown"} 1`, `crust_ownership_skipped_total{reason="no-group"}`} {
+	for _, want := range []string{`crust_ownership_duration_seconds_count{strategy="chown"} 1`,
+		`crust_ownership_skipped_total{reason="no-group"}`} {
 		if !strings.Contains(string(body), want) {
 			t.Errorf("no %s in the metrics", want)
 		}
@@ -322,7 +328,7 @@ func TestF09_ALongWalkOutlivesItsCaller(t *testing.T) {
 	down(t, n, v.ID, target)
 }
 
-// U03: where the runtime will id-map the mount, the driver must not.
+// U03: if the runtime will id-map the mount, the driver must not.
 func TestU03_NoIdmapWhereTheRuntimeMaps(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -342,7 +348,9 @@ func TestU03_NoIdmapWhereTheRuntimeMaps(t *testing.T) {
 	if got := string(record[:k]); got != "v1 group=2000 state=clean" {
 		t.Errorf("%q: not by chown", got)
 	}
-	refused(t, n.Client.Publish(ctxOf(t), with(v, "1", "csi.crust.dev/hostUsers", "maybe"), n.Target("b"), false), codes.InvalidArgument, "maybe")
-	refused(t, n.Client.Publish(ctxOf(t), with(v, "1", "csi.crust.dev/hostusers", "false"), n.Target("b"), false), codes.InvalidArgument, "hostusers")
+	refused(t, n.Client.Publish(ctxOf(t), with(v, "1", "csi.crust.dev/hostUsers", "maybe"), n.Target("b"), false),
+		codes.InvalidArgument, "maybe")
+	refused(t, n.Client.Publish(ctxOf(t), with(v, "1", "csi.crust.dev/hostusers", "false"), n.Target("b"), false),
+		codes.InvalidArgument, "hostusers")
 	down(t, n, v.ID, target)
 }

@@ -14,14 +14,15 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// A repeated CreateVolume gives the volume as it was created, its context too;
-// one with another parameter is refused, and the parameter is named.
+// A13: a repeated CreateVolume returns the volume as created, with its context. Another parameter
+// is refused, and the error names it.
 func TestA13_ARepeatedCreateIsTheSameOrRefused(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
 	v := csiclient.Volume{FSType: "ext4"}
 	params := map[string]string{
-		"fsGroupStrategy": "idmap", "allowRuntimeAssistedMount": "true", "recursiveReadOnly": "IfPossible", "fsGroupChangePolicy": "Always", "provisioning": "thin",
+		"fsGroupStrategy": "idmap", "allowRuntimeAssistedMount": "true", "recursiveReadOnly": "IfPossible", "fsGroupChangePolicy": "Always",
+		"provisioning":                "thin",
 		"csi.storage.k8s.io/pvc/name": "claim",
 	}
 	made, err := n.Client.Create(ctxOf(t), "a", 64<<20, v, params, nil)
@@ -33,7 +34,7 @@ func TestA13_ARepeatedCreateIsTheSameOrRefused(t *testing.T) {
 	for range 2 {
 		again := maps.Clone(params)
 		again["csi.storage.k8s.io/pvc/name"] = "another's business"
-		delete(again, "recursiveReadOnly") // what was given is the default
+		delete(again, "recursiveReadOnly") // this is the default
 		delete(again, "provisioning")
 		made, err = n.Client.Create(ctxOf(t), "a", 64<<20, v, again, nil)
 		ok(t, err)
@@ -41,7 +42,8 @@ func TestA13_ARepeatedCreateIsTheSameOrRefused(t *testing.T) {
 			t.Errorf("the volume was created with %v, and the repeated call says %v", first, made.GetVolumeContext())
 		}
 		for key, value := range map[string]string{
-			"fsGroupStrategy": "chown", "allowRuntimeAssistedMount": "false", "recursiveReadOnly": "Enabled", "fsGroupChangePolicy": "OnRootMismatch", "provisioning": "thick",
+			"fsGroupStrategy": "chown", "allowRuntimeAssistedMount": "false", "recursiveReadOnly": "Enabled",
+			"fsGroupChangePolicy": "OnRootMismatch", "provisioning": "thick",
 		} {
 			other := maps.Clone(params)
 			other[key] = value
@@ -58,8 +60,8 @@ func TestA13_ARepeatedCreateIsTheSameOrRefused(t *testing.T) {
 	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
 }
 
-// A record of an earlier version has no parameters: what is known is compared,
-// and the volume can be used.
+// A13: a record of an earlier version has no parameters. Known fields are compared, and the volume
+// can be used.
 func TestA13_RecordsOfTheFirstVersionAreRead(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -96,8 +98,8 @@ func TestA13_RecordsOfTheFirstVersionAreRead(t *testing.T) {
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
 }
 
-// A copy that was made is the answer to the repeated call, whatever has become of its origin: a caller that is told
-// otherwise forgets the volume, and nobody deletes it.
+// A13: a repeated call returns a finished copy, whatever has become of its origin. A caller that
+// got an error would forget the volume, and nobody would delete it.
 func TestA13_ARepeatedCopyWhoseOriginIsGone(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")

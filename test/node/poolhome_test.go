@@ -17,8 +17,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// onOwnDisk has a node whose pool is on a disk of its own, which the returned functions
-// mount and unmount.
+// onOwnDisk returns a node whose pool is on its own disk, which the returned functions mount and
+// unmount.
 func onOwnDisk(t *testing.T, args ...string) (n *testnode.Node, mount, unmount func()) {
 	t.Helper()
 	n = testnode.NewStopped(t, "", args...)
@@ -36,8 +36,8 @@ func onOwnDisk(t *testing.T, args ...string) (n *testnode.Node, mount, unmount f
 	return n, mount, unmount
 }
 
-// After a reboot the pool's disk is not mounted: nothing is made on the bare
-// directory, nothing counts as deleted, and what was there is there when the disk is.
+// B3: after a reboot the pool's disk is not mounted. Nothing is made on the bare directory, nothing
+// counts as deleted, and everything is back when the disk is.
 func TestB03_APoolWhoseDiskIsNotMounted(t *testing.T) {
 	t.Parallel()
 	n, mount, unmount := onOwnDisk(t)
@@ -70,7 +70,7 @@ func TestB03_APoolWhoseDiskIsNotMounted(t *testing.T) {
 	if err == nil && r.GetReady().GetValue() {
 		t.Error("the node is ready without its pool")
 	}
-	// The other pool goes on.
+	// The other pool works.
 	made, err := n.Client.Create(ctxOf(t), "c", size, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "other"}, nil)
 	ok(t, err)
 	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
@@ -80,7 +80,7 @@ func TestB03_APoolWhoseDiskIsNotMounted(t *testing.T) {
 	refused(t, n.Client.Delete(ctxOf(t), v.ID), codes.Unavailable, "the pool in that directory is another one")
 	ok(t, os.Remove(n.Pool+"/pool.json"))
 	ok(t, os.Remove(n.Pool))
-	// Seen when it comes, without a restart.
+	// The pool is found without a restart.
 	mount()
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
@@ -90,11 +90,11 @@ func TestB03_APoolWhoseDiskIsNotMounted(t *testing.T) {
 	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: snapshot})
 	ok(t, err)
 	down(t, n, v.ID, target)
-	n.Restart() // what it has open is compared with what it had at its start
+	n.Restart() // compares what is open with what was open at the start
 }
 
-// The disk goes while the driver runs: what is published can be taken away, and
-// nothing counts as deleted.
+// B3: the disk disappears while the driver runs. Published volumes can be taken away, and nothing
+// counts as deleted.
 func TestB03_APoolThatGoesWhileItIsUsed(t *testing.T) {
 	t.Parallel()
 	n, mount, _ := onOwnDisk(t)
@@ -120,7 +120,7 @@ func TestB03_APoolThatGoesWhileItIsUsed(t *testing.T) {
 	n.Restart()
 }
 
-// A pool of a version without identities gets one.
+// B3: a pool of a version without identities gets one.
 func TestB03_PoolsGetAnIdentity(t *testing.T) {
 	t.Parallel()
 	n, _, _ := onOwnDisk(t)
@@ -137,9 +137,9 @@ func TestB03_PoolsGetAnIdentity(t *testing.T) {
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
 }
 
-// A pool keeps its name and is configured in another directory, by a slip or by a new
-// label of the node. Its volumes are not there: none counts as deleted, and none is made
-// there. What is in use can be taken away.
+// B3: a pool keeps its name but is configured in another directory, by mistake or by a new label of
+// the node. Its volumes are not there: none counts as deleted, and none is made there. Volumes in
+// use can be taken away.
 func TestB03_APoolOfThisNameLiesElsewhere(t *testing.T) {
 	t.Parallel()
 	n, _, _ := onOwnDisk(t)
@@ -163,17 +163,17 @@ func TestB03_APoolOfThisNameLiesElsewhere(t *testing.T) {
 	}
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
-	// The operator moves the pool. While that goes on, what is not there yet is not gone.
+	// The operator moves the pool. Until that is done, a volume missing there is not deleted.
 	ok(t, os.Mkdir(n.Pool, 0o700))
 	run(t, "cp", "-a", was+"/pool.json", n.Pool)
 	refused(t, n.Client.Delete(ctxOf(t), w.ID), codes.Unavailable, "pool is not at "+n.Pool, "still in "+was)
-	// A container that has the new directory only does not see the old one, which proves nothing.
+	// A container that has only the new directory does not see the old one, which proves nothing.
 	ok(t, os.Rename(was, was+".hidden"))
 	refused(t, n.Client.Delete(ctxOf(t), w.ID), codes.Unavailable, "pool is not at "+n.Pool, was, "pools/pool.json")
 	ok(t, os.Rename(was+".hidden", was))
 	run(t, "cp", "-a", was+"/.", n.Pool)
 	refused(t, n.Client.Delete(ctxOf(t), w.ID), codes.Unavailable, "still in "+was)
-	// It is seen without a restart.
+	// The moved pool is found without a restart.
 	run(t, "find", was, "-mindepth", "1", "-delete")
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
@@ -183,7 +183,7 @@ func TestB03_APoolOfThisNameLiesElsewhere(t *testing.T) {
 	down(t, n, v.ID, target)
 	n.Restart()
 	ok(t, n.Client.Delete(ctxOf(t), w.ID))
-	// Without volumes, the pool may lie anywhere.
+	// Without volumes, the pool may be anywhere.
 	n.Stop()
 	n.Pool = filepath.Join(n.Dir, "third")
 	n.Start()
@@ -191,8 +191,8 @@ func TestB03_APoolOfThisNameLiesElsewhere(t *testing.T) {
 	ok(t, n.Client.Delete(ctxOf(t), made.ID))
 }
 
-// The state has lost which directory is the pool's, and the pool's disk is not mounted:
-// the bare directory is not taken for the pool.
+// B3: the state has lost the pool's directory, and the pool's disk is not mounted. The bare
+// directory is not taken for the pool.
 func TestB03_WhichDirectoryIsThePoolsIsLost(t *testing.T) {
 	t.Parallel()
 	n, mount, unmount := onOwnDisk(t)
@@ -210,8 +210,8 @@ func TestB03_WhichDirectoryIsThePoolsIsLost(t *testing.T) {
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
 }
 
-// A pool that does not know a volume any more takes it away all the same: the staged
-// record names a device that is bound to the volume's file.
+// B3: a volume that the pool has lost can still be taken away: the staged record names a device
+// that is bound to the volume's file.
 func TestB03_AVolumeInUseThatThePoolHasNot(t *testing.T) {
 	t.Parallel()
 	n, _, _ := onOwnDisk(t)
@@ -231,8 +231,8 @@ func TestB03_AVolumeInUseThatThePoolHasNot(t *testing.T) {
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
 }
 
-// D11: a disk that takes no writes any more, as a file system does after errors, is the trouble of one pool. The driver
-// starts, and serves the others.
+// D11: a disk that accepts no more writes, like a file system after errors, affects only its own
+// pool. The driver starts, and serves the others.
 func TestD11_APoolThatIsReadOnlyKeepsNobodyFromStarting(t *testing.T) {
 	t.Parallel()
 	n, _, _ := onOwnDisk(t)
@@ -251,7 +251,7 @@ func TestD11_APoolThatIsReadOnlyKeepsNobodyFromStarting(t *testing.T) {
 	refused(t, err, codes.Unavailable, "pool pool", "read-only file system")
 	refused(t, n.Client.Delete(ctxOf(t), v.ID), codes.Unavailable, "read-only file system")
 	refused(t, n.Client.Stage(ctxOf(t), v), codes.Unavailable, "read-only file system")
-	// It is there again when its disk is, without a restart.
+	// The pool is back with its disk, without a restart.
 	run(t, "mount", "-o", "remount,rw", at)
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
@@ -259,7 +259,8 @@ func TestD11_APoolThatIsReadOnlyKeepsNobodyFromStarting(t *testing.T) {
 	n.Restart()
 }
 
-// D11: a pool's disk that hangs when csi-node starts is the trouble of that pool. It is there when its disk answers.
+// D11: a pool's disk that hangs when csi-node starts affects only that pool. The pool is back when
+// its disk answers.
 func TestD11_APoolThatHangsKeepsNobodyFromStarting(t *testing.T) {
 	t.Parallel()
 	n, _, _ := onOwnDisk(t)
@@ -268,7 +269,7 @@ func TestD11_APoolThatHangsKeepsNobodyFromStarting(t *testing.T) {
 	v, target := up(t, n, t.Name(), csiclient.Volume{FSType: "ext4"})
 	img := image(n, v.ID)
 	t.Cleanup(func() {
-		if t.Failed() { // nothing of it may meet the next test
+		if t.Failed() { // nothing of it may affect the next test
 			run(t, "sh", "-c", `umount "$0"; for l in $(losetup -n -O NAME -j "$1"); do losetup -d $l; done; true`, target, img)
 		}
 	})
@@ -276,7 +277,7 @@ func TestD11_APoolThatHangsKeepsNobodyFromStarting(t *testing.T) {
 	write(t, target+"/f", "kept")
 	run(t, "sync", "-f", target)
 	n.Stop()
-	// A file system whose server takes no request.
+	// A file system whose server accepts no request.
 	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	ok(t, err)
 	ok(t, syscall.Mount("none", n.Pool, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd())))

@@ -16,7 +16,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// newOnSmallPool is a node whose pool directory is a file system of 1 GiB.
+// newOnSmallPool starts a node whose pool directory is a file system of 1 GiB.
 func newOnSmallPool(t *testing.T, fstype string) *testnode.Node {
 	t.Helper()
 	n := stoppedOnPool(t, fstype, "", 1<<30)
@@ -24,8 +24,8 @@ func newOnSmallPool(t *testing.T, fstype string) *testnode.Node {
 	return n
 }
 
-// stoppedOnPool is a node, not yet started, whose pool directory is a file
-// system of that many bytes. tags are those that csi-node is built with.
+// stoppedOnPool returns a node, not yet started, whose pool directory is a file system of that many
+// bytes. tags are build tags of csi-node.
 func stoppedOnPool(t *testing.T, fstype, tags string, bytes int64, args ...string) *testnode.Node {
 	t.Helper()
 	dir := t.TempDir()
@@ -60,9 +60,9 @@ func fill(path string) {
 	_ = exec.Command("sync", "-f", path).Run()
 }
 
-// D03: on a pool whose file system shares extents a snapshot changes what
-// direct I/O to its origin's file wants (xfs). Every device has the same sectors
-// all the same, or neither copy nor origin could be mounted again.
+// D03: on a pool whose file system shares extents, a snapshot changes the sector size that direct
+// I/O to its origin's file needs (xfs). Every device keeps the same sectors, or neither copy nor
+// origin could be mounted again.
 func TestD03_SnapshotsThatShareExtentsCanBeMounted(t *testing.T) {
 	t.Parallel()
 	n := newOnSmallPool(t, "xfs")
@@ -88,7 +88,8 @@ func TestD03_SnapshotsThatShareExtentsCanBeMounted(t *testing.T) {
 		snap, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: fs})
 		ok(t, err)
 		copied, err := n.Client.Create(ctxOf(t), "copy-"+fs, 320<<20, csiclient.Volume{FSType: fs}, nil, &csi.VolumeContentSource{
-			Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snap.GetSnapshot().GetSnapshotId()}}})
+			Type: &csi.VolumeContentSource_Snapshot{
+				Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snap.GetSnapshot().GetSnapshotId()}}})
 		ok(t, err)
 		w := csiclient.Volume{ID: copied.GetVolumeId(), FSType: fs}
 		use(v, func(string) {})
@@ -104,8 +105,8 @@ func TestD03_SnapshotsThatShareExtentsCanBeMounted(t *testing.T) {
 	}
 }
 
-// TestA04_D07_AGrowthWhoseRecordCannotBeWritten: a pool that promises more than it
-// has may be full when a volume grows. The volume is as it was then.
+// A04, D07: a pool that promises more than it has may be full when a volume grows. The volume then
+// stays unchanged.
 func TestA04_D07_AGrowthWhoseRecordCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	n := stoppedOnPool(t, "ext4", "", 256<<20)
@@ -114,7 +115,7 @@ func TestA04_D07_AGrowthWhoseRecordCannotBeWritten(t *testing.T) {
 	made, err := n.Client.Create(ctxOf(t), "grows", 16<<20, csiclient.Volume{FSType: "ext4"}, nil, nil)
 	ok(t, err)
 	ok(t, os.WriteFile(image(n, made.GetVolumeId()), make([]byte, 16<<20), 0o600)) // eight times what is used can be promised
-	// A large file leaves a few blocks, which a small one can have.
+	// A large file leaves a few blocks free; a small one takes them.
 	filler := filepath.Join(n.PoolDir(), "filler")
 	ok(t, os.Mkdir(filler, 0o700))
 	fill(filepath.Join(filler, "large"))

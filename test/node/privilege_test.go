@@ -20,7 +20,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// capabilitiesOf is a set of a process's: CapEff, CapPrm, CapBnd.
+// capabilitiesOf returns a set of a process: CapEff, CapPrm, CapBnd.
 func capabilitiesOf(t testing.TB, pid int, set string) uint64 {
 	t.Helper()
 	got, err := linux.CapabilitiesOf(fmt.Sprintf("/proc/%d/status", pid), set)
@@ -28,8 +28,8 @@ func capabilitiesOf(t testing.TB, pid int, set string) uint64 {
 	return got
 }
 
-// csi-node holds what it needs and no more, and no program that it starts can
-// have more: on Kubernetes a privileged container begins with everything.
+// A09: csi-node holds only what it needs, and no program that it starts can have more. On
+// Kubernetes a privileged container begins with everything.
 func TestA09_TheDriverGivesBackWhatItDoesNotNeed(t *testing.T) {
 	t.Parallel()
 	var wanted uint64
@@ -63,30 +63,31 @@ func TestA09_TheDriverGivesBackWhatItDoesNotNeed(t *testing.T) {
 	n.Start()
 }
 
-// The doctor looks at the driver's process, not at its own, and says what does not
-// work.
+// A09: the doctor checks the driver's process, not its own, and says what does not work.
 func TestA09_TheDoctorNamesAMissingCapability(t *testing.T) {
 	t.Parallel()
-	n := testnode.NewStopped(t, "", "--capabilities", "CHOWN,FOWNER,FSETID,SYS_ADMIN,SYS_CHROOT,SYS_PTRACE,SETUID,SETGID,SETFCAP,DAC_OVERRIDE,MKNOD")
+	n := testnode.NewStopped(t, "",
+		"--capabilities", "CHOWN,FOWNER,FSETID,SYS_ADMIN,SYS_CHROOT,SYS_PTRACE,SETUID,SETGID,SETFCAP,DAC_OVERRIDE,MKNOD")
 	n.Begin()
 	out, _ := crustctl(t, n, "doctor")
-	if want := "driver's CAP_SYS_RESOURCE"; !strings.Contains(out, want) || !strings.Contains(out, "without it, ext4 does not grow while it is mounted") {
+	if want := "driver's CAP_SYS_RESOURCE"; !strings.Contains(out, want) ||
+		!strings.Contains(out, "without it, ext4 does not grow while it is mounted") {
 		t.Errorf("no %q in\n%s", want, out)
 	}
 	n.Kill()
 	n.Args = []string{"--capabilities", "CHOWN,SYS_ADMIN"}
 	n.Start()
 	out, well := crustctl(t, n, "doctor")
-	if want := "driver's CAP_DAC_OVERRIDE"; well || !strings.Contains(out, want) || !strings.Contains(out, "without it, files that belong to other users") {
+	if want := "driver's CAP_DAC_OVERRIDE"; well || !strings.Contains(out, want) ||
+		!strings.Contains(out, "without it, files that belong to other users") {
 		t.Errorf("%v: no %q in\n%s", well, want, out)
 	}
 }
 
-// Each capability of the list is missed when it is taken away: the log says what
-// fails, and it does. So the list has none too many. Not beside other tests: its
-// namespace would keep their mounts.
+// A09: without any one capability of the list, the log says what fails, and it fails. So none is
+// unnecessary. Not beside other tests: its namespace would keep their mounts.
 func TestA09_EachCapabilityIsMissed(t *testing.T) {
-	// This machine's root may lack some. Its /dev is whole: no MKNOD.
+	// This machine's root may lack some. MKNOD is not needed, because /dev is complete.
 	held := capabilitiesOf(t, os.Getpid(), "CapEff")
 	untried := map[string]bool{"MKNOD": true}
 	for _, need := range privilege.Storage {
@@ -100,7 +101,7 @@ func TestA09_EachCapabilityIsMissed(t *testing.T) {
 	ns := fmt.Sprintf("/proc/%d/ns/mnt", host.Process.Pid)
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	ok(t, err)
-	for there := own; there == own; time.Sleep(time.Millisecond) { // unshare is under way
+	for there := own; there == own; time.Sleep(time.Millisecond) { // unshare is still running
 		there, err = os.Readlink(ns)
 		ok(t, err)
 	}
@@ -119,8 +120,8 @@ func TestA09_EachCapabilityIsMissed(t *testing.T) {
 	}
 }
 
-// livesWith takes volumes through their lives with a driver that holds only these
-// capabilities, and tells what does not work.
+// livesWith takes volumes through their lives with a driver that holds only these capabilities, and
+// returns what does not work.
 func livesWith(t *testing.T, ns string, held []string) error {
 	n := testnode.NewStopped(t, "", "--host-mount-namespace", ns, "--capabilities", strings.Join(held, ","))
 	n.Launch()
@@ -135,7 +136,7 @@ func livesWith(t *testing.T, ns string, held []string) error {
 	} else {
 		wrong = fmt.Errorf("%w: %s", wrong, n.Log())
 	}
-	// What could not be undone, can be with all of them.
+	// With all capabilities the rest can be undone.
 	n.Kill()
 	n.Args = []string{"--host-mount-namespace", ns}
 	n.Begin()
@@ -152,7 +153,7 @@ func livesWith(t *testing.T, ns string, held []string) error {
 	return wrong
 }
 
-// served waits until a node that was launched serves, or has ended.
+// served waits until a launched node serves, or returns an error if it ends.
 func served(t *testing.T, n *testnode.Node) error {
 	t.Helper()
 	var err error

@@ -14,7 +14,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
 
-// The class, the request and the stage say ext4; by now the device holds xfs.
+// C03: the class, the request and the stage say ext4, but the device now holds xfs.
 func TestC03_AnotherFileSystemThanWasStaged(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -23,7 +23,7 @@ func TestC03_AnotherFileSystemThanWasStaged(t *testing.T) {
 	dev := loopDevice(t, image(n, v.ID))
 	run(t, "mkfs.xfs", "-q", "-f", dev)
 	before := mountsOf(t, n)
-	// A runtime that mounts ext4 only is not given it as ext4.
+	// A runtime that mounts only ext4 does not get it as ext4.
 	info, deferred, err := publishTo(t, n, v, n.Target("a"), false, "ext4")
 	if err == nil || deferred {
 		t.Errorf("an xfs was deferred to a runtime that has ext4 only: %+v", info)
@@ -44,8 +44,7 @@ func deviceSize(t *testing.T, dev string) string {
 	return strings.TrimSpace(run(t, "blockdev", "--getsize64", dev))
 }
 
-// The file is larger, and nobody has told the device: a driver that was killed
-// in ControllerExpandVolume leaves it so.
+// C06: the file is larger than its device, as after a kill of the driver in ControllerExpandVolume.
 func TestC06_NodeExpandGrowsTheDevice(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -70,7 +69,8 @@ func TestC06_NodeExpandGrowsTheDevice(t *testing.T) {
 	if got := deviceSize(t, info.Source); got != fmt.Sprint(size) {
 		t.Fatalf("the device has %s bytes before the call", got)
 	}
-	req := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target, StagingTargetPath: n.Client.StagingPath(v.ID), CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}}
+	req := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target, StagingTargetPath: n.Client.StagingPath(v.ID),
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}}
 	ok(t, crust.SetSupportsExpand(req, true))
 	e, err := n.Client.NodeExpandVolume(ctxOf(t), req)
 	ok(t, err)

@@ -20,7 +20,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// left is what GetCapacity says.
+// left returns the result of GetCapacity.
 func left(t *testing.T, n *testnode.Node, parameters map[string]string) int64 {
 	t.Helper()
 	r, err := n.Client.GetCapacity(ctxOf(t), &csi.GetCapacityRequest{Parameters: parameters})
@@ -28,8 +28,8 @@ func left(t *testing.T, n *testnode.Node, parameters map[string]string) int64 {
 	return r.GetAvailableCapacity()
 }
 
-// What was promised fits: claims, growth, copies and snapshots beyond the pool
-// are refused, and GetCapacity tells before what is left.
+// A05: promises fit. Claims, growth, copies and snapshots beyond the pool are refused, and
+// GetCapacity reports the rest beforehand.
 func TestA05_WhatIsPromisedFits(t *testing.T) {
 	t.Parallel()
 	for _, pool := range []string{"ext4", "xfs"} {
@@ -46,7 +46,7 @@ func TestA05_WhatIsPromisedFits(t *testing.T) {
 			made, err := n.Client.Create(ctxOf(t), "a", 512<<20, raw, nil, nil)
 			ok(t, err)
 			v := csiclient.Volume{ID: made.GetVolumeId(), Block: true}
-			if got := left(t, n, nil); got > first-512<<20+first/100 { // told to 1 %
+			if got := left(t, n, nil); got > first-512<<20+first/100 { // reported to 1 %
 				t.Errorf("%d were left, 512 MiB were promised, and %d are left", first, got)
 			}
 			rest := left(t, n, nil)
@@ -60,7 +60,7 @@ func TestA05_WhatIsPromisedFits(t *testing.T) {
 			if got := fileSize(t, image(n, v.ID)); got != 512<<20 {
 				t.Errorf("a refused growth left %d bytes", got)
 			}
-			// A clone or a restored snapshot is a volume of its own.
+			// A clone or a restored snapshot is a separate volume.
 			patch(t, image(n, v.ID), 0, []byte(strings.Repeat("data", 16<<20)))
 			sid, err := snapshotNow(t, n, v.ID, "s")
 			ok(t, err)
@@ -71,13 +71,13 @@ func TestA05_WhatIsPromisedFits(t *testing.T) {
 			if got := left(t, n, nil); got > rest-60<<20 {
 				t.Errorf("a snapshot of 64 MiB was taken: %d were left, then %d", rest, got)
 			}
-			// What is left can be promised, all of it; and then nothing.
+			// All of the rest can be promised, and then nothing.
 			most := left(t, n, nil) &^ (1<<20 - 1)
 			made, err = n.Client.Create(ctxOf(t), "last", most, raw, nil, nil)
 			ok(t, err)
 			_, err = n.Client.Create(ctxOf(t), "one more", 16<<20, raw, nil, nil)
 			refused(t, err, codes.ResourceExhausted, words...)
-			// The promise holds: everything that was promised can be written.
+			// The promise holds: everything can be written.
 			for _, id := range []string{v.ID, made.GetVolumeId()} {
 				w := csiclient.Volume{ID: id, Block: true}
 				ok(t, n.Client.Stage(ctxOf(t), w))
@@ -88,7 +88,7 @@ func TestA05_WhatIsPromisedFits(t *testing.T) {
 			}
 			// Deleting gives the promise back.
 			ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
-			// xfs frees what was removed in the background.
+			// xfs frees removed files in the background.
 			for deadline := time.Now().Add(time.Minute); left(t, n, nil) < most-8<<20; time.Sleep(100 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatalf("%d were promised and taken back, and %d are left", most, left(t, n, nil))
@@ -101,8 +101,8 @@ func TestA05_WhatIsPromisedFits(t *testing.T) {
 	}
 }
 
-// With an overcommit more is promised. After an upgrade to less, what exists is
-// used as before, and only new promises are refused.
+// B5: overcommit promises more. After an upgrade to less, existing volumes work as before, and only
+// new promises are refused.
 func TestB05_OvercommitIsPerPool(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -126,11 +126,13 @@ func TestB05_OvercommitIsPerPool(t *testing.T) {
 	}
 	metrics := scrape(t, address)
 	for _, want := range []string{
-		fmt.Sprintf(`crust_pool_promised_bytes{pool="pool"} %g`, float64(1200<<20)), fmt.Sprintf(`crust_pool_reserve_bytes{pool="pool"} %g`, float64(8<<20)),
+		fmt.Sprintf(`crust_pool_promised_bytes{pool="pool"} %g`, float64(1200<<20)),
+		fmt.Sprintf(`crust_pool_reserve_bytes{pool="pool"} %g`, float64(8<<20)),
 		`crust_pool_used_bytes{pool="pool"} `, `crust_pool_left_bytes{pool="pool"} `,
 	} {
 		if !strings.Contains(metrics, want) {
-			t.Errorf("the metrics lack %s:\n%s", want, strings.Join(regexp.MustCompile("(?m)^crust_pool.*$").FindAllString(metrics, -1), "\n"))
+			t.Errorf("the metrics lack %s:\n%s", want,
+				strings.Join(regexp.MustCompile("(?m)^crust_pool.*$").FindAllString(metrics, -1), "\n"))
 		}
 	}
 	n.Stop()
@@ -164,8 +166,7 @@ func scrape(t *testing.T, address string) string {
 	return string(b)
 }
 
-// Space that other files take beside the pool is not promised. It is promised again
-// when they are gone.
+// A05: space of other files beside the pool is not promised, until they are gone.
 func TestA05_WhatOthersTakeIsNotPromised(t *testing.T) {
 	t.Parallel()
 	n := newOnSmallPool(t, "ext4")
@@ -184,8 +185,7 @@ func TestA05_WhatOthersTakeIsNotPromised(t *testing.T) {
 	refused(t, err, codes.ResourceExhausted, "promised")
 }
 
-// Room that a deleted volume gave back, and that others took meanwhile, is not
-// promised.
+// A05: room that a deleted volume freed, and that others took meanwhile, is not promised.
 func TestA05_WhatIsFreedAndTakenIsNotPromised(t *testing.T) {
 	t.Parallel()
 	n := newOnSmallPool(t, "ext4")
@@ -194,7 +194,7 @@ func TestA05_WhatIsFreedAndTakenIsNotPromised(t *testing.T) {
 	made, err := n.Client.Create(ctxOf(t), "a", 300<<20, raw, nil, nil)
 	ok(t, err)
 	patch(t, image(n, made.GetVolumeId()), 0, []byte(strings.Repeat("data", 50<<20)))
-	left(t, n, nil) // has the pool look at its files
+	left(t, n, nil) // makes the pool look at its files
 	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
 	run(t, "fallocate", "-l", itoa(200<<20), filepath.Join(n.PoolDir(), "stranger"))
 	_, err = n.Client.Create(ctxOf(t), "b", first-100<<20, raw, nil, nil)
@@ -203,8 +203,8 @@ func TestA05_WhatIsFreedAndTakenIsNotPromised(t *testing.T) {
 	ok(t, err)
 }
 
-// On a pool that its volumes filled, records can still be written: volumes are
-// unpublished and deleted, snapshots too, and what is learnt of them is kept.
+// A05: on a pool that its volumes filled, records can still be written: volumes and snapshots are
+// unpublished and deleted, and new facts about them are kept.
 func TestA05_AFullPoolCanBeManaged(t *testing.T) {
 	t.Parallel()
 	for _, pool := range []string{"ext4", "xfs"} {
@@ -221,7 +221,7 @@ func TestA05_AFullPoolCanBeManaged(t *testing.T) {
 			}
 			made, err := n.Client.Create(ctxOf(t), "fs", 64<<20, csiclient.Volume{FSType: "ext4"}, nil, nil)
 			ok(t, err)
-			// A file system volume is staged raw: that has to be remembered.
+			// A file system volume is staged raw: the driver must remember that.
 			asRaw := csiclient.Volume{ID: made.GetVolumeId(), Block: true}
 			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 			sid, err := snapshotNow(t, n, v.ID, "s")
@@ -232,7 +232,8 @@ func TestA05_AFullPoolCanBeManaged(t *testing.T) {
 			// A tenant fills the pool, to the last block and again.
 			crowd := func() {
 				for i := range 3 {
-					_ = exec.Command("dd", "if=/dev/zero", "of="+n.Target("b"), "bs=64k", "oflag=direct", "seek="+itoa(i*4000), "count=16000", "status=none").Run()
+					_ = exec.Command("dd", "if=/dev/zero", "of="+n.Target("b"), "bs=64k", "oflag=direct", "seek="+itoa(i*4000),
+						"count=16000", "status=none").Run()
 				}
 				fill(filepath.Join(filepath.Dir(n.PoolDir()), "filler"+itoa(os.Getpid())))
 			}
@@ -241,7 +242,8 @@ func TestA05_AFullPoolCanBeManaged(t *testing.T) {
 			crowd()
 			ok(t, n.Client.Unstage(ctxOf(t), asRaw.ID))
 			n.Restart()
-			refused(t, n.Client.Stage(ctxOf(t), csiclient.Volume{ID: asRaw.ID, FSType: "ext4"}), codes.FailedPrecondition, "raw block device before")
+			refused(t, n.Client.Stage(ctxOf(t), csiclient.Volume{ID: asRaw.ID, FSType: "ext4"}), codes.FailedPrecondition,
+				"raw block device before")
 			ok(t, n.Client.Unstage(ctxOf(t), asRaw.ID))
 			_, err = n.Client.Create(ctxOf(t), "d", 16<<20, csiclient.Volume{Block: true}, nil, nil)
 			if err == nil {
@@ -268,8 +270,7 @@ func TestA05_AFullPoolCanBeManaged(t *testing.T) {
 	}
 }
 
-// Writes that a full pool swallowed are told of at once, and are not forgotten
-// when there is room again.
+// Writes that a full pool lost are reported at once, and still when there is room again.
 func TestA05_LostWritesAreNoDegradation(t *testing.T) {
 	t.Parallel()
 	for _, fs := range []string{"ext4", "xfs", "btrfs", ""} {
@@ -283,7 +284,8 @@ func TestA05_LostWritesAreNoDegradation(t *testing.T) {
 			target := n.Target("a")
 			ok(t, n.Client.Stage(ctxOf(t), v))
 			ok(t, n.Client.Publish(ctxOf(t), v, target, false))
-			if got := statuses(t, n, v.ID, target); strings.Contains(got, "INACCESSIBLE") || strings.Contains(got, "DATA_LOSS") || strings.Contains(got, "DEGRADED") {
+			if got := statuses(t, n, v.ID, target); strings.Contains(got, "INACCESSIBLE") || strings.Contains(got, "DATA_LOSS") ||
+				strings.Contains(got, "DEGRADED") {
 				t.Errorf("a sound volume: %s", got)
 			}
 			filler := filepath.Join(filepath.Dir(n.PoolDir()), "filler")
@@ -295,7 +297,7 @@ func TestA05_LostWritesAreNoDegradation(t *testing.T) {
 			if fs == "" {
 				to = target
 			}
-			_ = exec.Command("dd", "if=/dev/urandom", "of="+to, "bs=1M", "count=100", "status=none").Run() // succeeds, as a rule
+			_ = exec.Command("dd", "if=/dev/urandom", "of="+to, "bs=1M", "count=100", "status=none").Run() // usually succeeds
 			if got := statuses(t, n, v.ID, target); !strings.Contains(got, "WritesLost=DATA_LOSS") {
 				t.Errorf("after writes that failed: %s", got)
 			}

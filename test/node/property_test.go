@@ -17,7 +17,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// model is what a test client believes of the volumes.
+// model is what a test client knows of the volumes.
 type model struct {
 	n    *testnode.Node
 	run  int
@@ -89,7 +89,8 @@ func (m *model) unstage(t *rapid.T) {
 	if v == nil {
 		return
 	}
-	_, err := m.n.Client.NodeUnstageVolume(m.ctx(), &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: m.n.Client.StagingPath(v.ID)})
+	_, err := m.n.Client.NodeUnstageVolume(m.ctx(),
+		&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: m.n.Client.StagingPath(v.ID)})
 	if len(v.targets) > 0 {
 		m.want(t, err, codes.FailedPrecondition, "unstage of a published volume")
 		return
@@ -149,7 +150,7 @@ func (m *model) write(t *rapid.T) {
 	}
 }
 
-// check compares the kernel's view with the model's.
+// check compares the kernel's state with the model.
 func (m *model) check(t *rapid.T) {
 	for _, v := range m.vols {
 		for target := range v.targets {
@@ -157,15 +158,16 @@ func (m *model) check(t *rapid.T) {
 			if v.content != "" && (err != nil || string(b) != v.content) {
 				t.Fatalf("%s holds %q, want %q: %v", target, b, v.content, err)
 			}
-			if _, err := m.n.Client.NodeGetVolumeStats(m.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: target}); err != nil {
+			if _, err := m.n.Client.NodeGetVolumeStats(m.ctx(),
+				&csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: target}); err != nil {
 				t.Fatalf("stats at %s: %v", target, err)
 			}
 		}
 	}
 }
 
-// TestRandomCallSequences plays random calls, and kills of the driver, against
-// a model of what they should do.
+// TestRandomCallSequences makes random calls, and kills the driver, against a model of the expected
+// results.
 func TestRandomCallSequences(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")

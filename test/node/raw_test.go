@@ -17,7 +17,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// A pod that unbinds its device must not have the next volume's in its hands.
+// A01: a pod that unbinds its device must not get the next volume's device.
 func TestA01_APodCannotUnbindItsDevice(t *testing.T) {
 	t.Parallel()
 	for _, killed := range []bool{false, true} {
@@ -27,7 +27,7 @@ func TestA01_APodCannotUnbindItsDevice(t *testing.T) {
 			img := image(n, v.ID)
 			pod(t, target, "write=mine")
 			if killed {
-				n.Kill() // what protects the device must not need the driver
+				n.Kill() // the protection must work without the driver
 			}
 			pod(t, target, "clear")
 			pod(t, target, "clear")
@@ -56,8 +56,8 @@ func TestA01_APodCannotUnbindItsDevice(t *testing.T) {
 	}
 }
 
-// Whatever a pod sets, the device is the volume's: it is set back at the next
-// call, it is said, and nothing answers as if it were not there.
+// A01: whatever a pod sets, the device stays the volume's. The next call resets it, health reports
+// it, and no call treats it as missing.
 func TestA01_AChangedDeviceIsStillTheVolumes(t *testing.T) {
 	t.Parallel()
 	for name, ops := range map[string][]string{
@@ -100,7 +100,7 @@ func TestA01_AChangedDeviceIsStillTheVolumes(t *testing.T) {
 				if got := strings.TrimSpace(run(t, "blockdev", "--getss", target)); got != "512" {
 					t.Errorf("sectors of %s bytes", got)
 				}
-				// Once more, and straight to the end.
+				// Once more, and then straight to the end.
 				for _, op := range ops {
 					pod(t, target, op)
 				}
@@ -111,8 +111,7 @@ func TestA01_AChangedDeviceIsStillTheVolumes(t *testing.T) {
 	}
 }
 
-// Two readers of a volume: what one does to its device does not show at the
-// other's.
+// A01: one of two readers of a volume cannot change the other's device.
 func TestA01_AReaderCannotChangeAnothersDevice(t *testing.T) {
 	t.Parallel()
 	for _, restarted := range []bool{false, true} {
@@ -155,8 +154,7 @@ func TestA01_AReaderCannotChangeAnothersDevice(t *testing.T) {
 	}
 }
 
-// DeleteVolume answers OK when no loop device refers to the file, by whatever
-// name and of whatever part.
+// A01: DeleteVolume answers OK only if no loop device refers to the file, by any name and any part.
 func TestA01_DeleteNamesTheLoopThatRefersToTheFile(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -184,7 +182,7 @@ func TestA01_DeleteNamesTheLoopThatRefersToTheFile(t *testing.T) {
 	}
 }
 
-// A volume that grows while a pod has it.
+// A01: a volume grows while a pod has it.
 func TestA01_APublishedDeviceGrows(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -206,14 +204,14 @@ func TestA01_APublishedDeviceGrows(t *testing.T) {
 	down(t, n, v.ID, ro, target)
 }
 
-// The kubelet locks raw block volumes with a loop device of its own.
+// A01: the kubelet locks raw block volumes with its own loop device.
 func TestA01_TheKubeletsLoopOnTop(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{Block: true})
 	img := image(n, v.ID)
 	pod(t, target, "write=mine")
-	// It has a mount of the target's node at a place of its own.
+	// It mounts the target's node at its own path.
 	own := filepath.Join(n.Dir, "kubelets")
 	write(t, own, "")
 	run(t, "mount", "--bind", target, own)
@@ -233,14 +231,14 @@ func TestA01_TheKubeletsLoopOnTop(t *testing.T) {
 	gone(t, img)
 }
 
-// A process that outlives its pod still has the device open.
+// A01: a process that outlives its pod still has the device open.
 func TestA01_AnOpenDeviceIsNotGivenToTheNext(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{Block: true})
 	img := image(n, v.ID)
 	number := numberOf(t, target)
-	own := filepath.Join(t.TempDir(), "node") // a runtime makes one of its own
+	own := filepath.Join(t.TempDir(), "node") // a runtime makes its own node
 	var st unix.Stat_t
 	ok(t, unix.Stat(target, &st))
 	ok(t, unix.Mknod(own, unix.S_IFBLK|0o600, int(st.Rdev)))
@@ -268,14 +266,15 @@ func TestA01_AnOpenDeviceIsNotGivenToTheNext(t *testing.T) {
 func TestA01_TheNodeSaysWhatItGives(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
-	control, err := os.OpenFile("/dev/mapper/control", os.O_RDWR, 0) // the node alone may be left of another kernel
+	control, err := os.OpenFile("/dev/mapper/control", os.O_RDWR, 0) // the node alone may remain from another kernel
 	mapped := err == nil
 	control.Close()
 	want := map[bool]string{true: "raw block volumes: mapped", false: "raw block volumes: held"}[mapped]
 	said(t, n, want)
 	crustctl := testnode.BuildCommand(t, "crustctl", "")
 	out, _ := exec.Command(crustctl, "--endpoint", n.Endpoint(), "--kubelet-dir", n.KubeletDir(), "doctor").CombinedOutput()
-	if !strings.Contains(string(out), "raw block volumes") || !strings.Contains(string(out), map[bool]string{true: "mapped", false: "held"}[mapped]) {
+	if !strings.Contains(string(out), "raw block volumes") ||
+		!strings.Contains(string(out), map[bool]string{true: "mapped", false: "held"}[mapped]) {
 		t.Errorf("crustctl doctor:\n%s", out)
 	}
 	v, target := up(t, n, "a", csiclient.Volume{Block: true})
@@ -285,7 +284,7 @@ func TestA01_TheNodeSaysWhatItGives(t *testing.T) {
 	down(t, n, v.ID, target)
 }
 
-// nodeOf makes certain that there is a loop device of that name.
+// nodeOf makes the node of a loop device if it is missing.
 func nodeOf(t testing.TB, name string) {
 	t.Helper()
 	index, err := strconv.Atoi(strings.TrimPrefix(name, "loop"))
@@ -301,12 +300,14 @@ func nodeOf(t testing.TB, name string) {
 	}
 }
 
-// A14: what a volume sets of a loop device is not the next one's. Not beside other tests, which bind loop devices.
+// A14: the next volume does not inherit a loop device's settings. Not beside other tests, which
+// bind loop devices.
 func TestA14_TheNextUserOfTheLoopDeviceCanDiscard(t *testing.T) {
 	for _, killed := range []bool{false, true} {
 		t.Run(fmt.Sprint("killed=", killed), func(t *testing.T) {
 			n := testnode.New(t, "")
-			made, err := n.Client.Create(ctxOf(t), "thick", size, csiclient.Volume{Block: true}, map[string]string{"provisioning": "thick"}, nil)
+			made, err := n.Client.Create(ctxOf(t), "thick", size, csiclient.Volume{Block: true},
+				map[string]string{"provisioning": "thick"}, nil)
 			ok(t, err)
 			v := csiclient.Volume{ID: made.GetVolumeId(), Block: true}
 			ok(t, n.Client.Stage(ctxOf(t), v))
@@ -319,7 +320,7 @@ func TestA14_TheNextUserOfTheLoopDeviceCanDiscard(t *testing.T) {
 				t.Errorf("a thick volume's device discards: %s", got)
 			}
 			if killed {
-				// Somebody else takes it off, so nothing is set back.
+				// Somebody else detaches it, so nothing resets it.
 				n.Kill()
 				run(t, "losetup", "-d", "/dev/"+loops[0])
 				gone(t, image(n, v.ID))

@@ -10,8 +10,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// The guests' kernels have device-mapper: no ioctl of a pod's reaches a loop
-// device there.
+// A01: the guests' kernels have device-mapper, so no ioctl of a pod reaches a loop device there.
 func TestA01_AMappedDeviceTakesNoIoctls(t *testing.T) {
 	n := testnode.New(t, "")
 	said(t, n, "raw block volumes: mapped")
@@ -19,7 +18,8 @@ func TestA01_AMappedDeviceTakesNoIoctls(t *testing.T) {
 	ro := n.Target("ro")
 	ok(t, n.Client.Publish(ctxOf(t), v, ro, true))
 	for _, node := range []string{target, ro} {
-		for op, answer := range pod(t, node, "clear", "status=0,4096,0", "old-status=4096,0,0", "capacity", "direct=0", "blocksize=4096", "change=/etc/passwd", "configure=/etc/passwd") {
+		for op, answer := range pod(t, node, "clear", "status=0,4096,0", "old-status=4096,0,0", "capacity", "direct=0", "blocksize=4096",
+			"change=/etc/passwd", "configure=/etc/passwd") {
 			if !strings.Contains(answer, "inappropriate ioctl") {
 				t.Errorf("%s: %s", op, answer)
 			}

@@ -11,8 +11,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// On a disk of its own, a program that ends has what it wrote on the disk: its close is the last.
-// Of a raw volume csi-node has the device open besides.
+// A04: if a program has a disk to itself, its last close writes its data to the disk. But csi-node
+// also has a raw volume's device open.
 func TestA04_WhatAPodWroteWithoutFsyncIsKeptByUnstage(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")

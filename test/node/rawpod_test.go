@@ -19,8 +19,8 @@ var inside struct {
 	built []byte
 }
 
-// pod does operations on a node as a process of a pod would, without any
-// capability; see test/node/inside/pod.go. What each answered comes back.
+// pod does operations on a node like a pod's process, without any capability; see
+// test/node/inside/pod.go. It returns each answer.
 func pod(t testing.TB, node string, ops ...string) map[string]string {
 	t.Helper()
 	out, err := podCommand(t, node, ops...).CombinedOutput()
@@ -46,14 +46,14 @@ func podCommand(t testing.TB, node string, ops ...string) *exec.Cmd {
 		inside.built = b
 	}
 	file := filepath.Join(t.TempDir(), "inside")
-	syscall.ForkLock.RLock() // a child that had it open for writing would keep it from being run
+	syscall.ForkLock.RLock() // a child that inherits it open for writing would make exec fail
 	err := os.WriteFile(file, inside.built, 0o755)
 	syscall.ForkLock.RUnlock()
 	ok(t, err)
 	return exec.Command(file, append([]string{"as-pod", node}, ops...)...)
 }
 
-// numberOf is the device number of a node, "7:3".
+// numberOf returns the device number of a node, "7:3".
 func numberOf(t testing.TB, node string) string {
 	t.Helper()
 	var st unix.Stat_t
@@ -61,8 +61,8 @@ func numberOf(t testing.TB, node string) string {
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
 }
 
-// loopsOf are the loop devices that refer to a file, by what the kernel says of
-// their backing file, or that are bound on top of one of those.
+// loopsOf returns the loop devices whose backing file, as the kernel shows it, is the file, or that
+// are bound on top of one of those.
 func loopsOf(t testing.TB, file string) []string {
 	t.Helper()
 	var found []string

@@ -17,11 +17,12 @@ import (
 func TestS08_ALabelWithoutSELinuxIsAnError(t *testing.T) {
 	t.Parallel()
 	if mounter.SELinux().Answer == mounter.Yes {
-		return // TestS02_* are about such a kernel
+		return // TestS02_* cover such a kernel
 	}
 	n := testnode.New(t, "")
 	for _, fstype := range filesystems {
-		v := create(t, n, fstype, csiclient.Volume{FSType: fstype, MountFlags: []string{`context="system_u:object_r:svirt_image_t:s0:c1,c2"`}})
+		v := create(t, n, fstype,
+			csiclient.Volume{FSType: fstype, MountFlags: []string{`context="system_u:object_r:svirt_image_t:s0:c1,c2"`}})
 		ok(t, n.Client.Stage(ctxOf(t), v))
 		refused(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false), codes.FailedPrecondition, "SELinux", "c1,c2")
 		down(t, n, v.ID)
@@ -35,7 +36,7 @@ func wantReadOnly(t testing.TB, dir string) {
 	}
 }
 
-// R01, as a driver that publishes a tree of mounts has it.
+// R01, for a driver that publishes a tree of mounts.
 func TestR01_SubmountsAreReadOnlyToo(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -14,7 +14,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// spoilt are the ways in which a record is bad, each made of a good one.
+// spoilt are ways to damage a good record.
 var spoilt = map[string]func(string) string{
 	"empty":   func(string) string { return "" },
 	"garbage": func(s string) string { return "\x00\x01" + s[:len(s)/2] },
@@ -22,7 +22,7 @@ var spoilt = map[string]func(string) string{
 	"other's": func(s string) string { return strings.ReplaceAll(s, "pool.v", "pool.v0") },
 }
 
-// spoil damages a record, and gives a function that mends it.
+// spoil damages a record, and returns a function that repairs it.
 func spoil(t testing.TB, path string, how func(string) string) (mend func()) {
 	t.Helper()
 	good := read(t, path)
@@ -62,7 +62,7 @@ func TestA10_ABadRecordOfAPoolsVolumeIsThatVolumesAlone(t *testing.T) {
 	n.Start()
 	for name, v := range bad {
 		said(t, n, volumeFile(n, v.ID, ".json"))
-		// Nothing is handed out or made anew under its name, and nothing destroyed.
+		// It is neither returned nor created again under its name, nor destroyed.
 		file := volumeFile(n, v.ID, ".json")
 		_, err := n.Client.Create(ctxOf(t), name, size, v, nil, nil)
 		refused(t, err, codes.FailedPrecondition, v.ID, file, "put a good copy")
@@ -71,7 +71,7 @@ func TestA10_ABadRecordOfAPoolsVolumeIsThatVolumesAlone(t *testing.T) {
 		refused(t, n.Client.Publish(ctxOf(t), v, n.Target("more"), false), codes.FailedPrecondition, v.ID, file)
 		_, err = n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "s"})
 		refused(t, err, codes.FailedPrecondition, v.ID, file)
-		// The pod goes on, and can go.
+		// The pod continues, and can end.
 		if got := read(t, n.Target(name)+"/f"); got != "kept "+name {
 			t.Errorf("read %q", got)
 		}
@@ -138,7 +138,7 @@ func TestA10_ABadRecordOfASnapshotIsThatSnapshotsAlone(t *testing.T) {
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
 }
 
-// stateFile is the only record in a directory of the state.
+// stateFile returns the only record in a directory of the state.
 func stateFile(t testing.TB, n *testnode.Node, dir string) string {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join(n.Dir, "state", dir, "*.json"))
@@ -223,7 +223,7 @@ func TestA10_ABadRecordOfADeferralIsThatVolumesAlone(t *testing.T) {
 	said(t, n, file)
 	other, otherTarget := up(t, n, "other", csiclient.Volume{FSType: "ext4"})
 	down(t, n, other.ID, otherTarget)
-	// The volume is a sandbox's still, at the place where the kernel shows it.
+	// A sandbox still has the volume, at the place that the kernel shows.
 	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false), codes.FailedPrecondition, "deferred", target)
 	_, _, err = publishTo(t, n, v, target, false, "ext4")
 	refused(t, err, codes.FailedPrecondition, v.ID, target, file)
@@ -236,7 +236,7 @@ func TestA10_ABadRecordOfADeferralIsThatVolumesAlone(t *testing.T) {
 	if kept := read(t, file+".bad"); kept != bad {
 		t.Errorf("kept: %q", kept)
 	}
-	// One that nobody was told of keeps nobody.
+	// A record that nobody got an answer for blocks nobody.
 	n.Stop()
 	write(t, filepath.Join(filepath.Dir(file), fmt.Sprintf("%032x.json", 7)), "")
 	n.Start()

@@ -17,11 +17,11 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// tampered has strace change what the kernel answers the running driver, until
-// the returned function is called.
+// tampered makes strace change the kernel's answers to the running driver, until end is called.
 func tampered(t *testing.T, n *testnode.Node, call, fault string) (end func()) {
 	t.Helper()
-	trace := exec.Command("strace", "-f", "-q", "-o", filepath.Join(n.Dir, "trace"), "-e", "trace="+call, "-e", "inject="+call+":"+fault, "-p", fmt.Sprint(n.PID()))
+	trace := exec.Command("strace", "-f", "-q", "-o", filepath.Join(n.Dir, "trace"), "-e", "trace="+call, "-e", "inject="+call+":"+fault,
+		"-p", fmt.Sprint(n.PID()))
 	ok(t, trace.Start())
 	end = sync.OnceFunc(func() {
 		ok(t, trace.Process.Signal(syscall.SIGTERM))
@@ -39,7 +39,7 @@ func tampered(t *testing.T, n *testnode.Node, call, fault string) (end func()) {
 	return end
 }
 
-// withoutMountSetattr is a kernel before Linux 5.12.
+// withoutMountSetattr simulates a kernel before Linux 5.12.
 func withoutMountSetattr(t *testing.T, n *testnode.Node) (end func()) {
 	t.Helper()
 	return tampered(t, n, "mount_setattr", "error=ENOSYS")
@@ -58,17 +58,18 @@ func TestR02_WithoutMountSetattr(t *testing.T) {
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	end := withoutMountSetattr(t, n)
 	a, b, c := n.Target("a"), n.Target("b"), n.Target("c")
-	refused(t, n.Client.Publish(ctxOf(t), recursiveMode(v, "Enabled"), a, true), codes.FailedPrecondition, "recursiveReadOnly", "mount_setattr")
+	refused(t, n.Client.Publish(ctxOf(t), recursiveMode(v, "Enabled"), a, true), codes.FailedPrecondition,
+		"recursiveReadOnly", "mount_setattr")
 	ok(t, n.Client.Publish(ctxOf(t), recursiveMode(v, "IfPossible"), b, true))
 	wantReadOnly(t, b)
 	said(t, n, "not recursively")
-	// Disabled asks for no recursion, so it misses none.
+	// Disabled requests no recursion, so it misses none.
 	ok(t, n.Client.Publish(ctxOf(t), recursiveMode(v, "Disabled"), c, true))
 	wantReadOnly(t, c)
 	end()
 	wantMetric(t, metrics(), readOnlyPublishes+`plain"}`, "2")
 	wantMetric(t, metrics(), readOnlyPublishes+`recursive"}`, "")
-	// R04: what was applied can be asked for.
+	// R04: health shows what was applied.
 	if got := health(t, n, v.ID, b); got != "ReadOnlyNotRecursive" {
 		t.Errorf("health: %q", got)
 	}
@@ -83,8 +84,8 @@ func TestR02_WithoutMountSetattr(t *testing.T) {
 	down(t, n, v.ID, a, b, c)
 }
 
-// What was applied is known to the next process too, and Enabled is never
-// answered with a mount that is not.
+// R04: the next process also knows what was applied. Enabled never succeeds with a mount that is
+// not recursive.
 func TestR04_WhatWasAppliedOutlivesTheDriver(t *testing.T) {
 	t.Parallel()
 	for _, fstype := range filesystems {
@@ -108,8 +109,10 @@ func TestR04_WhatWasAppliedOutlivesTheDriver(t *testing.T) {
 				for target, mode := range map[string]string{poor: "IfPossible", off: "Disabled", full: "Enabled"} {
 					ok(t, n.Client.Publish(ctxOf(t), recursiveMode(v, mode), target, true))
 				}
-				refused(t, n.Client.Publish(ctxOf(t), recursiveMode(v, "Enabled"), poor, true), codes.FailedPrecondition, v.ID, poor, "recursive", "mount_setattr")
-				refused(t, n.Client.Publish(ctxOf(t), recursiveMode(v, "Enabled"), off, true), codes.FailedPrecondition, v.ID, off, "recursive", "asked for")
+				refused(t, n.Client.Publish(ctxOf(t), recursiveMode(v, "Enabled"), poor, true), codes.FailedPrecondition, v.ID, poor,
+					"recursive", "mount_setattr")
+				refused(t, n.Client.Publish(ctxOf(t), recursiveMode(v, "Enabled"), off, true), codes.FailedPrecondition, v.ID, off,
+					"recursive", "asked for")
 			}
 			look("at once")
 			n.Restart() // kill -9
@@ -117,7 +120,7 @@ func TestR04_WhatWasAppliedOutlivesTheDriver(t *testing.T) {
 			n.Stop()
 			n.Start()
 			look("after a stop")
-			// The way out that the error names.
+			// The solution that the error names.
 			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, poor))
 			ok(t, n.Client.Publish(ctxOf(t), recursiveMode(v, "Enabled"), poor, true))
 			if got := health(t, n, v.ID, poor); got != "" {
@@ -136,8 +139,7 @@ func TestR04_WhatWasAppliedOutlivesTheDriver(t *testing.T) {
 	}
 }
 
-// A record that cannot be read, or of which the machine's power loss left
-// nothing, is no proof of anything.
+// R04: a record that cannot be read, or that a power loss emptied, proves nothing.
 func TestR04_NothingOnRecordIsNotRecursive(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -162,7 +164,7 @@ func TestR04_NothingOnRecordIsNotRecursive(t *testing.T) {
 	down(t, n, v.ID, target)
 }
 
-// The group that an id-mapped publish shows is on record too.
+// The group of an id-mapped publish is on record too.
 func TestIdmappedPublishOfAnotherGroupIsRefusedAfterARestart(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")

@@ -10,8 +10,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// TestA02_ADiskThatWasReplacedUnderItsNumber: a disk that nobody has open can go, and
-// the next one gets its number. A pod never gets it for the volume's own.
+// A02: a disk that nobody has open can disappear, and the next disk gets its number. A pod never
+// gets the next disk as the volume's.
 func TestA02_ADiskThatWasReplacedUnderItsNumber(t *testing.T) {
 	for _, fstype := range []string{"", "ext4"} {
 		t.Run("file system "+fstype, func(t *testing.T) {

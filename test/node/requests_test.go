@@ -25,15 +25,15 @@ func capability(fs string, mode csi.VolumeCapability_AccessMode_Mode, flags ...s
 	return csiclient.Volume{FSType: fs, Mode: mode, MountFlags: flags}.Capability()
 }
 
-// B2: GetCapacity reports room for a StorageClass that CreateVolume refuses: the
-// refusal reaches the claim's events only once a node is chosen. For an unknown pool it
-// reports none.
+// B2: GetCapacity reports room for a StorageClass that CreateVolume refuses, because the refusal
+// reaches the claim's events only once a node is chosen. For an unknown pool it reports none.
 func TestB02_AMistypedClassIsToldByCreateVolume(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
 	room := func(parameters map[string]string, c *csi.VolumeCapability) int64 {
 		t.Helper()
-		r, err := n.Client.GetCapacity(ctxOf(t), &csi.GetCapacityRequest{Parameters: parameters, VolumeCapabilities: []*csi.VolumeCapability{c}})
+		r, err := n.Client.GetCapacity(ctxOf(t),
+			&csi.GetCapacityRequest{Parameters: parameters, VolumeCapabilities: []*csi.VolumeCapability{c}})
 		ok(t, err)
 		return r.GetAvailableCapacity()
 	}
@@ -51,7 +51,8 @@ func TestB02_AMistypedClassIsToldByCreateVolume(t *testing.T) {
 		if got := room(wrong.parameters, c); got < 1<<20 {
 			t.Errorf("%v, %s: there is room for %d bytes", wrong.parameters, wrong.fstype, got)
 		}
-		_, err := n.Client.CreateVolume(ctxOf(t), &csi.CreateVolumeRequest{Name: "x", Parameters: wrong.parameters, VolumeCapabilities: []*csi.VolumeCapability{c}})
+		_, err := n.Client.CreateVolume(ctxOf(t),
+			&csi.CreateVolumeRequest{Name: "x", Parameters: wrong.parameters, VolumeCapabilities: []*csi.VolumeCapability{c}})
 		refused(t, err, codes.InvalidArgument, wrong.words)
 	}
 	for range 3 {
@@ -64,8 +65,8 @@ func TestB02_AMistypedClassIsToldByCreateVolume(t *testing.T) {
 	}
 }
 
-// TestBadCreate: every malformed request to create gets the code of the CSI
-// specification, names what is wrong, and leaves nothing.
+// TestBadCreate: every malformed create request gets the CSI specification's code, names the error,
+// and leaves nothing.
 func TestBadCreate(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -81,53 +82,72 @@ func TestBadCreate(t *testing.T) {
 		"no name":            {func(r *csi.CreateVolumeRequest) { r.Name = "" }, codes.InvalidArgument, "name"},
 		"long name":          {func(r *csi.CreateVolumeRequest) { r.Name = strings.Repeat("x", 129) }, codes.InvalidArgument, "128"},
 		"control characters": {func(r *csi.CreateVolumeRequest) { r.Name = "a\nb" }, codes.InvalidArgument, "control"},
-		"no capabilities":    {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = nil }, codes.InvalidArgument, "volume_capabilities"},
-		"no access type":     {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessType = nil }, codes.InvalidArgument, "neither mount nor block"},
-		"no access mode":     {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode = nil }, codes.InvalidArgument, "access_mode"},
+		"no capabilities": {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = nil }, codes.InvalidArgument,
+			"volume_capabilities"},
+		"no access type": {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessType = nil }, codes.InvalidArgument,
+			"neither mount nor block"},
+		"no access mode": {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode = nil },
+			codes.InvalidArgument, "access_mode"},
 		"many nodes": {func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities[0] = capability("ext4", csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
 		}, codes.InvalidArgument, "one node"},
-		"unknown file system": {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("zfs", 0) }, codes.InvalidArgument, "zfs"},
+		"unknown file system": {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("zfs", 0) },
+			codes.InvalidArgument, "zfs"},
 		"block and mount": {func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities, csiclient.Volume{Block: true}.Capability())
 		}, codes.InvalidArgument, "both"},
-		"bind option":       {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("ext4", 0, "bind") }, codes.InvalidArgument, "bind"},
-		"ro and rw":         {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("ext4", 0, "ro,rw") }, codes.InvalidArgument, "contradict"},
-		"mount group":       {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].GetMount().VolumeMountGroup = "staff" }, codes.InvalidArgument, "staff"},
-		"unknown parameter": {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisionning": "thick"} }, codes.InvalidArgument, "provisionning"},
-		"unknown value":     {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisioning": "thicc"} }, codes.InvalidArgument, "thicc"},
-		// Another node may have it: see the snapshot of another node.
+		"bind option": {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("ext4", 0, "bind") },
+			codes.InvalidArgument, "bind"},
+		"ro and rw": {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = capability("ext4", 0, "ro,rw") },
+			codes.InvalidArgument, "contradict"},
+		"mount group": {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].GetMount().VolumeMountGroup = "staff" },
+			codes.InvalidArgument, "staff"},
+		"unknown parameter": {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisionning": "thick"} },
+			codes.InvalidArgument, "provisionning"},
+		"unknown value": {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"provisioning": "thicc"} },
+			codes.InvalidArgument, "thicc"},
+		// Another node may have it: see "a snapshot of another node".
 		"a pool of another node": {func(r *csi.CreateVolumeRequest) {
 			r.Parameters = map[string]string{"pool": "nowhere"}
 		}, codes.ResourceExhausted, `"nowhere" is not on this node`},
 		"no pool's name": {func(r *csi.CreateVolumeRequest) {
 			r.Parameters = map[string]string{"pool": "No Where"}
 		}, codes.InvalidArgument, "No Where"},
-		"mutable parameters": {func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"iops": "1"} }, codes.InvalidArgument, "iops"},
-		"negative size":      {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: -1} }, codes.InvalidArgument, "negative"},
+		"mutable parameters": {func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"iops": "1"} },
+			codes.InvalidArgument, "iops"},
+		"negative size": {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: -1} },
+			codes.InvalidArgument, "negative"},
 		"limit below required": {func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = &csi.CapacityRange{RequiredBytes: 2 * gib, LimitBytes: gib}
 		}, codes.InvalidArgument, "larger"},
-		"too large":       {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 62} }, codes.OutOfRange, "more than"},
-		"beyond the pool": {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 59} }, codes.ResourceExhausted, "left to promise"},
+		"too large": {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 62} },
+			codes.OutOfRange, "more than"},
+		"beyond the pool": {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 59} },
+			codes.ResourceExhausted, "left to promise"},
 		"too small for xfs": {func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities[0] = capability("xfs", 0)
 			r.CapacityRange = &csi.CapacityRange{LimitBytes: 16 << 20}
 		}, codes.OutOfRange, "file system needs"},
 		"another node": {func(r *csi.CreateVolumeRequest) {
-			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"topology.csi.crust.dev/node": "other"}}}}
+			r.AccessibilityRequirements = &csi.TopologyRequirement{
+				Requisite: []*csi.Topology{{Segments: map[string]string{"topology.csi.crust.dev/node": "other"}}}}
 		}, codes.ResourceExhausted, "elsewhere"},
 		"no such snapshot": {func(r *csi.CreateVolumeRequest) {
-			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "pool.s0123456789abcdef0123456789abcdef"}}}
+			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+				Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "pool.s0123456789abcdef0123456789abcdef"}}}
 		}, codes.NotFound, "pool.s0123456789abcdef0123456789abcdef"},
-		// external-provisioner leaves the claim to another node for this code alone (11.2).
+		// external-provisioner leaves the claim to another node only for this code (11.2).
 		"a snapshot of another node": {func(r *csi.CreateVolumeRequest) {
-			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"topology.csi.crust.dev/node": "node-1"}}}}
-			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "pool.s0123456789abcdef0123456789abcdef"}}}
+			r.AccessibilityRequirements = &csi.TopologyRequirement{
+				Requisite: []*csi.Topology{{Segments: map[string]string{"topology.csi.crust.dev/node": "node-1"}}}}
+			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+				Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "pool.s0123456789abcdef0123456789abcdef"}}}
 		}, codes.ResourceExhausted, "on the node that has its origin, and node-1 has not"},
 		"a clone of another node's": {func(r *csi.CreateVolumeRequest) {
-			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"topology.csi.crust.dev/node": "node-1"}}}}
-			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: "pool.v0123456789abcdef0123456789abcdef"}}}
+			r.AccessibilityRequirements = &csi.TopologyRequirement{
+				Requisite: []*csi.Topology{{Segments: map[string]string{"topology.csi.crust.dev/node": "node-1"}}}}
+			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+				Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: "pool.v0123456789abcdef0123456789abcdef"}}}
 		}, codes.ResourceExhausted, "on the node that has its origin"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -163,11 +183,13 @@ func TestBadNodeCalls(t *testing.T) {
 	refused(t, n.Client.Stage(ctxOf(t), odd), codes.InvalidArgument, "devcie")
 	odd.Context = map[string]string{"device": "/dev/null"}
 	refused(t, n.Client.Stage(ctxOf(t), odd), codes.InvalidArgument)
-	_, err := n.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{LimitBytes: 1 << 20}})
+	_, err := n.Client.ControllerExpandVolume(ctxOf(t),
+		&csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{LimitBytes: 1 << 20}})
 	refused(t, err, codes.OutOfRange, "shrink")
-	_, err = n.Client.NodeExpandVolume(ctxOf(t), &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: n.Client.StagingPath(v.ID), CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 40}})
+	_, err = n.Client.NodeExpandVolume(ctxOf(t), &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: n.Client.StagingPath(v.ID),
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 40}})
 	refused(t, err, codes.OutOfRange)
-	// The device vanishes behind the driver's back.
+	// The device vanishes without the driver.
 	run(t, "sh", "-c", "losetup -d $(losetup -n -O NAME -j '"+image(n, v.ID)+"')")
 	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false), codes.FailedPrecondition, "device is gone")
 	if h := health(t, n, v.ID, ""); !strings.Contains(h, "DeviceGone") {
@@ -200,10 +222,10 @@ func TestStaticDevice(t *testing.T) {
 	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
 	write(t, n.Target("a")+"/f", "kept")
 	n.Restart()
-	ok(t, n.Client.Delete(ctxOf(t), v.ID)) // not the driver's to destroy: nothing happens
+	ok(t, n.Client.Delete(ctxOf(t), v.ID)) // the driver may not destroy it: nothing happens
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
-	// Larger behind the driver's back: grown before a pod sees it.
+	// The file grew without the driver: grown before a pod sees it.
 	ok(t, os.Truncate(disk, 2*size))
 	run(t, "losetup", "-c", dev)
 	ok(t, n.Client.Stage(ctxOf(t), v))
@@ -223,7 +245,8 @@ func TestExpandedWhileUnpublishedIsGrownFirst(t *testing.T) {
 	for _, fs := range filesystems {
 		v := create(t, n, fs, csiclient.Volume{FSType: fs})
 		ok(t, n.Client.Stage(ctxOf(t), v))
-		_, err := n.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
+		_, err := n.Client.ControllerExpandVolume(ctxOf(t),
+			&csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
 		ok(t, err)
 		ok(t, n.Client.Publish(ctxOf(t), v, n.Target(fs), true))
 		s, err := n.Client.NodeGetVolumeStats(ctxOf(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: n.Target(fs)})
@@ -238,15 +261,17 @@ func TestExpandedWhileUnpublishedIsGrownFirst(t *testing.T) {
 func TestSocketTakeoverAndTermination(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
-	second := exec.CommandContext(ctxOf(t), testnode.Build(t, ""), "--endpoint", n.Endpoint(), "--pool", "p=loop:"+t.TempDir(), "--state-dir", t.TempDir(), "--kubelet-dir", n.KubeletDir())
+	second := exec.CommandContext(ctxOf(t), testnode.Build(t, ""), "--endpoint", n.Endpoint(), "--pool", "p=loop:"+t.TempDir(),
+		"--state-dir", t.TempDir(), "--kubelet-dir", n.KubeletDir())
 	if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), "another server answers") {
 		t.Errorf("a live socket was taken over: %v %s", err, out)
 	}
-	samePool := exec.CommandContext(ctxOf(t), testnode.Build(t, ""), "--endpoint", "unix://"+t.TempDir()+"/s", "--pool", "p=loop:"+n.PoolDir(), "--state-dir", t.TempDir(), "--kubelet-dir", n.KubeletDir())
+	samePool := exec.CommandContext(ctxOf(t), testnode.Build(t, ""), "--endpoint", "unix://"+t.TempDir()+"/s",
+		"--pool", "p=loop:"+n.PoolDir(), "--state-dir", t.TempDir(), "--kubelet-dir", n.KubeletDir())
 	if out, err := samePool.CombinedOutput(); err == nil || !strings.Contains(string(out), "another process has") {
 		t.Errorf("a pool was opened twice: %v %s", err, out)
 	}
-	n.Restart() // kill -9 leaves the socket; it is taken over
+	n.Restart() // kill -9 leaves the socket; the next start takes it over
 }
 
 func TestSIGTERMFinishesACallInFlight(t *testing.T) {
@@ -257,7 +282,7 @@ func TestSIGTERMFinishesACallInFlight(t *testing.T) {
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	done := make(chan error, 1)
 	go func() { done <- n.Client.Stage(context.Background(), v) }()
-	for run(t, "losetup", "-j", image(n, v.ID)) == "" { // it is under way, and paused
+	for run(t, "losetup", "-j", image(n, v.ID)) == "" { // it is running, and paused
 		time.Sleep(time.Millisecond)
 	}
 	ok(t, syscall.Kill(n.PID(), syscall.SIGTERM))
@@ -288,7 +313,8 @@ func TestMetricsAndHealthEndpoints(t *testing.T) {
 	_, m := get("/metrics")
 	for _, want := range []string{
 		`crust_csi_request_duration_seconds_count\{code="OK",method="NodePublishVolume"\} 1`,
-		`crust_pool_available_bytes\{pool="pool"\} [1-9]`, `crust_filesystems_made_total\{fs_type="ext4"\} 1`, `crust_csi_requests_in_flight\{method="NodePublishVolume"\} 0`,
+		`crust_pool_available_bytes\{pool="pool"\} [1-9]`, `crust_filesystems_made_total\{fs_type="ext4"\} 1`,
+		`crust_csi_requests_in_flight\{method="NodePublishVolume"\} 0`,
 	} {
 		if !regexp.MustCompile(want).MatchString(m) {
 			t.Errorf("no %s in the metrics", want)
@@ -299,7 +325,7 @@ func TestMetricsAndHealthEndpoints(t *testing.T) {
 			t.Errorf("%s: %d %s", path, code, body)
 		}
 	}
-	// Probe tells the truth: the pool's directory is replaced by another.
+	// Probe fails if another directory replaces the pool's.
 	ok(t, os.Rename(filepath.Join(n.PoolDir(), "lock"), filepath.Join(n.Dir, "lock")))
 	if code, body := get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "pool") {
 		t.Errorf("readyz: %d %s", code, body)

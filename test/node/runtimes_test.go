@@ -14,8 +14,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// program gives a program that was built before (a guest has no compiler), or
-// builds it.
+// program returns a prebuilt program (a guest has no compiler), or builds it.
 func program(t testing.TB, name, dir, pkg string) string {
 	t.Helper()
 	if built := os.Getenv("CRUST_TEST_BIN"); built != "" {
@@ -34,23 +33,24 @@ func program(t testing.TB, name, dir, pkg string) string {
 	return file
 }
 
-// runtimes are real ones: crun of Debian, and the runc that test/runtimes pins
-// (Debian's does not know id-mapped mounts).
+// runtimes returns real OCI runtimes: Debian's crun, and the runc that test/runtimes pins (Debian's
+// does not know id-mapped mounts).
 func runtimes(t *testing.T) map[string][]string {
 	t.Helper()
 	dir := t.TempDir()
 	runc := program(t, "runc", "../runtimes", "github.com/opencontainers/runc")
 	return map[string][]string{
 		"runc": {runc, "--root", filepath.Join(dir, "runc-state")},
-		// It refuses the hybrid cgroups of some machines; in this mount
-		// namespace there is the unified hierarchy only.
-		"crun": {"unshare", "-m", "--propagation", "slave", "sh", "-c", `[ "$(stat -f -c %T /sys/fs/cgroup)" = cgroup2fs ] || mount -t cgroup2 none /sys/fs/cgroup; exec crun "$@"`, "crun",
+		// crun refuses the hybrid cgroups of some machines. This mount namespace has only the
+		// unified hierarchy.
+		"crun": {"unshare", "-m", "--propagation", "slave", "sh",
+			"-c", `[ "$(stat -f -c %T /sys/fs/cgroup)" = cgroup2fs ] || mount -t cgroup2 none /sys/fs/cgroup; exec crun "$@"`, "crun",
 			"--root", filepath.Join(dir, "crun-state"), "--cgroup-manager=disabled"},
 	}
 }
 
-// container runs the program "inside" as a pod of its own user namespace does:
-// with the volume at /data, id-mapped by the runtime to that namespace.
+// container runs the program "inside" like a pod with its own user namespace: the volume is at
+// /data, and the runtime id-maps it to that namespace.
 func container(t *testing.T, runtime []string, name, volume string, host, uid, group uint32, args ...string) (string, error) {
 	t.Helper()
 	bundle := t.TempDir()
@@ -90,15 +90,17 @@ func container(t *testing.T, runtime []string, name, volume string, host, uid, g
 	b, err := json.Marshal(spec)
 	ok(t, err)
 	ok(t, os.WriteFile(filepath.Join(bundle, "config.json"), b, 0o644))
-	out, err := exec.Command(runtime[0], append(append([]string{}, runtime[1:]...), "run", "--bundle", bundle, "crust-"+name)...).CombinedOutput()
+	out, err := exec.Command(runtime[0],
+		append(append([]string{}, runtime[1:]...), "run", "--bundle", bundle, "crust-"+name)...).CombinedOutput()
 	if err != nil {
-		_ = exec.Command(runtime[0], append(append([]string{}, runtime[1:]...), "delete", "--force", "crust-"+name)...).Run() // if it came so far
+		// if it was created
+		_ = exec.Command(runtime[0], append(append([]string{}, runtime[1:]...), "delete", "--force", "crust-"+name)...).Run()
 		err = fmt.Errorf("%w: %s", err, out)
 	}
 	return string(out), err
 }
 
-// Containers have copies of all mounts for a while, so it runs alone.
+// U02: containers have copies of all mounts for a while, so the test runs alone.
 func TestU02_ContainersOfDifferentRangesShareAVolume(t *testing.T) {
 	for name, runtime := range runtimes(t) {
 		for _, fstype := range filesystems {
@@ -111,7 +113,7 @@ func TestU02_ContainersOfDifferentRangesShareAVolume(t *testing.T) {
 				target := n.Target("a")
 				ok(t, n.Client.Stage(ctxOf(t), v))
 				ok(t, n.Client.Publish(ctxOf(t), v, target, false))
-				// As root of the container, then as a user with the pod's fsGroup.
+				// As the container's root, then as a user with the pod's fsGroup.
 				out, err := container(t, runtime, name+"1"+fstype, target, 100000, 0, 4242, "/data/root")
 				ok(t, err)
 				if !strings.Contains(out, "/data/root 0:4242") {
@@ -137,9 +139,9 @@ func TestU02_ContainersOfDifferentRangesShareAVolume(t *testing.T) {
 	}
 }
 
-// U03: the kernel maps a mount once. A pod with a user namespace that is given
-// an idmapped view cannot start; told of the namespace, the driver uses chown.
-// It runs alone, as the one before.
+// U03: the kernel maps a mount only once. A pod with a user namespace cannot start with an idmapped
+// view. If the driver knows of the namespace, it uses chown. The test runs alone, like the one
+// before.
 func TestU03_RuntimesCannotMapAnIdmappedMountAgain(t *testing.T) {
 	for name, runtime := range runtimes(t) {
 		t.Run(name, func(t *testing.T) {

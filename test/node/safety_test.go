@@ -17,8 +17,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// withPrograms has the driver find these shell scripts before the real
-// programs.
+// withPrograms makes the driver find these shell scripts before the real programs.
 func withPrograms(t testing.TB, n *testnode.Node, scripts map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -29,7 +28,7 @@ func withPrograms(t testing.TB, n *testnode.Node, scripts map[string]string) {
 	n.Restart()
 }
 
-// What a volume's users wrote to it as a raw block device may lie anywhere.
+// D01: a volume's users may have written anywhere on it as a raw block device.
 func TestD01_GivenOutAsRawBlockIsNeverFormatted(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -51,7 +50,7 @@ func TestD01_GivenOutAsRawBlockIsNeverFormatted(t *testing.T) {
 	}
 	down(t, n, v.ID)
 
-	// After a format that was cut short it may not be taken up again.
+	// An interrupted format may not continue.
 	withPrograms(t, n, map[string]string{"mkfs.ext4": "exit 1"})
 	v = create(t, n, "begun", csiclient.Volume{FSType: "ext4"})
 	if n.Client.Stage(ctxOf(t), v) == nil {
@@ -75,8 +74,8 @@ func TestD08_ACheckOutlivesItsCallerAndTheDriver(t *testing.T) {
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 	run(t, "debugfs", "-w", "-R", "ssv state 2", image(n, v.ID))
-	// The first one is on a copy, and may be cut short; the repair may not. It can
-	// tell of itself on its device only: at the end, which is free.
+	// The first check is on a copy, and may be interrupted; the repair may not. It can leave its
+	// marks only on its device: at the end, which is free.
 	mark := func(word string, mb int) string {
 		return "printf " + word + " | dd of=$dev bs=1M seek=" + itoa(mb) + " conv=notrunc,fsync status=none; "
 	}
@@ -122,8 +121,7 @@ func loopOf(t testing.TB, fstype string) string {
 	return dev
 }
 
-// A static volume's path may lead nowhere, or to another disk, when the driver
-// starts again.
+// A static volume's path may lead nowhere, or to another disk, when the driver restarts.
 func TestStaticDeviceBehindAPathThatChanged(t *testing.T) {
 	t.Parallel()
 	one, two := loopOf(t, "ext4"), loopOf(t, "ext4")
@@ -181,8 +179,7 @@ func TestVolumesOfAPoolThatIsNotConfigured(t *testing.T) {
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
 }
 
-// A growth that is due does not keep a volume from a pod that mounts it
-// read-only by mountOptions.
+// A due growth does not stop a pod that mounts the volume read-only by mountOptions.
 func TestGrowthDueAndMountOptionReadOnly(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -289,7 +286,7 @@ func TestF02_AWalkBesideAPodThatMakesAndRemovesDirectories(t *testing.T) {
 	down(t, n, v.ID, target)
 }
 
-// A snapshot that is being taken cannot be deleted under its taker's hands.
+// A snapshot cannot be deleted while it is being taken.
 func TestDeleteSnapshotWhileItIsTaken(t *testing.T) {
 	t.Parallel()
 	n, points := switchable(t)

@@ -12,9 +12,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// TestScale_ARestartLooksOnce: what a start reads grows as the volumes that are
-// published do, not with their square.
-// A start looks at all loop devices of the machine, so it runs alone.
+// TestScale_ARestartLooksOnce: a start reads in proportion to the number of published volumes, not
+// to its square. It looks at all loop devices of the machine, so the test runs alone.
 func TestScale_ARestartLooksOnce(t *testing.T) {
 	n := testnode.New(t, "")
 	reads := func() int {
@@ -48,8 +47,8 @@ func TestScale_ARestartLooksOnce(t *testing.T) {
 	}
 }
 
-// TestScale_APromiseLooksAtNoFile: a new volume does not take longer because there
-// are many, as long as it fits.
+// TestScale_APromiseLooksAtNoFile: a new volume takes no longer if there are many, as long as it
+// fits.
 func TestScale_APromiseLooksAtNoFile(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")

@@ -22,8 +22,8 @@ import (
 
 const secret = "hunter2-do-not-tell"
 
-// teller calls a driver and gives every request that can hold secrets some. It
-// keeps what it was answered.
+// teller calls a driver, and puts secrets into every request that can hold some. It keeps all
+// answers.
 type teller struct {
 	conn     *grpc.ClientConn
 	answered strings.Builder
@@ -41,7 +41,8 @@ func newTeller(t *testing.T, endpoint string) *teller {
 	t.Helper()
 	tell := &teller{asked: map[string]int{}}
 	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
 			m := req.(proto.Message).ProtoReflect()
 			if f := secretsField(m.Descriptor()); f != nil {
 				m.Mutable(f).Map().Set(protoreflect.ValueOfString("password").MapKey(), protoreflect.ValueOfString(secret))
@@ -57,9 +58,8 @@ func newTeller(t *testing.T, endpoint string) *teller {
 	return tell
 }
 
-// Every call of CSI that can hold a secret gets one: calls that do their work,
-// calls that are refused for every sort of reason, and deferrals. It is nowhere
-// afterwards.
+// C10, D10: every CSI call that can hold a secret gets one: calls that succeed, calls that are
+// refused for all kinds of reasons, and deferrals. Afterwards the secret is nowhere.
 func TestC10_D10_SecretsAreNowhere(t *testing.T) {
 	t.Parallel()
 	n, metrics := withMetrics(t, "-v", "9")
@@ -72,26 +72,33 @@ func TestC10_D10_SecretsAreNowhere(t *testing.T) {
 			v.Context = deferrable
 		}
 		bytes := &csi.CapacityRange{RequiredBytes: size}
-		made, err := controller.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: fmt.Sprint("a", deferred), CapacityRange: bytes, VolumeCapabilities: []*csi.VolumeCapability{v.Capability()}})
+		made, err := controller.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: fmt.Sprint("a", deferred), CapacityRange: bytes,
+			VolumeCapabilities: []*csi.VolumeCapability{v.Capability()}})
 		ok(t, err)
-		_, err = controller.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: fmt.Sprint("a", deferred), CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}, VolumeCapabilities: []*csi.VolumeCapability{v.Capability()}})
+		_, err = controller.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: fmt.Sprint("a", deferred),
+			CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}, VolumeCapabilities: []*csi.VolumeCapability{v.Capability()}})
 		wantError(t, err)
-		_, err = controller.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "b", CapacityRange: bytes, VolumeCapabilities: []*csi.VolumeCapability{v.Capability()}, Parameters: map[string]string{"nonsense": "1"}})
+		_, err = controller.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "b", CapacityRange: bytes,
+			VolumeCapabilities: []*csi.VolumeCapability{v.Capability()}, Parameters: map[string]string{"nonsense": "1"}})
 		wantError(t, err)
 		v.ID = made.GetVolume().GetVolumeId()
-		_, err = controller.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: v.ID, VolumeCapabilities: []*csi.VolumeCapability{v.Capability()}})
+		_, err = controller.ValidateVolumeCapabilities(ctx,
+			&csi.ValidateVolumeCapabilitiesRequest{VolumeId: v.ID, VolumeCapabilities: []*csi.VolumeCapability{v.Capability()}})
 		ok(t, err)
 		staging, target := n.Client.StagingPath(v.ID), n.Target("a")
 		ok(t, os.MkdirAll(staging, 0o750))
 		ok(t, os.MkdirAll(filepath.Dir(target), 0o750))
-		stage := &csi.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: staging, VolumeCapability: v.Capability(), VolumeContext: v.Context}
-		publish := &csi.NodePublishVolumeRequest{VolumeId: v.ID, StagingTargetPath: staging, TargetPath: target, VolumeCapability: v.Capability(), VolumeContext: v.Context}
+		stage := &csi.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: staging, VolumeCapability: v.Capability(),
+			VolumeContext: v.Context}
+		publish := &csi.NodePublishVolumeRequest{VolumeId: v.ID, StagingTargetPath: staging, TargetPath: target,
+			VolumeCapability: v.Capability(), VolumeContext: v.Context}
 		if deferred {
 			ok(t, crust.SetSupportedFilesystems(publish, []string{"ext4"}))
 		}
 		_, err = node.NodePublishVolume(ctx, publish) // not staged
 		wantError(t, err)
-		_, err = node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: staging, VolumeCapability: csiclient.Volume{FSType: "nosuchfs"}.Capability()})
+		_, err = node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: staging,
+			VolumeCapability: csiclient.Volume{FSType: "nosuchfs"}.Capability()})
 		wantError(t, err)
 		_, err = node.NodeStageVolume(ctx, stage)
 		ok(t, err)
@@ -101,11 +108,14 @@ func TestC10_D10_SecretsAreNowhere(t *testing.T) {
 		other.TargetPath, other.VolumeCapability = n.Target("b"), csiclient.Volume{FSType: "xfs"}.Capability()
 		_, err = node.NodePublishVolume(ctx, other)
 		wantError(t, err)
-		_, err = controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
+		_, err = controller.ControllerExpandVolume(ctx,
+			&csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
 		ok(t, err)
-		_, err = controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 60}})
+		_, err = controller.ControllerExpandVolume(ctx,
+			&csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 60}})
 		wantError(t, err)
-		expand := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target, StagingTargetPath: staging, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 50}}
+		expand := &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target, StagingTargetPath: staging,
+			CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 50}}
 		if deferred {
 			ok(t, crust.SetSupportsExpand(expand, true))
 		}
@@ -124,7 +134,7 @@ func TestC10_D10_SecretsAreNowhere(t *testing.T) {
 		_, err = controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.ID})
 		ok(t, err)
 	}
-	// And whatever else takes secrets, one request without an id at least.
+	// For all other methods that take secrets, at least one request without an id.
 	services := csi.File_csi_proto.Services()
 	for i := range services.Len() {
 		for j := range services.Get(i).Methods().Len() {
@@ -145,7 +155,8 @@ func TestC10_D10_SecretsAreNowhere(t *testing.T) {
 	if strings.Contains(metrics(), secret) {
 		t.Error("the secret is in the metrics")
 	}
-	for _, method := range []string{"CreateVolume", "DeleteVolume", "ControllerExpandVolume", "NodeStageVolume", "NodePublishVolume", "NodeExpandVolume", "CreateSnapshot"} {
+	for _, method := range []string{"CreateVolume", "DeleteVolume", "ControllerExpandVolume", "NodeStageVolume", "NodePublishVolume",
+		"NodeExpandVolume", "CreateSnapshot"} {
 		if !strings.Contains(n.Log(), method) {
 			t.Errorf("the log holds no request of %s", method)
 		}

@@ -1,6 +1,7 @@
 //go:build vm
 
-// Publishes whose SELinux label is not the mounted volume's: in a kernel with SELinux.
+// Tests of publishes whose SELinux label differs from the mounted volume's, in a kernel with
+// SELinux.
 
 package node
 
@@ -19,8 +20,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// A conflict of labels is counted apart from other errors, under the access modes of the
-// kubelet's metrics.
+// S09: label conflicts are counted apart from other errors, under the access modes of the kubelet's
+// metrics.
 func TestS09_MetricsCountLabelsByAccessMode(t *testing.T) {
 	n, metrics := withMetrics(t)
 	want := func(mode, outcome, value string) {
@@ -46,7 +47,7 @@ func TestS09_MetricsCountLabelsByAccessMode(t *testing.T) {
 	want("RWO", "mismatch", "")
 	down(t, n, v.ID, target)
 
-	// Somebody has the volume mounted still, though no pod has it.
+	// Somebody still has the volume mounted, though no pod has it.
 	once := create(t, n, "once", csiclient.Volume{FSType: "ext4", Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER})
 	target = n.Target("once")
 	ok(t, n.Client.Stage(ctxOf(t), once))
@@ -65,7 +66,7 @@ func TestS09_MetricsCountLabelsByAccessMode(t *testing.T) {
 	gone()
 	down(t, n, once.ID)
 
-	// Each mount of a share has a label of its own, so only a repeated call can conflict.
+	// Each mount of a share has its own label, so only a repeated call can conflict.
 	dir := serveNFS(t)
 	ok(t, os.Mkdir(filepath.Join(dir, "v"), 0o755))
 	share := csiclient.Volume{ID: "v", Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
@@ -99,7 +100,7 @@ func TestS04_ALabelBesideAMountWithoutOne(t *testing.T) {
 	down(t, n, v.ID, target)
 }
 
-// S04: what the kernel takes for one label is one, however it is written.
+// S04: different spellings that the kernel takes for one label are one.
 func TestS04_OneLabelInOtherSpellings(t *testing.T) {
 	n := testnode.New(t, "")
 	label := func(level string) string { return "system_u:object_r:svirt_image_t:" + level }
@@ -118,8 +119,8 @@ func TestS04_OneLabelInOtherSpellings(t *testing.T) {
 	down(t, n, v.ID, targets...)
 }
 
-// S04, S09: a pod's event names the pods that have the volume, if they are in its
-// namespace: whoever reads it may not know others. The log names all.
+// S04, S09: a pod's event names only those pods with the volume that are in its namespace, because
+// its readers may not know others. The log names all.
 func TestS04_AConflictNamesPodsOfTheNamespaceOnly(t *testing.T) {
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER})

@@ -1,6 +1,6 @@
 //go:build vm
 
-// What needs a kernel with SELinux and a loaded policy: the guests of test/vm.
+// Tests that need a kernel with SELinux and a loaded policy: the guests of test/vm.
 
 package node
 
@@ -20,7 +20,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// Types of Debian's policy; it has no container_file_t.
+// Types of Debian's policy, which has no container_file_t.
 const (
 	labelA = "system_u:object_r:svirt_image_t:s0:c1,c2"
 	labelB = "system_u:object_r:svirt_image_t:s0:c3,c4"
@@ -52,16 +52,18 @@ func TestS02_EveryFileHasTheLabel(t *testing.T) {
 				t.Error("the mount table does not show the label")
 			}
 
-			// S04: the same label again works, at another target, in another
-			// spelling and after a restart; another or none does not.
+			// S04: the same label works again: at another target, in another spelling and after a
+			// restart. Another label or none does not.
 			second := n.Target("b")
 			ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), second, true))
 			n.Restart()
 			ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), target, false))
-			refused(t, n.Client.Publish(ctxOf(t), labelled(v, labelB), n.Target("c"), false), codes.FailedPrecondition, labelA, labelB, "mounted elsewhere")
+			refused(t, n.Client.Publish(ctxOf(t), labelled(v, labelB), n.Target("c"), false), codes.FailedPrecondition, labelA, labelB,
+				"mounted elsewhere")
 			refused(t, n.Client.Publish(ctxOf(t), v, n.Target("c"), false), codes.FailedPrecondition, labelA)
-			// What the driver mounts for itself meanwhile has the label too.
-			_, err := n.Client.NodeGetVolumeStats(ctxOf(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: n.Client.StagingPath(v.ID)})
+			// The driver's own mount has the label too.
+			_, err := n.Client.NodeGetVolumeStats(ctxOf(t),
+				&csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: n.Client.StagingPath(v.ID)})
 			ok(t, err)
 			_, err = n.Client.Expand(ctxOf(t), v.ID, size*3/2, target)
 			ok(t, err)
@@ -86,12 +88,13 @@ func TestS02_EveryFileHasTheLabel(t *testing.T) {
 	}
 }
 
-// S01: the requests of Kubernetes' kubelet for a pod with seLinuxOptions, field by
-// field as 1.36 makes them (csi_attacher.go, csi_mounter.go; AddSELinuxMountOption
-// puts the label into double quotes), replayed: there is no kubelet in a guest.
+// S01: replays the requests of Kubernetes' kubelet for a pod with seLinuxOptions, field by field as
+// in 1.36 (csi_attacher.go, csi_mounter.go; AddSELinuxMountOption puts the label into double
+// quotes), because a guest has no kubelet.
 func TestS01_TheKubeletsRequestsAreReplayed(t *testing.T) {
 	n := testnode.New(t, "")
-	made, err := n.Client.Create(ctxOf(t), "pvc-1", 320<<20, csiclient.Volume{FSType: "xfs", Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER}, nil, nil)
+	made, err := n.Client.Create(ctxOf(t), "pvc-1", 320<<20,
+		csiclient.Volume{FSType: "xfs", Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER}, nil, nil)
 	ok(t, err)
 	id := made.GetVolumeId()
 	capability := &csi.VolumeCapability{
@@ -104,13 +107,16 @@ func TestS01_TheKubeletsRequestsAreReplayed(t *testing.T) {
 	staging := n.Client.StagingPath(id)
 	ok(t, os.MkdirAll(staging, 0o750)) // the kubelet makes it
 	ok(t, os.MkdirAll(filepath.Dir(n.Target("pod")), 0o750))
-	_, err = n.Client.NodeStageVolume(ctxOf(t), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability, VolumeContext: attributes})
+	_, err = n.Client.NodeStageVolume(ctxOf(t),
+		&csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability, VolumeContext: attributes})
 	ok(t, err)
-	attributes["csi.storage.k8s.io/pod.name"], attributes["csi.storage.k8s.io/pod.namespace"], attributes["csi.storage.k8s.io/pod.uid"] = "pod", "default", "8edf0bd3-1f4c-4c9b-9b38-7d1c1ea2f0a7"
+	attributes["csi.storage.k8s.io/pod.name"], attributes["csi.storage.k8s.io/pod.namespace"],
+		attributes["csi.storage.k8s.io/pod.uid"] = "pod", "default", "8edf0bd3-1f4c-4c9b-9b38-7d1c1ea2f0a7"
 	attributes["csi.storage.k8s.io/serviceAccount.name"], attributes["csi.storage.k8s.io/ephemeral"] = "default", "false"
 	target := n.Target("pod")
-	publish := &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: capability, VolumeContext: attributes}
-	for range 2 { // it repeats itself after a restart
+	publish := &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: capability,
+		VolumeContext: attributes}
+	for range 2 { // the kubelet repeats it after a restart
 		_, err = n.Client.NodePublishVolume(ctxOf(t), publish)
 		ok(t, err)
 	}
@@ -123,16 +129,17 @@ func TestS01_TheKubeletsRequestsAreReplayed(t *testing.T) {
 	down(t, n, id, target)
 }
 
-// S01: labels do not depend on the host's /sys/fs/selinux and /etc/selinux. A container
-// of the DaemonSet sees neither; a csi-node that runs as a service sees both.
+// S01: labels do not depend on the host's /sys/fs/selinux and /etc/selinux. A container of the
+// DaemonSet sees neither; a csi-node that runs as a service sees both.
 func TestS01_WithTheHostsSELinuxFilesAndWithout(t *testing.T) {
 	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
 		t.Fatalf("this machine shows no SELinux files: %v", err)
 	}
 	serveNFS(t)
 	for name, under := range map[string][]string{
-		"with":    nil,
-		"without": {"unshare", "-m", "--propagation", "private", "sh", "-c", `umount /sys/fs/selinux && mount -t tmpfs none /etc/selinux && exec "$0" "$@"`},
+		"with": nil,
+		"without": {"unshare", "-m", "--propagation", "private", "sh",
+			"-c", `umount /sys/fs/selinux && mount -t tmpfs none /etc/selinux && exec "$0" "$@"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := testnode.NewStopped(t, "")
@@ -166,8 +173,8 @@ func TestS01_WithTheHostsSELinuxFilesAndWithout(t *testing.T) {
 	}
 }
 
-// S05: a publish with a label makes as many calls for any number of files; one with a
-// group does not.
+// S05: a publish with a label makes equally many calls for any number of files; one with a group
+// does not.
 func TestS05_ALabelCostsTheSameForAnyNumberOfFiles(t *testing.T) {
 	n := testnode.New(t, "")
 	calls := func(v csiclient.Volume) (looks int) {
@@ -179,7 +186,7 @@ func TestS05_ALabelCostsTheSameForAnyNumberOfFiles(t *testing.T) {
 		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
 		return strings.Count(read(t, filepath.Join(n.Dir, "trace")), "\n")
 	}
-	v := create(t, n, "a", csiclient.Volume{FSType: "xfs"}) // whose groups are found by a walk
+	v := create(t, n, "a", csiclient.Volume{FSType: "xfs"}) // its groups are found by a walk
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	few := calls(labelled(v, labelA))
 	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
@@ -247,8 +254,8 @@ func TestS06_ReadOnlyAndFullVolumes(t *testing.T) {
 	down(t, n, v.ID)
 }
 
-// BenchmarkS05_LabelOfManyFiles is the cost of a label for 100,000 files: a
-// whole publish with one, against chcon -R of the same files.
+// BenchmarkS05_LabelOfManyFiles compares the cost of a label for 100,000 files: a whole publish
+// with one, against chcon -R of the same files.
 func BenchmarkS05_LabelOfManyFiles(b *testing.B) {
 	const files = 100000
 	n := testnode.New(b, "")
@@ -279,17 +286,16 @@ func BenchmarkS05_LabelOfManyFiles(b *testing.B) {
 	down(b, n, v.ID, target)
 }
 
-// unreadableLabels has the kernel show no label to the running driver, as it
-// does where a label was dropped without a word, until the returned function is
-// called.
+// unreadableLabels makes the kernel show no label to the running driver, as if a label had been
+// silently dropped, until end is called.
 func unreadableLabels(t *testing.T, n *testnode.Node) (end func()) {
 	t.Helper()
 	return tampered(t, n, "fgetxattr", "error=EOPNOTSUPP")
 }
 
-// S03 at both places that mount with a label: block devices and shares. A label
-// that does not arrive fails the publish, leaves nothing mounted, and is counted
-// as what it is (S09): a mismatch is neither a conflict nor another error.
+// S03 at both places that mount with a label: block devices and shares. A label that does not
+// arrive fails the publish, leaves nothing mounted, and counts as a mismatch (S09), not as a
+// conflict or another error.
 func TestS03_S09_ALabelThatIsDroppedFailsThePublish(t *testing.T) {
 	n, metrics := withMetrics(t)
 	dir := serveNFS(t)
@@ -306,7 +312,8 @@ func TestS03_S09_ALabelThatIsDroppedFailsThePublish(t *testing.T) {
 	before := mountinfo(t)
 	end := unreadableLabels(t, n)
 	for _, v := range volumes {
-		refused(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), n.Target(v.ID), false), codes.FailedPrecondition, "SELinux label", labelA, "nothing was mounted")
+		refused(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), n.Target(v.ID), false), codes.FailedPrecondition, "SELinux label",
+			labelA, "nothing was mounted")
 	}
 	end()
 	if after := mountinfo(t); after != before {
@@ -333,4 +340,32 @@ func TestS03_S09_ALabelThatIsDroppedFailsThePublish(t *testing.T) {
 	for _, v := range volumes[:len(filesystems)] {
 		ok(t, n.Client.Delete(ctxOf(t), v.ID))
 	}
+}
+
+// S02, C24: a kubelet asks the container runtime to relabel what the mount table shows with `seclabel`. A placeholder cannot be
+// relabelled, so the pod would not start.
+func TestS02_C24_APlaceholderIsNotRelabelled(t *testing.T) {
+	n := testnode.New(t, "")
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	target := n.Target("a")
+	_, deferred, err := publishTo(t, n, v, target, false, "ext4")
+	ok(t, err)
+	var found bool
+	for line := range strings.Lines(mountinfo(t)) {
+		if !strings.Contains(line, " "+target+" ") {
+			continue
+		}
+		found = true
+		if strings.Contains(line, "seclabel") || !strings.Contains(line, `context=`) {
+			t.Errorf("the placeholder: %s", line)
+		}
+	}
+	if !deferred || !found {
+		t.Errorf("deferred: %t; in the mount table: %t", deferred, found)
+	}
+	if st, err := os.Stat(target); err != nil || st.Mode().Perm() != 0 {
+		t.Errorf("%v, %v", st, err)
+	}
+	down(t, n, v.ID, target)
 }

@@ -1,6 +1,6 @@
 //go:build vm
 
-// Shares, on kernels that have NFS and SMB: the guests of test/vm.
+// Tests of shares, on kernels that have NFS and SMB: the guests of test/vm.
 
 package node
 
@@ -22,23 +22,22 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// exported is the share of serveNFS as a volume.
+// exported returns the share of serveNFS as a volume.
 func exported(id string, options ...string) csiclient.Volume {
 	return csiclient.Volume{ID: id, Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, MountFlags: options,
 		Context: map[string]string{"server": "127.0.0.1", "share": "/"}}
 }
 
-// A share outlives the driver's own network, which a container's is: it is mounted in
-// the host's.
+// A share outlives the network namespace of the driver's container: it is mounted in the host's.
 func TestNFSUsesTheHostsNetwork(t *testing.T) {
 	dir := serveNFS(t)
 	n := testnode.NewStopped(t, "")
-	n.Under = []string{"unshare", "-n"} // where not even 127.0.0.1 is up
+	n.Under = []string{"unshare", "-n"} // there not even 127.0.0.1 is up
 	n.Begin()
 	v := exported("share")
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
-	n.Restart() // in another network of its own
+	n.Restart() // in another network namespace
 	write(t, n.Target("a")+"/f", "there")
 	if got := read(t, dir+"/f"); got != "there" {
 		t.Errorf("the server has %q", got)
@@ -47,13 +46,14 @@ func TestNFSUsesTheHostsNetwork(t *testing.T) {
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 }
 
-// The versions of nfs(5): the newest, any of 4, the one that is asked for. A repeated
-// publish with options is the same publish.
+// The versions of nfs(5): the newest, any of 4, the requested one. A repeated publish with options
+// is the same publish.
 func TestNFSVersionsAndOptions(t *testing.T) {
 	serveNFS(t)
 	n := testnode.New(t, "")
 	for i, c := range []struct{ options, shown string }{
-		{"hard", "vers=4.2"}, {"nfsvers=4,noatime", "vers=4.2"}, {"vers=4.1,timeo=500", "vers=4.1"}, {"minorversion=1", "vers=4.1"}, {"nolock", "vers=4.2"},
+		{"hard", "vers=4.2"}, {"nfsvers=4,noatime", "vers=4.2"}, {"vers=4.1,timeo=500", "vers=4.1"}, {"minorversion=1", "vers=4.1"},
+		{"nolock", "vers=4.2"},
 	} {
 		v := exported(fmt.Sprint("v", i), c.options)
 		target := n.Target(v.ID)
@@ -73,7 +73,8 @@ func TestNFSVersionsAndOptions(t *testing.T) {
 	none := exported("none")
 	none.Context["share"] = "/no/such"
 	ok(t, n.Client.Stage(ctxOf(t), none))
-	refused(t, n.Client.Publish(ctxOf(t), none, n.Target("none"), false), codes.FailedPrecondition, "127.0.0.1:/no/such", "exports nothing of that name")
+	refused(t, n.Client.Publish(ctxOf(t), none, n.Target("none"), false), codes.FailedPrecondition, "127.0.0.1:/no/such",
+		"exports nothing of that name")
 	ok(t, n.Client.Unstage(ctxOf(t), none.ID))
 }
 
@@ -104,7 +105,7 @@ func TestS07_TwoLabelsOnOneServer(t *testing.T) {
 	}
 }
 
-// Two labels on one SMB server. The driver has no such volumes; pkg/mounter mounts them.
+// S07: two labels on one SMB server. The driver has no such volumes, but pkg/mounter mounts them.
 func TestS07_TwoLabelsOnOneSMBServer(t *testing.T) {
 	dir := serveSMB(t)
 	for name, want := range map[string]string{"v1": labelA, "v2": labelB} {
@@ -122,8 +123,8 @@ func TestS07_TwoLabelsOnOneSMBServer(t *testing.T) {
 	}
 }
 
-// serveSMB exports a directory as "share" by the kernel's SMB server until the test
-// ends. The user is root, the password "secret".
+// serveSMB exports a directory as "share" by the kernel's SMB server until the test ends. The user
+// is root, the password "secret".
 func serveSMB(t *testing.T) string {
 	t.Helper()
 	dir, conf := t.TempDir(), filepath.Join(t.TempDir(), "ksmbd.conf")

@@ -1,6 +1,6 @@
 //go:build vm
 
-// Sick storage needs device-mapper, which the guests' kernels have: D11.
+// D11: sick storage needs device-mapper, which the guests' kernels have.
 
 package node
 
@@ -24,7 +24,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// A sickDisk is a mapped device whose parts can be made to fail.
+// sickDisk is a mapped device whose parts can be made to fail.
 type sickDisk struct {
 	t          *testing.T
 	name, loop string
@@ -51,7 +51,7 @@ func (d *sickDisk) sound(from, sectors int64) string {
 	return fmt.Sprintf("%d %d linear %s %d", from, sectors, d.loop, from)
 }
 
-// is gives the disk another table. What is in flight is not waited for.
+// is gives the disk another table. It does not wait for I/O in flight.
 func (d *sickDisk) is(table string) {
 	d.t.Helper()
 	run(d.t, "dmsetup", "suspend", "--noflush", "--nolockfs", d.name)
@@ -66,29 +66,29 @@ func (d *sickDisk) slow(ms int) {
 	d.is(fmt.Sprintf("0 %d delay %s 0 %d", d.sectors, d.loop, ms))
 }
 
-// deadAt has some sectors fail.
+// deadAt makes some sectors fail.
 func (d *sickDisk) deadAt(from, sectors int64) {
 	d.t.Helper()
 	end := from + sectors
 	d.is(strings.Join([]string{d.sound(0, from), fmt.Sprintf("%d %d error", from, sectors), d.sound(end, d.sectors-end)}, "\n"))
 }
 
-// volume is the disk as a static volume with a file system, and the node that has it.
+// volume returns the disk as a static volume with a file system, and its node.
 func (d *sickDisk) volume(fstype string) (*testnode.Node, csiclient.Volume) {
 	d.t.Helper()
 	run(d.t, "mkfs."+fstype, "-q", d.path())
 	return testnode.New(d.t, "", "--allow-device", "/dev/mapper/*"), static("disk", d.path(), fstype)
 }
 
-// drop has the kernel forget what it has read.
+// drop makes the kernel forget its page cache.
 func drop(t testing.TB) {
 	t.Helper()
 	run(t, "sync")
 	ok(t, os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0))
 }
 
-// A disk that answers nothing is an error in words, not a blank disk, and no
-// trouble of any other volume. When it is well again, so is the volume.
+// D11: a disk that answers nothing is a clear error, not a blank disk, and affects no other volume.
+// When the disk is healthy again, so is the volume.
 func TestD11_ADeadDisk(t *testing.T) {
 	for _, fs := range []string{"ext4", "xfs"} {
 		t.Run(fs, func(t *testing.T) {
@@ -119,8 +119,8 @@ func TestD11_ADeadDisk(t *testing.T) {
 	}
 }
 
-// A disk that takes its time holds up its own volume only. Callers with a
-// deadline are answered, and the stage goes on.
+// D11: a slow disk delays only its own volume. Callers with a deadline get an answer, and the stage
+// continues.
 func TestD11_ASlowDisk(t *testing.T) {
 	d := newDisk(t, 512<<20)
 	n, v := d.volume("ext4")
@@ -145,8 +145,8 @@ func TestD11_ASlowDisk(t *testing.T) {
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 }
 
-// A disk that breaks, or is pulled out, under a pod: the pod sees its writes
-// fail, the condition says so, and the volume can be taken away.
+// D11: a disk breaks, or is pulled out, under a pod. The pod's writes fail, the health says so, and
+// the volume can be taken away.
 func TestD11_ADiskThatBreaksUnderAPod(t *testing.T) {
 	for _, fs := range filesystems {
 		t.Run(fs, func(t *testing.T) {
@@ -166,7 +166,7 @@ func TestD11_ADiskThatBreaksUnderAPod(t *testing.T) {
 			if err == nil {
 				t.Fatal("a dead disk takes writes")
 			}
-			_ = runQuiet("sync", "-f", target) // the file system finds out at the latest now
+			_ = runQuiet("sync", "-f", target) // now at the latest the file system notices
 			for deadline := time.Now().Add(time.Minute); health(t, n, v.ID, target) == ""; time.Sleep(50 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Error("the condition of a volume whose disk is dead is good")
@@ -189,8 +189,7 @@ func TestD11_ADiskThatBreaksUnderAPod(t *testing.T) {
 	}
 }
 
-// Errors in the middle of a change of group: no success, and the next publish
-// does the rest.
+// D11: errors in the middle of a change of group: no success, and the next publish does the rest.
 func TestD11_ErrorsInTheMiddleOfAWalk(t *testing.T) {
 	d := newDisk(t, 512<<20)
 	n, v := d.volume("ext4")
@@ -205,7 +204,7 @@ func TestD11_ErrorsInTheMiddleOfAWalk(t *testing.T) {
 	}
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
-	// One directory's block cannot be read.
+	// The block of one directory cannot be read.
 	words := strings.Fields(run(t, "sh", "-c", `debugfs -R "blocks /7" "$0" 2>/dev/null`, d.path()))
 	block, err := strconv.ParseInt(words[0], 10, 64)
 	ok(t, err)
@@ -231,8 +230,8 @@ func TestD11_ErrorsInTheMiddleOfAWalk(t *testing.T) {
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 }
 
-// A pool's disk that cannot be read in the middle of a copy: the copy fails in
-// words, leaves nothing, and is made when the disk is well.
+// D11: a pool's disk cannot be read in the middle of a copy. The copy fails with a clear error,
+// leaves nothing, and succeeds when the disk is healthy.
 func TestD11_ErrorsInTheMiddleOfACopy(t *testing.T) {
 	d := newDisk(t, 1<<30)
 	run(t, "mkfs.ext4", "-q", d.path())
@@ -254,7 +253,8 @@ func TestD11_ErrorsInTheMiddleOfACopy(t *testing.T) {
 	before := usedFiles(t, n)
 	drop(t)
 	largest, at := int64(0), int64(0)
-	for _, m := range regexp.MustCompile(`(?m)^\s*\d+:\s+\d+\.\.\s*\d+:\s+(\d+)\.\.\s*\d+:\s+(\d+):`).FindAllStringSubmatch(run(t, "filefrag", "-v", image(n, v.ID)), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\s*\d+:\s+\d+\.\.\s*\d+:\s+(\d+)\.\.\s*\d+:\s+(\d+):`).FindAllStringSubmatch(run(t,
+		"filefrag", "-v", image(n, v.ID)), -1) {
 		start, err := strconv.ParseInt(m[1], 10, 64)
 		ok(t, err)
 		length, err := strconv.ParseInt(m[2], 10, 64)
@@ -286,8 +286,8 @@ func TestD11_ErrorsInTheMiddleOfACopy(t *testing.T) {
 	ok(t, n.Client.Delete(ctxOf(t), v.ID))
 }
 
-// A server that is gone: who asks how full a share is gets an answer in time,
-// however often it is asked, and no thread is lost for each.
+// D11: a server is gone. A call for a share's stats gets an answer in time, however often it is
+// repeated, and does not lose a thread each time.
 func TestD11_AServerThatIsGone(t *testing.T) {
 	serveNFS(t)
 	n := testnode.New(t, "")
@@ -316,7 +316,7 @@ func TestD11_AServerThatIsGone(t *testing.T) {
 	if err := asked(2 * time.Second); err == nil {
 		t.Fatal("a server that is gone tells how full its share is")
 	}
-	// A call that came before the first was given up hangs as well.
+	// A call that came before the driver gave up on the first hangs as well.
 	for late := 0; status.Code(asked(2*time.Second)) != codes.Aborted; late++ {
 		if late > 3 {
 			t.Fatal("each call hangs anew")

@@ -19,11 +19,10 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// sizes is a model of files that never get shorter: how large everything was
-// when it was last looked at, and marks near its end.
+// sizes is a model of files that never get shorter: the last seen size of everything, and marks near its end.
 type sizes struct {
 	n      *testnode.Node
-	armed  string // file that names the failpoint
+	armed  string // names the failpoint
 	filler string
 	serial int
 	vols   []*sizedVolume
@@ -47,8 +46,7 @@ type sizedVolume struct {
 
 const markSize = 4096
 
-// maybe wants success, or one of the codes that a full pool and a kill may
-// give. It tells whether the call succeeded.
+// maybe expects success, or a code that a full pool or a kill may give. It reports whether the call succeeded.
 func (m *sizes) maybe(t *rapid.T, err error, what string) bool {
 	switch status.Code(err) {
 	case codes.Unavailable:
@@ -81,8 +79,7 @@ func must(t *rapid.T, err error) {
 	}
 }
 
-// crowded draws whether the pool is full during a call. File systems in use
-// are spared: what a full pool does to their writes is another test's.
+// crowded draws whether the pool is full during a call. It spares file systems in use: other tests cover their writes on a full pool.
 func (m *sizes) crowded(t *rapid.T) (release func()) {
 	for _, v := range m.vols {
 		if v.target != "" && !v.Block {
@@ -96,7 +93,7 @@ func (m *sizes) crowded(t *rapid.T) (release func()) {
 	return func() { _ = os.Remove(m.filler) }
 }
 
-// t.Skip is rapid's: it draws another action, and skips no test.
+// volume draws one. rapid's t.Skip draws another action; it skips no test.
 func (m *sizes) volume(t *rapid.T) *sizedVolume {
 	if len(m.vols) == 0 {
 		t.Skip("no volume")
@@ -171,7 +168,7 @@ func (m *sizes) expand(t *rapid.T) {
 		VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: want}})
 	done := m.maybe(t, err, "expand")
 	m.disarm(t)
-	if !done && rapid.Bool().Draw(t, "repeated") { // perhaps on a pool that is full still
+	if !done && rapid.Bool().Draw(t, "repeated") { // perhaps the pool is still full
 		_, err = m.n.Client.ControllerExpandVolume(ctxOf(m.n.T), &csi.ControllerExpandVolumeRequest{
 			VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: want}})
 		done = m.maybe(t, err, "expand, once more")
@@ -179,7 +176,7 @@ func (m *sizes) expand(t *rapid.T) {
 	release()
 	if done && v.target != "" {
 		_, err = m.n.Client.NodeExpandVolume(ctxOf(m.n.T), &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: v.target})
-		if status.Code(err) != codes.FailedPrecondition { // ext4 is not grown while mounted without CAP_SYS_RESOURCE
+		if status.Code(err) != codes.FailedPrecondition { // a mounted ext4 does not grow without CAP_SYS_RESOURCE
 			m.maybe(t, err, "node expand")
 		}
 	}
@@ -238,7 +235,7 @@ func (m *sizes) use(t *rapid.T) {
 	}
 }
 
-// release unpublishes and unstages; what was written stays.
+// release unpublishes and unstages; the data stays.
 func (m *sizes) release(t *rapid.T) { m.letGo(t, m.volume(t)) }
 
 func (m *sizes) letGo(t *rapid.T, v *sizedVolume) {
@@ -255,7 +252,7 @@ func (m *sizes) letGo(t *rapid.T, v *sizedVolume) {
 	v.target, v.device = "", 0
 }
 
-// mark writes into the last block of a raw volume's device, as it is now.
+// mark writes into the last block of a raw volume's device at its current size.
 func (m *sizes) mark(t *rapid.T) {
 	v := m.volume(t)
 	if v.target == "" || !v.Block {
@@ -297,7 +294,7 @@ func shownSize(t *rapid.T, v *sizedVolume) int64 {
 	return n
 }
 
-// check looks at everything: nothing is shorter than it was.
+// check expects that nothing is shorter than before.
 func (m *sizes) check(t *rapid.T) {
 	all := slices.Clone(m.snaps)
 	for _, v := range m.vols {
@@ -362,7 +359,7 @@ func (m *sizes) end(t *rapid.T) {
 	}
 }
 
-// set gives a flag another value for a test.
+// set changes a flag for a test.
 func set(t *testing.T, name, value string) {
 	t.Helper()
 	f := flag.Lookup(name)
@@ -371,9 +368,8 @@ func set(t *testing.T, name, value string) {
 	t.Cleanup(func() { ok(t, f.Value.Set(was)) })
 }
 
-// Sizes of file, record, device and file system, kills at every step, pools
-// that are full or not, in any order.
-// The flags are those of all tests, so it runs alone.
+// A04: sizes of file, record, device and file system, with kills at every step and pools that are full or not, in any order. All tests
+// share the flags, so it runs alone.
 func TestA04_NothingEverGetsShorter(t *testing.T) {
 	set(t, "rapid.checks", "5")
 	set(t, "rapid.steps", "20")
@@ -390,8 +386,10 @@ func TestA04_NothingEverGetsShorter(t *testing.T) {
 				m := &sizes{n: n, armed: armed, filler: filepath.Join(filepath.Dir(n.PoolDir()), "filler"), serial: serial}
 				defer func() { serial = m.serial; m.end(rt) }()
 				rt.Repeat(map[string]func(*rapid.T){
-					"create": m.create, "expand": m.expand, "expand more": m.expand, "expand again": m.expand, "shrink": m.shrink, "snapshot": m.snapshot,
-					"restore": m.restore, "clone": m.clone, "use": m.use, "release": m.release, "mark": m.mark, "mark more": m.mark, "": m.check,
+					"create": m.create, "expand": m.expand, "expand more": m.expand, "expand again": m.expand, "shrink": m.shrink,
+					"snapshot": m.snapshot,
+					"restore":  m.restore, "clone": m.clone, "use": m.use, "release": m.release, "mark": m.mark,
+					"mark more": m.mark, "": m.check,
 				})
 			})
 		})

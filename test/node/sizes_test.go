@@ -17,8 +17,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// killedWhileExpanding has csi-node killed at a failpoint of ControllerExpand,
-// and starts it again.
+// killedWhileExpanding kills csi-node at a failpoint of ControllerExpand, and starts it again.
 func killedWhileExpanding(t *testing.T, n *testnode.Node, point, id string, bytes int64) {
 	t.Helper()
 	n.Stop()
@@ -56,7 +55,8 @@ func fileSize(t *testing.T, path string) int64 {
 }
 
 func snapshotOf(id string) *csi.VolumeContentSource {
-	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
+	return &csi.VolumeContentSource{
+		Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
 }
 
 func cloneOf(id string) *csi.VolumeContentSource {
@@ -67,8 +67,8 @@ func snapshotImage(n *testnode.Node, id string) string {
 	return filepath.Join(n.PoolDir(), "snapshots", strings.TrimPrefix(id, "pool.")+".img")
 }
 
-// A crash after the file was enlarged and before the record was: the file is
-// what counts. Its file system grows into it, and copies have all of it.
+// A04: after a crash between enlarging the file and its record, the file counts. Its file system
+// grows into it, and copies contain all of it.
 func TestA04_CrashWhileExpandingLosesNothing(t *testing.T) {
 	t.Parallel()
 	for _, pool := range []string{"ext4", "xfs"} {
@@ -95,7 +95,7 @@ func TestA04_CrashWhileExpandingLosesNothing(t *testing.T) {
 			if got := fileSize(t, snapshotImage(n, sid)); got != 256<<20 || snap.GetSnapshot().GetSizeBytes() != got {
 				t.Errorf("the snapshot has %d bytes and says %d", got, snap.GetSnapshot().GetSizeBytes())
 			}
-			run(t, "e2fsck", "-f", "-n", snapshotImage(n, sid)) // exits 0 for a whole one only
+			run(t, "e2fsck", "-f", "-n", snapshotImage(n, sid)) // exits 0 only if it is whole
 			filler := filepath.Join(n.PoolDir(), "filler")
 			fill(filler)
 			_, err = expand(t, n, v.ID, 512<<20)
@@ -114,8 +114,8 @@ func TestA04_CrashWhileExpandingLosesNothing(t *testing.T) {
 	}
 }
 
-// A crash after the record and before the device: the repeated call enlarges
-// the device. A raw block volume has no other call that would.
+// A04: after a crash between the record and the device, the repeated call enlarges the device. A
+// raw block volume has no other call that would.
 func TestA04_RepeatedExpandEnlargesTheDevice(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "failpoint")
@@ -137,8 +137,8 @@ func TestA04_RepeatedExpandEnlargesTheDevice(t *testing.T) {
 	down(t, n, v.ID, target)
 }
 
-// A file that somebody made shorter is no origin of a copy, and not attached:
-// what lay behind its end is lost, and must not be lost without a word.
+// A04: a file that somebody shortened cannot be copied or attached: what lay behind its end is
+// lost, and must not be lost silently.
 func TestA04_ShortFileIsRefused(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -169,8 +169,8 @@ func TestA04_ShortFileIsRefused(t *testing.T) {
 	down(t, n, v.ID)
 }
 
-// A file without a record is somebody's data (its record was lost, or put
-// aside): a volume of the same name must not overwrite it.
+// A04: a file without a record is somebody's data (its record was lost, or put aside). A volume of
+// the same name must not overwrite it.
 func TestA04_FileWithoutRecordIsNotOverwritten(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -198,8 +198,8 @@ func TestA04_FileWithoutRecordIsNotOverwritten(t *testing.T) {
 	down(t, n, v.ID)
 }
 
-// A thick volume mounts again on a full pool: its space is its own. It mounts
-// also when its users gave space back, and its health tells of that.
+// B1: a thick volume mounts again on a full pool, because its space is reserved. It also mounts
+// after its users gave space back, and its health reports that.
 func TestB01_ThickMountsOnAFullPool(t *testing.T) {
 	t.Parallel()
 	for _, pool := range []string{"ext4", "xfs"} {
@@ -239,7 +239,7 @@ func TestB01_ThickMountsOnAFullPool(t *testing.T) {
 				t.Error("data was lost")
 			}
 			release()
-			// 32 MiB are given back, at the end of a group that holds no file, and the pool takes them.
+			// 32 MiB are freed, at the end of a group that holds no file, and the pool takes them.
 			run(t, "fallocate", "--punch-hole", "-o", itoa(500<<20), "-l", itoa(32<<20), image(n, v.ID))
 			fill(filler + "2")
 			use()
@@ -249,8 +249,9 @@ func TestB01_ThickMountsOnAFullPool(t *testing.T) {
 			release()
 			ok(t, os.Remove(filler))
 			use()
-			// xfs frees what was removed in the background.
-			for deadline := time.Now().Add(time.Minute); strings.Contains(health(t, n, v.ID, target), "NotReserved"); time.Sleep(100 * time.Millisecond) {
+			// xfs frees removed files in the background.
+			for deadline := time.Now().Add(time.Minute); strings.Contains(health(t, n, v.ID, target),
+				"NotReserved"); time.Sleep(100 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatal("there is room now, and it is not reserved")
 				}
@@ -263,12 +264,13 @@ func TestB01_ThickMountsOnAFullPool(t *testing.T) {
 	}
 }
 
-// B9: a growth that has to wait keeps no further pod from the volume.
+// B9: a growth that has to wait does not stop another pod.
 func TestB09_AGrowthThatIsDueBlocksNoPod(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "", "--capabilities", strings.Replace(privilege.Storage.List(), ",SYS_RESOURCE", "", 1))
 	v, first := up(t, n, "a", csiclient.Volume{FSType: "ext4", Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER})
-	_, err := n.Client.ControllerExpandVolume(ctxOf(t), &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
+	_, err := n.Client.ControllerExpandVolume(ctxOf(t),
+		&csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})
 	ok(t, err)
 	grow := func() error {
 		_, err := n.Client.NodeExpandVolume(ctxOf(t), &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: first})

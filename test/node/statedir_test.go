@@ -12,8 +12,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// contents are the files below a directory, lock files aside, with what they
-// hold and when they were changed.
+// contents returns the files below a directory, except lock files, with their contents and times of
+// change.
 func contents(t testing.TB, dir string) string {
 	t.Helper()
 	var all strings.Builder
@@ -27,7 +27,7 @@ func contents(t testing.TB, dir string) string {
 	return all.String()
 }
 
-// ended runs a program that is to refuse to start, and gives what it says.
+// ended runs a program that must refuse to start, and returns its output.
 func ended(t testing.TB, bin string, args ...string) string {
 	t.Helper()
 	said := filepath.Join(t.TempDir(), "said")
@@ -57,8 +57,7 @@ func TestA11_ASecondNodeOnAStateDirectoryDoesNotStart(t *testing.T) {
 	n := testnode.New(t, "")
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	state := filepath.Join(n.Dir, "state")
-	// What a start cleans away, were it another one's: an unfinished record, and
-	// where a helper mounts for a moment.
+	// What a start removes if it is stale: a helper's directory for short mounts.
 	ok(t, os.MkdirAll(filepath.Join(state, "scratch", "0123"), 0o700))
 	before := contents(t, state)
 	said := ended(t, testnode.Build(t, ""), "--endpoint", "unix://"+filepath.Join(n.Dir, "second.sock"), "--node-id", "node-1",
@@ -80,7 +79,7 @@ func TestA11_ASecondNodeOnAStateDirectoryDoesNotStart(t *testing.T) {
 		t.Error("it made its pool's directory before it looked who is there")
 	}
 	write(t, target+"/f", "the first goes on")
-	n.Restart() // a kill lets go of the directory
+	n.Restart() // a kill releases the directory
 	down(t, n, v.ID, target)
 }
 
@@ -92,7 +91,8 @@ func TestA11_ASecondAgentOnAStateDirectoryDoesNotStart(t *testing.T) {
 		"contexts": [{"name": "c", "context": {"cluster": "c"}}], "current-context": "c"}`)
 	bin := testnode.BuildCommand(t, "crust-agent", "")
 	args := func(name string) []string {
-		return []string{"--driver", "unix://" + filepath.Join(dir, "no-driver.sock"), "--endpoint", "unix://" + filepath.Join(dir, name+".sock"),
+		return []string{"--driver", "unix://" + filepath.Join(dir, "no-driver.sock"),
+			"--endpoint", "unix://" + filepath.Join(dir, name+".sock"),
 			"--kubelet-registration-dir", dir, "--nri-socket", filepath.Join(dir, "no-nri.sock"), "--node-name", "n",
 			"--kubeconfig", config, "--state-dir", filepath.Join(dir, "state")}
 	}

@@ -14,15 +14,15 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// Somebody who has the device open keeps pages of it; what lies on the device
-// may have changed below them.
+// A02: a process that has the device open keeps pages of it, while the device's contents may have
+// changed.
 func TestA02_TheProbeReadsPastThePageCache(t *testing.T) {
 	t.Parallel()
 	file, dev := disk(t, size)
 	opener, err := os.Open(dev)
 	ok(t, err)
 	defer opener.Close()
-	_, err = io.Copy(io.Discard, opener) // zeros, kept while it is open
+	_, err = io.Copy(io.Discard, opener) // zeros, cached while it is open
 	ok(t, err)
 	made := filepath.Join(t.TempDir(), "made")
 	ok(t, os.WriteFile(made, nil, 0o600))
@@ -55,7 +55,7 @@ func TestA07_ADeviceThatTheHostUsesIsRefused(t *testing.T) {
 	}
 	testnode.Unmount(t, at)
 	mounted = false
-	// Anybody who has it for himself.
+	// Any process that has it exclusively.
 	const hold = "import os,sys,time;os.open(sys.argv[1],os.O_RDONLY|os.O_EXCL);print('held',flush=True);time.sleep(120)"
 	holder := exec.Command("python3", "-c", hold, dev)
 	out, err := holder.StdoutPipe()
@@ -68,7 +68,7 @@ func TestA07_ADeviceThatTheHostUsesIsRefused(t *testing.T) {
 	}
 	ok(t, holder.Process.Kill())
 	holder.Wait()
-	// The holder that is ours: a stage beside our own mount, and after a kill.
+	// The driver itself holds it: a stage beside its own mount, and after a kill.
 	v := static("files", dev, "ext4")
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
@@ -89,7 +89,7 @@ func TestA15_ADeviceThatIsRefusedIsNotClaimed(t *testing.T) {
 	refused(t, stagePatiently(t, n, static("wrong", dev, "xfs")), codes.FailedPrecondition, "holds ext4")
 	v := static("right", dev, "ext4")
 	ok(t, n.Client.Stage(ctxOf(t), v))
-	// One that is staged stays claimed, also after a stage that is refused.
+	// A staged device stays claimed, even after a refused stage.
 	refused(t, stagePatiently(t, n, static("wrong", dev, "xfs")), codes.FailedPrecondition, "staged as volume right")
 	again := v
 	again.Block, again.FSType = true, ""

@@ -42,7 +42,7 @@ func static(id, dev, fstype string) csiclient.Volume {
 	return csiclient.Volume{ID: id, FSType: fstype, Block: fstype == "", Context: map[string]string{"device": dev}}
 }
 
-// staticRecord is the file of a static volume's record.
+// staticRecord returns the file of a static volume's record.
 func staticRecord(n *testnode.Node, id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return filepath.Join(n.Dir, "state/static", hex.EncodeToString(sum[:16])+".json")
@@ -67,14 +67,14 @@ func stagePatiently(t testing.TB, n *testnode.Node, v csiclient.Volume) error {
 	}
 }
 
-// The finding itself: 52 MiB of data at 226 MiB of a device of 10 GiB.
+// A02: the original finding: 52 MiB of data at 226 MiB of a device of 10 GiB.
 func TestA02_DataInTheMiddleIsNeverFormatted(t *testing.T) {
 	t.Parallel()
 	const middle, length = 226 << 20, 52 << 20
 	data := bytes.Repeat([]byte("data"), length/4)
 	for name, over := range map[string]func(dev string) string{
 		"a loop device over a sparse file": func(dev string) string { return dev },
-		// The second device shows no holes: every byte of it is read.
+		// The second device shows no holes, so every byte of it is read.
 		"a device without holes": func(dev string) string { return loop(t, dev) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -83,7 +83,8 @@ func TestA02_DataInTheMiddleIsNeverFormatted(t *testing.T) {
 			patch(t, file, middle, data)
 			n := testnode.New(t, "", "--allow-device", dev)
 			before := used(t, file)
-			refused(t, stagePatiently(t, n, static("disk", dev, "ext4")), codes.FailedPrecondition, "disk", dev, fmt.Sprint(middle), "wipefs")
+			refused(t, stagePatiently(t, n, static("disk", dev, "ext4")), codes.FailedPrecondition, "disk", dev,
+				fmt.Sprint(middle), "wipefs")
 			if used(t, file) != before {
 				t.Error("the device was written to")
 			}
@@ -121,19 +122,18 @@ func TestA02_ABlankDeviceIsFormattedOnce(t *testing.T) {
 	}
 	ok(t, n.Client.Unpublish(ctxOf(t), other.ID, n.Target("a")))
 	ok(t, n.Client.Unstage(ctxOf(t), other.ID))
-	// And one that was wiped since is not formatted again, under whatever id.
+	// A disk that was wiped since is not formatted again, under whatever id.
 	run(t, "blkdiscard", "-z", dev)
 	for _, id := range []string{"other", "third"} {
 		refused(t, stagePatiently(t, n, static(id, dev, "ext4")), codes.FailedPrecondition, "formatted", "mkfs.ext4")
 	}
-	// The way out that the error names.
+	// The solution that the error names.
 	run(t, "mkfs.ext4", "-q", dev)
 	ok(t, stagePatiently(t, n, v))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 }
 
-// What a device was given out for belongs to the device, not to an id that
-// somebody chose.
+// A02: the former use of a device belongs to the device, not to an id that somebody chose.
 func TestA02_RawUnderOneIDIsNotFormattedUnderAnother(t *testing.T) {
 	t.Parallel()
 	for name, again := range map[string]func(t *testing.T, file, dev string) string{
@@ -163,8 +163,7 @@ func TestA02_RawUnderOneIDIsNotFormattedUnderAnother(t *testing.T) {
 	}
 }
 
-// A record of an earlier version knows no identity; it gets one when the device
-// is found.
+// A02: a record of an earlier version has no identity. It gets one when the device is found.
 func TestA02_ARecordOfVersion1IsRead(t *testing.T) {
 	t.Parallel()
 	_, dev := disk(t, size)
@@ -176,7 +175,7 @@ func TestA02_ARecordOfVersion1IsRead(t *testing.T) {
   "data": {"volume": {"id": "raw", "sizeBytes": 0, "created": "2026-01-02T03:04:05Z", "facts": {"givenRaw": true}}, "device": "`+dev+`"}
 }`)
 	n.Begin()
-	// Before it is found under its own id, nobody can tell that it is another.
+	// Until it is found under its own id, nobody can know that it is another.
 	refused(t, stagePatiently(t, n, static("files", dev, "ext4")), codes.FailedPrecondition, "raw block device", "volume raw")
 	raw := static("raw", dev, "")
 	ok(t, n.Client.Stage(ctxOf(t), raw))
@@ -185,7 +184,7 @@ func TestA02_ARecordOfVersion1IsRead(t *testing.T) {
 	refused(t, stagePatiently(t, n, static("again", dev, "ext4")), codes.FailedPrecondition, "raw block device", "volume raw")
 }
 
-// What cannot be read is not taken for nothing.
+// A02: an unreadable record does not count as none.
 func TestA02_ABadRecordOfADeviceForbidsToFormatIt(t *testing.T) {
 	t.Parallel()
 	file, dev := disk(t, size)
@@ -209,7 +208,7 @@ func TestA02_ABadRecordOfADeviceForbidsToFormatIt(t *testing.T) {
 	ok(t, n.Client.Unstage(ctxOf(t), "files"))
 }
 
-// The administrator's word: what was looked at is enough.
+// A02: with the administrator's word the probe is enough.
 func TestA02_TheAdministratorsWord(t *testing.T) {
 	t.Parallel()
 	file, dev := disk(t, size)
@@ -223,15 +222,14 @@ func TestA02_TheAdministratorsWord(t *testing.T) {
 		t.Errorf("the word is not in the volume's record:\n%s", got)
 	}
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
-	// It says nothing of what was found.
+	// The word has no effect on what was found.
 	patch(t, file, 0, make([]byte, 8<<20))
 	patch(t, file, 4096, []byte("garbage"))
 	w := format(static("another", dev, "ext4"), "IfProbedBlank")
 	refused(t, stagePatiently(t, n, w), codes.FailedPrecondition, "unknown data")
 }
 
-// underWay starts a stage, leaves it, and waits until some of the device has
-// been read.
+// underWay starts a stage, abandons it, and waits until some of the device has been read.
 func underWay(t testing.TB, n *testnode.Node, v csiclient.Volume) {
 	t.Helper()
 	leave(t, func(ctx context.Context) error { return n.Client.Stage(ctx, v) })
@@ -252,14 +250,13 @@ var (
 	goesOn = regexp.MustCompile(`goes on where.*from=([0-9]+)`)
 )
 
-// The read ends with neither the caller nor the driver, and begins anew when
-// somebody wrote meanwhile.
+// A02: the full read survives its caller and the driver, and restarts if somebody wrote meanwhile.
 func TestA02_TheFullReadOutlivesCallersAndKills(t *testing.T) {
 	t.Parallel()
 	file, below := disk(t, 1<<30)
 	dev := loop(t, below) // shows no holes
 	n := testnode.NewStopped(t, "failpoint", "--allow-device", dev)
-	slowly := []string{"CRUST_FAILPOINT_PAUSE=blank.read"} // a second after each 64 MiB
+	slowly := []string{"CRUST_FAILPOINT_PAUSE=blank.read"} // sleeps a second after each 64 MiB
 	n.Env = slowly
 	n.Begin()
 	v := static("disk", dev, "ext4")
@@ -276,7 +273,7 @@ func TestA02_TheFullReadOutlivesCallersAndKills(t *testing.T) {
 	if from := goesOn.FindStringSubmatch(n.Log()); from == nil || from[1] == "0" {
 		t.Fatalf("the read began anew: %v", from)
 	}
-	// A write to a part that was read, while nobody looks.
+	// A write to a part that was read, while nobody watches.
 	n.Kill()
 	patch(t, dev, 37<<20+512, []byte("written meanwhile"))
 	n.Env = nil
@@ -303,7 +300,7 @@ func TestA02_TheFullReadOutlivesCallersAndKills(t *testing.T) {
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 }
 
-// O_EXCL keeps mounts away, and not a plain write: the kernel counts those.
+// A02: O_EXCL prevents mounts, but not plain writes. The kernel counts those.
 func TestA02_AWriteToAPartThatWasReadIsFoundOut(t *testing.T) {
 	t.Parallel()
 	_, below := disk(t, 128<<20)
@@ -318,30 +315,42 @@ func TestA02_AWriteToAPartThatWasReadIsFoundOut(t *testing.T) {
 	refused(t, stagePatiently(t, n, v), codes.FailedPrecondition, fmt.Sprint(5<<20+512))
 }
 
-// Between the proof and mkfs somebody may write, too.
+// A02: somebody may write between the proof and mkfs, and the driver may be killed there.
 func TestA02_AWriteJustBeforeMkfsIsFoundOut(t *testing.T) {
 	t.Parallel()
-	_, dev := disk(t, size)
-	n, points := testnode.NewStopped(t, "failpoint", "--allow-device", dev), testnode.NewFailpoints(t)
-	n.Env = points.Env()
-	n.Begin()
-	v := static("disk", dev, "ext4")
-	hung, done := points.Hang(t, "format.intended", func() error { return n.Client.Stage(ctxOf(t), v) })
-	if !hung {
-		t.Fatalf("no format was begun: %v", <-done)
-	}
-	run(t, "grep", "-rq", "formatting", filepath.Join(n.Dir, "state/static"))
-	patch(t, dev, 8192, []byte("written meanwhile"))
-	points.Off(t)
-	refused(t, <-done, codes.FailedPrecondition, "somebody wrote to it just now")
-	refused(t, stagePatiently(t, n, v), codes.FailedPrecondition, "was begun and did not end")
-	got := make([]byte, 7)
-	f, err := os.Open(dev)
-	ok(t, err)
-	defer f.Close()
-	_, err = f.ReadAt(got, 8192)
-	ok(t, err)
-	if string(got) != "written" {
-		t.Errorf("the data is %q", got)
+	for killed, want := range map[bool]string{false: "holds unknown data", true: "was begun and did not end"} {
+		t.Run(fmt.Sprintf("killed=%t", killed), func(t *testing.T) {
+			_, dev := disk(t, size)
+			n, points := testnode.NewStopped(t, "failpoint", "--allow-device", dev), testnode.NewFailpoints(t)
+			n.Env = points.Env()
+			n.Begin()
+			v := static("disk", dev, "ext4")
+			hung, done := points.Hang(t, "format.intended", func() error { return n.Client.Stage(ctxOf(t), v) })
+			if !hung {
+				t.Fatalf("no format was begun: %v", <-done)
+			}
+			run(t, "grep", "-rq", "formatting", filepath.Join(n.Dir, "state/static"))
+			patch(t, dev, 8192, []byte("written meanwhile"))
+			if killed {
+				n.Kill()
+				<-done
+			}
+			points.Off(t)
+			if killed {
+				n.Start()
+			} else {
+				refused(t, <-done, codes.FailedPrecondition, "somebody wrote to it just now")
+			}
+			refused(t, stagePatiently(t, n, v), codes.FailedPrecondition, v.ID, want)
+			got := make([]byte, 7)
+			f, err := os.Open(dev)
+			ok(t, err)
+			defer f.Close()
+			_, err = f.ReadAt(got, 8192)
+			ok(t, err)
+			if string(got) != "written" {
+				t.Errorf("the data is %q", got)
+			}
+		})
 	}
 }

@@ -20,10 +20,11 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// failing are the failpoints that can give an error.
+// failing returns the failpoints that can give an error.
 func failing(t testing.TB) []string {
 	t.Helper()
-	out := run(t, "grep", "-rhoE", `failpoint\.Err\("[a-z.]+"\)`, "../../internal", "../../pkg", "--include=*.go", "--exclude-dir=crust", "--exclude-dir=orchestrator")
+	out := run(t, "grep", "-rhoE", `failpoint\.Err\("[a-z.]+"\)`, "../../internal", "../../pkg",
+		"--include=*.go", "--exclude-dir=crust", "--exclude-dir=orchestrator")
 	var names []string
 	for _, m := range regexp.MustCompile(`"([a-z.]+)"`).FindAllStringSubmatch(out, -1) {
 		names = append(names, m[1])
@@ -41,8 +42,8 @@ func switchable(t *testing.T) (*testnode.Node, testnode.Failpoints) {
 	return n, points
 }
 
-// TestD06_ErrorAtEveryStep has each step fail in turn, in the same process: the
-// calls, repeated, succeed, and after a full teardown nothing is left.
+// D06: each step fails in turn, in the same process. The calls succeed when repeated, and a full
+// teardown leaves nothing.
 func TestD06_ErrorAtEveryStep(t *testing.T) {
 	t.Parallel()
 	points := failing(t)
@@ -52,7 +53,7 @@ func TestD06_ErrorAtEveryStep(t *testing.T) {
 	var mu sync.Mutex
 	met := map[string]bool{}
 	t.Run("on", func(t *testing.T) {
-		// Blank media take what a file system does not, and every other way round.
+		// Blank media take other steps than a file system.
 		for _, fs := range []string{"ext4", ""} {
 			t.Run("medium="+fs, func(t *testing.T) {
 				t.Parallel()
@@ -74,7 +75,7 @@ func TestD06_ErrorAtEveryStep(t *testing.T) {
 	}
 }
 
-// failAt has one step fail, and tells whether a call came past it.
+// failAt makes one step fail, and reports whether a call reached it.
 func failAt(t *testing.T, n *testnode.Node, at testnode.Failpoints, point, fs string) (met bool) {
 	t.Helper()
 	for _, f := range []func(context.Context) error{
@@ -101,15 +102,14 @@ func failAt(t *testing.T, n *testnode.Node, at testnode.Failpoints, point, fs st
 	return met
 }
 
-// TestD06_HungAtEveryStep has each step hang in turn: another volume lives its
-// life meanwhile, a second call on the same volume is answered, and what hung
-// goes on when it can.
+// D06: each step hangs in turn. Meanwhile another volume lives its life, and a second call on the
+// same volume is answered. The hung call continues when it is released.
 func TestD06_HungAtEveryStep(t *testing.T) {
 	t.Parallel()
 	points := failpoints(t)
 	var hit atomic.Int32
 	t.Run("at", func(t *testing.T) {
-		// A node for some of them, beside others.
+		// One node for some of them, beside others.
 		for some := range slices.Chunk(points, 10) {
 			t.Run(some[0]+" and more", func(t *testing.T) {
 				t.Parallel()
@@ -128,7 +128,7 @@ func TestD06_HungAtEveryStep(t *testing.T) {
 	}
 }
 
-// hangAt has one step hang, and tells whether a call came past it.
+// hangAt makes one step hang, and reports whether a call reached it.
 func hangAt(t *testing.T, n *testnode.Node, at testnode.Failpoints, point string) (hit bool) {
 	t.Helper()
 	for _, f := range []func(context.Context) error{
@@ -148,7 +148,7 @@ func hangAt(t *testing.T, n *testnode.Node, at testnode.Failpoints, point string
 	return hit
 }
 
-// bystander makes calls that have to be answered though another volume's hang.
+// bystander makes calls that must be answered although another volume's hang.
 func bystander(t *testing.T, n *testnode.Node, point string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -159,7 +159,8 @@ func bystander(t *testing.T, n *testnode.Node, point string) {
 		t.Fatalf("%s: ListVolumes: %v", point, err)
 	}
 	for _, e := range list.GetEntries() {
-		_, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: e.GetVolume().GetVolumeId(), CapacityRange: &csi.CapacityRange{RequiredBytes: 1}})
+		_, err := c.ControllerExpandVolume(ctx,
+			&csi.ControllerExpandVolumeRequest{VolumeId: e.GetVolume().GetVolumeId(), CapacityRange: &csi.CapacityRange{RequiredBytes: 1}})
 		if code := status.Code(err); code == codes.DeadlineExceeded || code == codes.Internal {
 			t.Errorf("%s: a second call on %s: %v", point, e.GetVolume().GetVolumeId(), err)
 		}
@@ -184,8 +185,8 @@ func bystander(t *testing.T, n *testnode.Node, point string) {
 	}
 }
 
-// TestD06_ADeletionThatCannotGoOnStopsNothing: somebody has opened the file of a volume
-// whose deletion was cut short. The driver starts, and the deletion goes on when it can.
+// D06: a deletion was interrupted, and somebody has the volume's file open. The driver starts, and
+// the deletion continues when it can.
 func TestD06_ADeletionThatCannotGoOnStopsNothing(t *testing.T) {
 	t.Parallel()
 	n, at := switchable(t)
@@ -207,7 +208,7 @@ func TestD06_ADeletionThatCannotGoOnStopsNothing(t *testing.T) {
 	gone(t, image(n, v.ID))
 }
 
-// TestD06_ASnapshotThatFailedLeavesNothing: nobody may ask for it again.
+// D06: nobody may retry a failed snapshot.
 func TestD06_ASnapshotThatFailedLeavesNothing(t *testing.T) {
 	t.Parallel()
 	n, at := switchable(t)

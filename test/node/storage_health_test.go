@@ -13,7 +13,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// storageHealth is what is wrong with a node's pools.
+// storageHealth returns the problems of a node's pools.
 func storageHealth(t testing.TB, n *testnode.Node) string {
 	t.Helper()
 	resp, err := n.Client.NodeGetStorageHealth(ctxOf(t), &csi.NodeGetStorageHealthRequest{})
@@ -37,8 +37,9 @@ func TestHealth_OfPoolsThatAreFull(t *testing.T) {
 	filler := filepath.Join(filepath.Dir(n.PoolDir()), "filler")
 	var st unix.Statfs_t
 	ok(t, unix.Statfs(n.PoolDir(), &st))
-	run(t, "fallocate", "-l", fmt.Sprint((int64(st.Bavail)-int64(st.Blocks)/40)*st.Bsize), filler) // half of what "nearly full" is
-	if got := storageHealth(t, n); strings.Count(got, "\n") != 0 || !strings.HasPrefix(got, "STORAGE_DEGRADED PoolNearlyFull: pool pool ") ||
+	run(t, "fallocate", "-l", fmt.Sprint((int64(st.Bavail)-int64(st.Blocks)/40)*st.Bsize), filler) // half of the limit for "nearly full"
+	if got := storageHealth(t, n); strings.Count(got, "\n") != 0 ||
+		!strings.HasPrefix(got, "STORAGE_DEGRADED PoolNearlyFull: pool pool ") ||
 		!strings.Contains(got, "; pool other ") {
 		t.Errorf("of pools that are nearly full: %s", got)
 	}

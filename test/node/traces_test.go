@@ -11,7 +11,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/tracing/collector"
 )
 
-// What may take long inside a call is a span of its own below the call's.
+// Each potentially slow part of a call has its own span below the call's.
 func TestTraces_TheStepsOfANode(t *testing.T) {
 	c := collector.New(t)
 	c.Use(t)
@@ -22,7 +22,8 @@ func TestTraces_TheStepsOfANode(t *testing.T) {
 		t.Helper()
 		call := c.Below(t, caller, "csi-node", "csi.v1.Node/"+method)
 		for _, name := range names {
-			if s := c.Below(t, call.ID, "csi-node", name); s.Trace != trace || s.Failed || s.Begin.Before(call.Begin) || s.End.After(call.End) {
+			if s := c.Below(t, call.ID, "csi-node", name); s.Trace != trace || s.Failed || s.Begin.Before(call.Begin) ||
+				s.End.After(call.End) {
 				t.Errorf("%+v in %+v", s, call)
 			}
 		}

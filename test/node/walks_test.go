@@ -15,7 +15,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// freeze holds up every change of a file system until thaw, which may be called often.
+// freeze blocks every change of a file system until thaw, which may be called often.
 func freeze(t testing.TB, dir string) (thaw func()) {
 	t.Helper()
 	f, err := os.Open(dir)
@@ -33,14 +33,14 @@ func freeze(t testing.TB, dir string) (thaw func()) {
 	return thaw
 }
 
-// 11.5: a walk is told of with its pod, with how long it will take or that this cannot be told,
-// and with its end. A frozen file system holds it where it is, so nothing depends on how
-// fast the machine is.
+// 11.5: events report a walk with its pod, with the remaining time or that it is unknown, and with
+// its end. A frozen file system holds the walk, so nothing depends on the machine's speed.
 func TestEvents_AWalkTellsHowLongItWillTake(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
 	v, holder := up(t, n, "holder", csiclient.Volume{FSType: "ext4"})
-	v = with(v, "", "csi.storage.k8s.io/pod.namespace", "shop", "csi.storage.k8s.io/pod.name", "db-0", "csi.storage.k8s.io/pod.uid", "11-22")
+	v = with(v, "", "csi.storage.k8s.io/pod.namespace", "shop", "csi.storage.k8s.io/pod.name", "db-0",
+		"csi.storage.k8s.io/pod.uid", "11-22")
 	const files = 20000
 	fillTree(t, holder, files)
 	walk := func() *inventory.Walk {
@@ -51,7 +51,8 @@ func TestEvents_AWalkTellsHowLongItWillTake(t *testing.T) {
 			t.Fatal("no walk is told of")
 		}
 		w := resp.GetWalks()[len(resp.GetWalks())-1]
-		if w.GetVolume() != v.ID || w.GetPod() != "shop/db-0" || w.GetPodUid() != "11-22" || time.Since(w.GetSince().AsTime()) > time.Minute {
+		if w.GetVolume() != v.ID || w.GetPod() != "shop/db-0" || w.GetPodUid() != "11-22" ||
+			time.Since(w.GetSince().AsTime()) > time.Minute {
 			t.Errorf("%v", w)
 		}
 		return w
@@ -68,11 +69,12 @@ func TestEvents_AWalkTellsHowLongItWillTake(t *testing.T) {
 		resp, err := n.Client.DescribeOperations(ctxOf(t), &inventory.DescribeOperationsRequest{})
 		ok(t, err)
 		if len(resp.GetWalks()) > 0 {
-			break // what comes before it may take its time
+			break // earlier steps may take a while
 		}
 		_ = publish("4242", target)
 	}
-	if w := walk(); w.GetEnded() != nil || w.GetFailed() || !strings.HasPrefix(w.GetProgress(), "0 files looked at, 0 changed for group 4242") ||
+	if w := walk(); w.GetEnded() != nil || w.GetFailed() ||
+		!strings.HasPrefix(w.GetProgress(), "0 files looked at, 0 changed for group 4242") ||
 		!strings.HasSuffix(w.GetProgress(), ", how long it will take cannot be told") {
 		t.Errorf("before the first file: %v", w)
 	}
@@ -92,7 +94,7 @@ func TestEvents_AWalkTellsHowLongItWillTake(t *testing.T) {
 		}
 		refused(t, err, codes.Aborted)
 	}
-	// On its way. A walk that ends before it is held up is followed by another.
+	// On its way. If a walk ends before it is held up, another follows.
 	for try, held := 0, false; !held; try++ {
 		if try == 20 {
 			t.Fatal("no walk was held up on its way")

@@ -13,9 +13,9 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// Who has a volume's device mounted is written into the log. The error, which
-// becomes an event that a claim's owner reads, does not show the paths and
-// processes of other pods. Not beside other tests: its namespace would keep their mounts.
+// The log says who has a volume's device mounted. The error, which becomes an event that a claim's
+// owner reads, does not show the paths and processes of other pods. Not beside other tests: its
+// namespace would keep their mounts.
 func TestALow_ErrorsDoNotShowOtherPodsPaths(t *testing.T) {
 	n := testnode.New(t, "")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4", Context: deferrable})
@@ -25,7 +25,7 @@ func TestALow_ErrorsDoNotShowOtherPodsPaths(t *testing.T) {
 	if !deferred {
 		t.Fatal("not deferred")
 	}
-	// A container of somebody else's, in a mount namespace of its own.
+	// Another tenant's container, in its own mount namespace.
 	secret := filepath.Join(t.TempDir(), "a-path-of-another-tenant")
 	ok(t, os.Mkdir(secret, 0o700))
 	c := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c", "mount "+info.Source+" "+secret+" && echo ready && read _")

@@ -32,8 +32,8 @@ func table(w io.Writer, x string, curves []curve) {
 	}
 }
 
-// draw makes an SVG picture with both axes logarithmic: a straight line up is
-// growth, a flat one is none.
+// draw returns an SVG picture with logarithmic axes: a rising straight line is growth, a flat one
+// is none.
 func draw(x string, curves []curve) string {
 	const width, height, left, bottom, right, top = 640.0, 360.0, 60.0, 50.0, 20.0, 20.0
 	colours := []string{"#1f77b4", "#d62728", "#2ca02c", "#9467bd"}
@@ -51,7 +51,8 @@ func draw(x string, curves []curve) string {
 		return height - bottom - (math.Log10(max(v, 1e-3))-fromY)/max(toY-fromY, 1)*(height-bottom-top)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" font-family="sans-serif" font-size="12">`+"\n", width, height+20*float64(len(curves)))
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" font-family="sans-serif" font-size="12">`+"\n", width,
+		height+20*float64(len(curves)))
 	b.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
 	for e := fromY; e <= toY; e++ {
 		y := atY(math.Pow(10, e))
@@ -60,7 +61,8 @@ func draw(x string, curves []curve) string {
 	}
 	for e := fromX; e <= toX+0.01; e++ {
 		at := atX(math.Pow(10, e))
-		fmt.Fprintf(&b, `<line x1="%.1f" y1="%g" x2="%.1f" y2="%g" stroke="#ddd"/><text x="%.1f" y="%g" text-anchor="middle">%.0f</text>`+"\n",
+		fmt.Fprintf(&b, `<line x1="%.1f" y1="%g" x2="%.1f" y2="%g" stroke="#ddd"/><text x="%.1f" y="%g" text-anchor="middle">%.0f</text>`+
+			"\n",
 			at, top, at, height-bottom, at, height-bottom+16, math.Pow(10, e))
 	}
 	fmt.Fprintf(&b, `<text x="%g" y="%g" text-anchor="middle">%s</text>`+"\n", (left+width-right)/2, height-bottom+34, x)
@@ -73,7 +75,8 @@ func draw(x string, curves []curve) string {
 		}
 		y := height + 20*float64(i) + 4
 		fmt.Fprintf(&b, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`+"\n", strings.Join(line, " "), colour)
-		fmt.Fprintf(&b, `<rect x="%g" y="%g" width="12" height="12" fill="%s"/><text x="%g" y="%g">%s</text>`+"\n", left, y-10, colour, left+18, y, c.name)
+		fmt.Fprintf(&b, `<rect x="%g" y="%g" width="12" height="12" fill="%s"/><text x="%g" y="%g">%s</text>`+"\n", left, y-10, colour,
+			left+18, y, c.name)
 	}
 	return b.String() + "</svg>\n"
 }

@@ -1,5 +1,5 @@
-// Command scale measures what grows with the number of volumes, of publishes and
-// of files, and draws it: `make scale`. It wants root and a quiet machine.
+// Command scale measures what grows with the number of volumes, publishes and files, and draws it:
+// `make scale`. It needs root and a quiet machine.
 package main
 
 import (
@@ -44,7 +44,7 @@ type node struct {
 
 func (n *node) kubelet() string { return filepath.Join(n.dir, "kubelet") }
 
-// start begins the driver, and gives the time until it answers.
+// start starts the driver and returns the time until it answers.
 func (n *node) start() time.Duration {
 	log, err := os.OpenFile(filepath.Join(n.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	must(err)
@@ -76,7 +76,7 @@ func (n *node) kill() {
 	_ = n.cmd.Wait()
 }
 
-// status gives a line of /proc/PID/status that is in kB, in MiB.
+// status returns a kB line of /proc/PID/status in MiB.
 func (n *node) status(name string) float64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.cmd.Process.Pid))
 	must(err)
@@ -108,7 +108,7 @@ func timed(f func()) time.Duration {
 	return time.Since(begin)
 }
 
-// steps are from, ten times that, and so on, and most.
+// steps returns from, ten times that, and so on, and most.
 func steps(from, most int) []int {
 	var list []int
 	for n := from; n < most; n *= 10 {
@@ -117,10 +117,11 @@ func steps(from, most int) []int {
 	return append(list, most)
 }
 
-const last = 20 // so many of the last calls are measured
+const last = 20 // how many of the last calls are measured
 
 func measureVolumes(n *node) []curve {
-	create, list, ready, memory := curve{name: "CreateVolume, ms"}, curve{name: "ListVolumes, 100 a page, ms"}, curve{name: "ready after kill -9, ms"}, curve{name: "memory, MiB"}
+	create, list, ready, memory := curve{name: "CreateVolume, ms"}, curve{name: "ListVolumes, 100 a page, ms"},
+		curve{name: "ready after kill -9, ms"}, curve{name: "memory, MiB"}
 	have := 0
 	var all []csiclient.Volume
 	for _, want := range steps(10, *volumes) {
@@ -133,7 +134,8 @@ func measureVolumes(n *node) []curve {
 		for token := ""; ; {
 			var r *csi.ListVolumesResponse
 			var err error
-			pages = append(pages, timed(func() { r, err = n.c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 100, StartingToken: token}) }))
+			pages = append(pages,
+				timed(func() { r, err = n.c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 100, StartingToken: token}) }))
 			must(err)
 			if token = r.GetNextToken(); token == "" {
 				break
@@ -151,7 +153,8 @@ func measureVolumes(n *node) []curve {
 }
 
 func measurePublished(n *node) []curve {
-	publish, stats, ready, memory := curve{name: "stage and publish, ms"}, curve{name: "NodeGetVolumeStats, ms"}, curve{name: "ready after kill -9, ms"}, curve{name: "memory, MiB"}
+	publish, stats, ready, memory := curve{name: "stage and publish, ms"}, curve{name: "NodeGetVolumeStats, ms"},
+		curve{name: "ready after kill -9, ms"}, curve{name: "memory, MiB"}
 	var all []csiclient.Volume
 	for _, want := range steps(10, *published) {
 		var times []time.Duration
@@ -205,7 +208,7 @@ func measureFiles(n *node) []curve {
 		}
 		must(n.c.Unpublish(ctx, v.ID, n.target(v)))
 		n.kill()
-		n.start() // its peak begins anew
+		n.start() // resets its peak
 		v.Group = fmt.Sprint(5000 + i)
 		took := timed(func() { must(n.c.Publish(ctx, v, n.target(v), false)) })
 		walk.add(want, float64(took)/1e6/(float64(want)/1000))

@@ -1,4 +1,4 @@
-// Package setup tests what a new machine meets first: the project's scripts.
+// Package setup tests the project's scripts on a new machine.
 package setup
 
 import (
@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A full disk for temporary files is a sentence before anything is built, not an error
-// of the linker's.
+// A full disk for temporary files gives one clear message before the build, not an error of the
+// linker.
 func TestFleet_AFullDiskIsASentence(t *testing.T) {
 	full := t.TempDir()
 	if err := unix.Mount("none", full, "tmpfs", 0, "size=2M"); err != nil {
@@ -27,7 +27,8 @@ func TestFleet_AFullDiskIsASentence(t *testing.T) {
 		c.Env = append(os.Environ(), "TMPDIR="+full)
 		out, err := c.CombinedOutput()
 		want := "room: " + full + " has 2 MiB free, and "
-		if err == nil || !strings.Contains(string(out), want) || !strings.Contains(string(out), "set TMPDIR") || strings.Contains(string(out), "go build") {
+		if err == nil || !strings.Contains(string(out), want) || !strings.Contains(string(out), "set TMPDIR") ||
+			strings.Contains(string(out), "go build") {
 			t.Errorf("make %s: %v, without %q:\n%s", target, err, want, out)
 		}
 	}

@@ -20,14 +20,14 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
 
-// with starts csi-node anew with other flags.
+// with restarts csi-node with other flags.
 func with(n *testnode.Node, flags ...string) {
 	n.T.Helper()
 	n.Args = flags
 	n.Become(n.Bin)
 }
 
-// offers tells whether csi-node has a capability.
+// offers reports whether csi-node has a capability.
 func offers(t testing.TB, n *testnode.Node, what csi.NodeServiceCapability_RPC_Type) bool {
 	t.Helper()
 	r, err := n.Client.NodeGetCapabilities(ctxOf(t), &csi.NodeGetCapabilitiesRequest{})
@@ -52,7 +52,7 @@ func (p *tenant) onHost() {
 	p.call("stats", p.Stats)
 }
 
-// beginOnHost is the next pod, whose volume the node mounts.
+// beginOnHost starts the next pod, whose volume the node mounts.
 func (p *tenant) beginOnHost() {
 	p.t.Helper()
 	p.Tenant = p.a.Tenant(p.t, p.name, p.v)
@@ -127,14 +127,14 @@ func newOwned(t *testing.T, n *testnode.Node, strategy string) *owned {
 	return o
 }
 
-// publish is for a pod with that fsGroup; "" is none, or one that the kubelet does not tell.
+// publish is for a pod with that fsGroup. "" means none, or one that the kubelet does not pass.
 func (o *owned) publish(group, target string) error {
 	v := o.v
 	v.Group = group
 	return o.n.Client.Publish(ctxOf(o.t), v, target, false)
 }
 
-// shows looks at every file's group.
+// shows checks every file's group.
 func (o *owned) shows(group uint32, target string) {
 	o.t.Helper()
 	ok(o.t, filepath.WalkDir(target, func(path string, d fs.DirEntry, err error) error {
@@ -167,19 +167,20 @@ func TestTheFsGroupPolicyIsSwitchedUnderVolumes(t *testing.T) {
 			if offers(t, n, csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP) {
 				t.Error("csi-node says that it applies groups")
 			}
-			ok(t, o.publish("", o.target)) // the kubelet repeats it, and tells no group
+			ok(t, o.publish("", o.target)) // the kubelet repeats it, and passes no group
 			o.shows(2000, o.target)
 			refused(t, o.publish("2000", n.Target("other")), codes.InvalidArgument, "--fsgroup-policy File", "VOLUME_MOUNT_GROUP")
 			ok(t, n.Client.Unpublish(ctxOf(t), o.v.ID, o.target))
 			ok(t, o.publish("", o.target))
-			// The kubelet gives the files to another pod's group, and is stopped on its way: it comes to the root last.
+			// The kubelet gives the files to another pod's group, and is stopped in the middle: the
+			// root comes last.
 			ok(t, os.Chown(o.target+"/a/b/f", -1, 5000))
 
 			with(n)
 			if !offers(t, n, csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP) {
 				t.Error("csi-node does not say that it applies groups")
 			}
-			ok(t, o.publish("2000", o.target)) // as it is: the kubelet has walked
+			ok(t, o.publish("2000", o.target)) // unchanged: the kubelet has walked
 			ok(t, n.Client.Unpublish(ctxOf(t), o.v.ID, o.target))
 			ok(t, o.publish("2000", o.target))
 			o.shows(2000, o.target)
@@ -189,8 +190,8 @@ func TestTheFsGroupPolicyIsSwitchedUnderVolumes(t *testing.T) {
 	}
 }
 
-// A class is made anew with another strategy: its volumes keep theirs, and a volume that is given the
-// other one (by a new PersistentVolume for it) is shown with the right group, too.
+// A class is recreated with another strategy. Its volumes keep theirs. A volume that gets the new
+// one (by a new PersistentVolume) shows the right group, too.
 func TestAVolumesStrategyIsChangedUnderPods(t *testing.T) {
 	n := testnode.New(t, "")
 	for from, to := range map[string]string{"chown": "idmap", "idmap": "chown"} {
@@ -225,7 +226,7 @@ func TestAVolumesStrategyIsChangedUnderPods(t *testing.T) {
 			ok(t, n.Client.Delete(ctxOf(t), o.v.ID))
 		})
 	}
-	// A word that no version knows is refused.
+	// An unknown value is refused.
 	o := newOwned(t, n, "chown")
 	o.v.Context = map[string]string{"fsGroupStrategy": "walk"}
 	refused(t, o.publish("2000", o.target), codes.InvalidArgument, "fsGroupStrategy", "walk")

@@ -22,14 +22,14 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// fixtures are what the programs of a version have written, below testdata.
+// fixtures are files that the programs of a version wrote, below testdata.
 type fixtures struct {
 	t       *testing.T
 	dir     string // of the version
 	replace []string
 }
 
-// take keeps a record under its kind. What is of this machine is replaced.
+// take keeps a record under its kind, and replaces what is specific to this machine.
 func (f *fixtures) take(path, kind, name string) {
 	f.t.Helper()
 	b, err := os.ReadFile(path)
@@ -44,7 +44,7 @@ func (f *fixtures) take(path, kind, name string) {
 	ok(f.t, os.WriteFile(filepath.Join(f.dir, kind, name), []byte(text), 0o644))
 }
 
-// all keeps every record below a directory. Names of files are hashes of paths here.
+// all keeps every record below a directory. File names are hashes of paths here.
 func (f *fixtures) all(dir, prefix string) {
 	f.t.Helper()
 	files, err := exec.Command("find", dir, "-name", "*.json", "-type", "f").Output()
@@ -54,8 +54,8 @@ func (f *fixtures) all(dir, prefix string) {
 	}
 }
 
-// TestWriteFixtures has the programs of CRUST_FIXTURES (a release, or "today" for what no release has
-// written yet) write every kind of record, and keeps them.
+// TestWriteFixtures runs the programs of CRUST_FIXTURES (a release, or "today" for records that no
+// release has written yet), and keeps every kind of record that they write.
 func TestWriteFixtures(t *testing.T) {
 	version := os.Getenv("CRUST_FIXTURES")
 	if version == "" {
@@ -83,7 +83,7 @@ func TestWriteFixtures(t *testing.T) {
 	made := newFleet(t, n, "made", 1)
 	pod := newTenant(t, a, "pod")
 	pod.begin()
-	// A device that is not blank: how far it was read stays on record.
+	// A device that is not blank: the record keeps how far it was read.
 	static := csiclient.Volume{ID: "static", FSType: "ext4", Context: map[string]string{"device": disk}}
 	refused(t, n.Client.Stage(ctxOf(t), static), codes.FailedPrecondition, "data at offset")
 	raw := csiclient.Volume{ID: "raw", Block: true, Context: map[string]string{"device": disk}}
@@ -110,7 +110,8 @@ func TestWriteFixtures(t *testing.T) {
 	f.complete(version)
 }
 
-// blankAtFirst is a loop device that is zero as far as a note is made of it, and then is not, where no format has a mark.
+// blankAtFirst makes a loop device that is zero up to the first noted position, and then is not,
+// away from the marks of all formats.
 func blankAtFirst(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "disk")
@@ -122,8 +123,8 @@ func blankAtFirst(t *testing.T) string {
 	return device
 }
 
-// complete are tests that are put into the version's own packages, below them a function Fill. They write each
-// record with every field, and the records that take a microVM, or KVM.
+// complete are bodies of tests for the version's own packages, with a function Fill appended. They
+// write each record with every field, and the records that need a microVM, or KVM.
 var complete = map[string]string{
 	"internal/microvm": `stateDir = out
 	writeFixture(t, verdicts, &verdict{})
@@ -171,7 +172,7 @@ func TestFixtureIsWritten(t *testing.T) {
 }
 %s`
 
-// complete has the version's own code write records with every field.
+// complete makes the version's own code write records with every field.
 func (f *fixtures) complete(version string) {
 	f.t.Helper()
 	root := testnode.Root(f.t)

@@ -16,7 +16,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
 
-// fleet is what one version of csi-node has made.
+// fleet is the volumes that one csi-node version made.
 type fleet struct {
 	t        *testing.T
 	n        *testnode.Node
@@ -53,7 +53,7 @@ func newFleet(t *testing.T, n *testnode.Node, name string, seed uint64) *fleet {
 		ok(t, err)
 		p.v.ID, p.v.Context = made.GetVolumeId(), made.GetVolumeContext()
 		ok(t, n.Client.Stage(ctxOf(t), p.v))
-		if k.ro { // what it reads
+		if k.ro { // data to read
 			first := &pod{t: t, n: n, name: p.name, v: p.v, size: size, seed: p.seed}
 			first.begin()
 			first.end()
@@ -76,8 +76,8 @@ func (f *fleet) snap(of string) {
 	f.snapshot = r.GetSnapshot().GetSnapshotId()
 }
 
-// restore makes a volume of the snapshot, for a pod that only reads: it has some of what was
-// written to the origin.
+// restore makes a volume of the snapshot, for a pod that only reads. It has some of the origin's
+// data.
 func (f *fleet) restore(of, name string) {
 	f.t.Helper()
 	origin := f.pods[of]
@@ -98,7 +98,7 @@ func (f *fleet) restore(of, name string) {
 	f.pods[name] = p
 }
 
-// use has all of its pods go on.
+// use checks that all of its pods continue.
 func (f *fleet) use() {
 	f.t.Helper()
 	for _, p := range f.pods {
@@ -114,9 +114,9 @@ func (f *fleet) change(round string) {
 		f.pods[name].grow()
 	}
 	for _, name := range []string{"ext4", "thick", "idmap", "reader", "block"} {
-		f.pods[name].again() // which grows an ext4, too
+		f.pods[name].again() // this grows an ext4, too
 	}
-	// The version before took the snapshot: it can be restored, and taken anew under its name.
+	// The previous version took the snapshot: it can be restored, and retaken under its name.
 	f.restore("thin", round)
 	f.pods["restored"].remove()
 	f.pods["restored"] = f.pods[round]
@@ -179,7 +179,7 @@ func (d deferredToPod) publish() crust.MountInfo {
 	return info
 }
 
-// goesOn: it is deferred as before, and given to nobody else.
+// goesOn checks that it is deferred as before, and given to nobody else.
 func (d deferredToPod) goesOn() {
 	d.t.Helper()
 	ok(d.t, d.n.Client.Stage(ctxOf(d.t), d.v))
@@ -190,7 +190,7 @@ func (d deferredToPod) goesOn() {
 	refused(d.t, d.n.Client.Unstage(ctxOf(d.t), d.v.ID), codes.FailedPrecondition, d.n.Target(d.name))
 }
 
-// again is the next pod, with the volume unstaged meanwhile.
+// again is the next pod, with the volume unstaged in between.
 func (d *deferredToPod) again() {
 	d.t.Helper()
 	ok(d.t, d.n.Client.Unpublish(ctxOf(d.t), d.v.ID, d.n.Target(d.name)))
@@ -206,7 +206,7 @@ func (d deferredToPod) remove() {
 	ok(d.t, d.n.Client.Delete(ctxOf(d.t), d.v.ID))
 }
 
-// told is what a csi-node tells of its volumes and snapshots.
+// told returns what a csi-node lists of its volumes and snapshots.
 func told(ctx context.Context, n *testnode.Node) (string, error) {
 	var b strings.Builder
 	volumes, err := n.Client.ListVolumes(ctx, &csi.ListVolumesRequest{})
@@ -225,7 +225,8 @@ func told(ctx context.Context, n *testnode.Node) (string, error) {
 	return strings.ReplaceAll(b.String(), "  ", " "), err // protobuf's text has one space or two
 }
 
-// TestVolumesInUseGoOnThroughUpgradeDowngradeUpgrade replaces csi-node under pods that write all the time.
+// TestVolumesInUseGoOnThroughUpgradeDowngradeUpgrade replaces csi-node under pods that write all
+// the time.
 func TestVolumesInUseGoOnThroughUpgradeDowngradeUpgrade(t *testing.T) {
 	forEachRelease(t, func(t *testing.T, release string) {
 		n := testnode.NewStopped(t, "")

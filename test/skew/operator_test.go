@@ -15,8 +15,8 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// TestCrustctlOfAnotherVersion: an operator's crustctl, which is not upgraded with the nodes, shows what csi-node of another
-// version has, or says what the other one cannot tell.
+// TestCrustctlOfAnotherVersion: an operator's crustctl, which is not upgraded with the nodes, shows
+// the data of another version's csi-node, or says what that version cannot provide.
 func TestCrustctlOfAnotherVersion(t *testing.T) {
 	forEachRelease(t, func(t *testing.T, release string) {
 		n := testnode.NewStopped(t, "")
@@ -34,12 +34,14 @@ func TestCrustctlOfAnotherVersion(t *testing.T) {
 			says := func(code int, args []string, want ...string) {
 				t.Helper()
 				var out bytes.Buffer
-				c := exec.Command(program(t, ctl, "crustctl"), append([]string{"--endpoint", n.Endpoint(), "--kubelet-dir", n.KubeletDir()}, args...)...)
+				c := exec.Command(program(t, ctl, "crustctl"),
+					append([]string{"--endpoint", n.Endpoint(), "--kubelet-dir", n.KubeletDir()}, args...)...)
 				c.Stdout, c.Stderr = &out, &out
 				err := c.Run()
 				var exit *exec.ExitError
 				if err != nil && !errors.As(err, &exit) || c.ProcessState.ExitCode() != code {
-					t.Errorf("crustctl %s of %s, csi-node of %s: %v, want exit code %d\n%s", strings.Join(args, " "), ctl, node, err, code, out.String())
+					t.Errorf("crustctl %s of %s, csi-node of %s: %v, want exit code %d\n%s", strings.Join(args, " "), ctl, node, err,
+						code, out.String())
 				}
 				for _, w := range want {
 					if !strings.Contains(out.String(), w) {
@@ -77,7 +79,7 @@ func TestCrustctlOfAnotherVersion(t *testing.T) {
 	})
 }
 
-// idsOf are the volumes of a name.
+// idsOf returns the volumes of a name.
 func idsOf(t *testing.T, n *testnode.Node, name string) []string {
 	t.Helper()
 	r, err := n.Client.ListVolumes(ctxOf(t), &csi.ListVolumesRequest{})

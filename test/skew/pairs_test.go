@@ -17,15 +17,15 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// programs are those of one node, by version.
+// programs are the versions of one node's programs.
 type programs struct{ csiNode, crustd, agent string }
 
 func (p programs) String() string {
 	return fmt.Sprintf("csi-node of %s, crustd of %s, crust-agent of %s", p.csiNode, p.crustd, p.agent)
 }
 
-// walk is every combination, each one program away from the one before. It begins in the order of a
-// rolling update, goes on through what is left, and ends where it began.
+// walk returns every combination, each one program away from the one before. It begins in the order
+// of a rolling update, continues through the rest, and ends where it began.
 func walk(release string) []programs {
 	return []programs{
 		{release, release, release},
@@ -40,7 +40,7 @@ func walk(release string) []programs {
 	}
 }
 
-// tenant is a volume and its pods, one after the other, whose sandboxes mount it.
+// tenant is a volume and its pods, one after another, whose sandboxes mount it.
 type tenant struct {
 	*testcrust.Tenant
 	t     testing.TB
@@ -57,8 +57,8 @@ func newTenant(t testing.TB, a *testcrust.Agent, name string) *tenant {
 	return &tenant{t: t, a: a, name: name, v: a.S.Volume(name, "xfs"), size: testcrust.Size}
 }
 
-// call makes a call again until it is answered, as the kubelet and the container runtime do: after a program was
-// replaced, connections to it are made anew.
+// call makes a call until it is answered, as the kubelet and the container runtime do: after a
+// program was replaced, its clients reconnect.
 func (p *tenant) call(what string, f func(context.Context) error) {
 	p.t.Helper()
 	ctx := ctxOf(p.t)
@@ -79,11 +79,11 @@ func (p *tenant) call(what string, f func(context.Context) error) {
 	})
 }
 
-// final are answers that a repeated call does not change.
+// final are codes that a repeated call does not change.
 var final = []codes.Code{codes.FailedPrecondition, codes.InvalidArgument, codes.AlreadyExists, codes.NotFound, codes.Internal}
 
-// tell announces something to the agent, once, whatever it answers: the container runtime waits 2 s, and
-// what takes longer goes on.
+// tell announces something to the agent once, whatever it answers: the container runtime waits 2 s,
+// and slower work continues.
 func (p *tenant) tell(what string, f func(context.Context) error) {
 	p.t.Helper()
 	eventually(p.t, testcrust.Longest(), "an agent is connected to NRI", func() bool { return p.A.NRI.Plugin() != nil })
@@ -92,7 +92,7 @@ func (p *tenant) tell(what string, f func(context.Context) error) {
 	}
 }
 
-// begin is the next pod.
+// begin starts the next pod.
 func (p *tenant) begin() {
 	p.t.Helper()
 	p.Tenant = p.a.Tenant(p.t, p.name, p.v)
@@ -110,7 +110,7 @@ func (p *tenant) begin() {
 	p.use()
 }
 
-// use writes a line in the sandbox, reads all of them, and makes the calls of the kubelet.
+// use writes a line in the sandbox, reads all of them, and makes the kubelet's calls.
 func (p *tenant) use() {
 	p.t.Helper()
 	p.lines = append(p.lines, fmt.Sprintf("line %d of %s", len(p.lines), p.name))
@@ -126,8 +126,8 @@ func (p *tenant) use() {
 	}
 }
 
-// grow enlarges the volume, and its file system in the sandbox. A runtime that cannot do that says so, and
-// the file system grows before the next pod.
+// grow enlarges the volume, and its file system in the sandbox. If a runtime cannot do that, it
+// says so, and the file system grows before the next pod.
 func (p *tenant) grow() {
 	p.t.Helper()
 	p.size += 32 << 20
@@ -154,7 +154,7 @@ func (p *tenant) grow() {
 	p.due = true
 }
 
-// isGrown looks at the file system in the sandbox.
+// isGrown checks the size of the file system in the sandbox.
 func (p *tenant) isGrown() {
 	p.t.Helper()
 	out, err := p.Holder.Exec("stat -f -c '%b %S' " + p.Target)
@@ -175,8 +175,8 @@ func (p *tenant) end() {
 	}
 }
 
-// TestEachPairOfProgramsOnANode replaces one program after the other. One pod stays all the time, one is
-// there while a program is replaced, and one has its whole life in each combination.
+// TestEachPairOfProgramsOnANode replaces one program after another. One pod stays all the time, one
+// is there while a program is replaced, and one has its whole life in each combination.
 func TestEachPairOfProgramsOnANode(t *testing.T) {
 	forEachRelease(t, func(t *testing.T, release string) {
 		n := testnode.NewStopped(t, "")

@@ -21,25 +21,25 @@ import (
 
 const blockSize = 4096
 
-// pod has a volume published and writes to it all the time, whatever becomes of csi-node.
+// pod has a volume published and writes to it all the time, whatever happens to csi-node.
 type pod struct {
 	t    *testing.T
 	n    *testnode.Node
 	name string
 	v    csiclient.Volume
 	file string // in the volume, or the device
-	ro   bool   // it only reads what others have written
+	ro   bool   // it only reads others' data
 
 	seed    uint64
 	written atomic.Int64 // blocks
 	size    int64        // of the volume
 	ended   chan error   // an error ends the writing
-	halt    func() error // ends it
+	halt    func() error // stops it
 }
 
 func (p *pod) target() string { return p.n.Target(p.name) }
 
-// block is what belongs at a place of the file.
+// block returns the content of a place of the file.
 func (p *pod) block(i int64) []byte {
 	b := make([]byte, blockSize)
 	r := rand.NewChaCha8([32]byte{byte(p.seed), byte(p.seed >> 8), byte(i), byte(i >> 8), byte(i >> 16)})
@@ -66,18 +66,18 @@ func (p *pod) begin() {
 	ok(p.t, err)
 	stop, ended := make(chan struct{}), make(chan error, 1)
 	p.halt = sync.OnceValue(func() error { close(stop); return <-ended })
-	p.t.Cleanup(func() { _ = p.halt() }) // a failed test must let go of the volume
+	p.t.Cleanup(func() { _ = p.halt() }) // a failed test must release the volume
 	p.ended = ended
 	go func() { ended <- errors.Join(p.write(f, stop), f.Close()) }()
 	p.goesOn()
 }
 
-// write ends at stop; the volume has room for an hour.
+// write writes until stop; the volume has room for an hour.
 func (p *pod) write(f *os.File, stop <-chan struct{}) error {
 	for {
 		select {
 		case <-stop:
-			return f.Sync() // without that v0.1.0 loses what a raw volume's device has not written yet
+			return f.Sync() // without Sync v0.1.0 loses unwritten data of a raw volume's device
 		case <-time.After(10 * time.Millisecond):
 		}
 		i := p.written.Load()
@@ -106,7 +106,7 @@ func (p *pod) goesOn() {
 	})
 }
 
-// check compares all that was written with what is read, byte for byte.
+// check compares all written data with what is read, byte for byte.
 func (p *pod) check() {
 	p.t.Helper()
 	p.goesOn()
@@ -124,7 +124,7 @@ func (p *pod) check() {
 	}
 }
 
-// use is all that the kubelet does while a pod runs: it repeats calls, and asks for numbers.
+// use does what the kubelet does while a pod runs: it repeats calls, and gets stats.
 func (p *pod) use() {
 	p.t.Helper()
 	p.check()
@@ -141,14 +141,14 @@ func (p *pod) use() {
 	h, err := c.NodeGetVolumeHealth(ctxOf(p.t), &csi.NodeGetVolumeHealthRequest{VolumeId: p.v.ID, VolumePublishPath: p.target()})
 	ok(p.t, err)
 	for _, s := range h.GetVolumeHealth().GetHealthStatuses() {
-		if s.GetStatus() != csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE { // that is how it is meant to be
+		if s.GetStatus() != csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE { // this is normal
 			p.t.Errorf("%s is not well: %s, %s", p.name, s.GetReason(), s.GetMessage())
 		}
 	}
 }
 
-// grow enlarges the volume. What is on it grows under the pod, but an ext4 at the next stage: online
-// that takes a capability that not every root has.
+// grow enlarges the volume. Its content grows under the pod, but an ext4 grows at the next stage,
+// because online that takes a capability that not every root has.
 func (p *pod) grow() {
 	p.t.Helper()
 	p.size += 64 << 20
@@ -176,7 +176,7 @@ func (p *pod) end() {
 	}
 }
 
-// again is the pod's next life, with the volume unstaged meanwhile.
+// again is the pod's next life, with the volume unstaged in between.
 func (p *pod) again() {
 	p.t.Helper()
 	p.end()

@@ -38,7 +38,8 @@ func TestEachKindOfRecordHasFixturesThatAreRead(t *testing.T) {
 				if len(recordtest.Files(t, kind[2])) == 0 {
 					t.Errorf("%s: records of kind %q have no fixture in test/skew/testdata: %s", path, kind[2], wayOut)
 				}
-				if read := regexp.MustCompile(`recordtest\.Read\[\w+\]\(t, ` + kind[1] + `\)`); !read.MatchString(testsIn(t, filepath.Dir(path))) {
+				if read := regexp.MustCompile(`recordtest\.Read\[\w+\]\(t, ` + kind[1] + `\)`); !read.MatchString(testsIn(t,
+					filepath.Dir(path))) {
 					t.Errorf("%s: no test beside it reads the fixtures of %s (recordtest.Read)", path, kind[1])
 				}
 			}
@@ -50,7 +51,7 @@ func TestEachKindOfRecordHasFixturesThatAreRead(t *testing.T) {
 	}
 }
 
-// testsIn is the text of a package's tests.
+// testsIn returns the text of a package's tests.
 func testsIn(t *testing.T, dir string) string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))

@@ -10,7 +10,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// In a clone without the release's commit the tests fail, and say what to do.
+// In a clone without the release's commit the tests fail, and say how to get it.
 func TestACloneWithoutTheReleasesCommitIsToldHowToGetIt(t *testing.T) {
 	dir := t.TempDir()
 	script, err := os.ReadFile(filepath.Join(testnode.Root(t), "scripts/releases.sh"))

@@ -1,5 +1,6 @@
-// Package skew tests programs of releases beside today's: what one has written the other reads, what
-// one has mounted the other looks after, in each pair that an upgrade or a downgrade brings together.
+// Package skew tests programs of releases together with today's: each reads what the other has
+// written and handles what the other has mounted, in each pair that an upgrade or a downgrade
+// creates.
 package skew
 
 import (
@@ -17,7 +18,7 @@ func TestMain(m *testing.M) { testnode.Main(m) }
 
 const size = testcrust.Size
 
-// What every test calls.
+// Helpers of every test.
 var (
 	ok         = testcrust.OK
 	refused    = testcrust.Refused
@@ -25,10 +26,10 @@ var (
 	eventually = testcrust.Eventually
 )
 
-// today is what this tree's programs are called here.
+// today is the version name of this tree's programs.
 const today = "today"
 
-// program is one of cmd, of a release or today's.
+// program returns one of cmd, of a release or today's.
 func program(t testing.TB, version, name string) string {
 	t.Helper()
 	if version == today {
@@ -37,7 +38,7 @@ func program(t testing.TB, version, name string) string {
 	return filepath.Join(testnode.ReleaseDir(t, version), name)
 }
 
-// becomes replaces csi-node, and makes sure that the new one is of that version.
+// becomes replaces csi-node, and checks the version of the new one.
 func becomes(t testing.TB, n *testnode.Node, version string) {
 	t.Helper()
 	n.Become(program(t, version, "csi-node"))

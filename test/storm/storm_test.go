@@ -1,7 +1,6 @@
-// Package storm has many callers use many volumes of one csi-node at once,
-// legally and illegally, while it is killed at random. A model judges each
-// answer: a volume's state says what it must be, and a refusal because of what
-// the driver itself is doing is a failure.
+// Package storm runs many callers on many volumes of one csi-node at once, legally and illegally,
+// and kills it at random. A model judges each answer: it follows from a volume's state, and a
+// refusal caused by the driver's own work is a failure.
 package storm
 
 import (
@@ -40,7 +39,7 @@ func setting(t *testing.T, name string, usual int) int {
 	return n
 }
 
-// leastKills is what makes it a storm.
+// leastKills is the minimum for a storm.
 const leastKills = 6
 
 type storm struct {
@@ -58,7 +57,8 @@ type storm struct {
 }
 
 func TestA12_D06_AStormOfCallers(t *testing.T) {
-	seconds, callers, volumes := setting(t, "CRUST_STORM_SECONDS", 0), setting(t, "CRUST_STORM_CALLERS", 64), setting(t, "CRUST_STORM_VOLUMES", 200)
+	seconds, callers, volumes := setting(t, "CRUST_STORM_SECONDS", 0), setting(t, "CRUST_STORM_CALLERS", 64),
+		setting(t, "CRUST_STORM_VOLUMES", 200)
 	n := testnode.New(t, "")
 	s := &storm{t: t, node: n, counts: map[string]int{}}
 	var err error
@@ -91,7 +91,7 @@ func TestA12_D06_AStormOfCallers(t *testing.T) {
 		case <-time.After(time.Duration(1000+rand.IntN(4000)) * time.Millisecond):
 			s.kills.Add(1)
 			n.Restart()
-			s.kills.Add(1) // a call that began between the two saw the old process too
+			s.kills.Add(1) // a call that began in between saw the old process too
 		}
 		if seconds == 0 && s.kills.Load() >= 2*leastKills && s.count("publish OK") >= 5*volumes {
 			s.end()
@@ -114,14 +114,14 @@ func TestA12_D06_AStormOfCallers(t *testing.T) {
 	}
 }
 
-// count tells how often there was this answer.
+// count returns how often this answer came.
 func (s *storm) count(answer string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.counts[answer]
 }
 
-// tearDown brings every volume back to nothing, by as many callers.
+// tearDown removes every volume, with this many callers.
 func (s *storm) tearDown(callers int) {
 	work := make(chan *vol)
 	var wg sync.WaitGroup
@@ -156,8 +156,7 @@ func (s *storm) tearDown(callers int) {
 	}
 }
 
-// call makes one call, again for as long as the process is away, and judges the
-// answer.
+// call makes one call, repeats it while the process is away, and judges the answer.
 func (s *storm) call(what string, f func(context.Context) error, want ...codes.Code) codes.Code {
 	// Far more than any call takes: this finds calls that hang.
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
@@ -171,7 +170,7 @@ func (s *storm) call(what string, f func(context.Context) error, want ...codes.C
 			time.Sleep(20 * time.Millisecond)
 			continue
 		}
-		// What a process that was killed had begun may still end: its mkfs does.
+		// Work of a killed process may still be running, such as its mkfs.
 		if code == codes.Aborted && killed && ctx.Err() == nil {
 			time.Sleep(20 * time.Millisecond)
 			continue

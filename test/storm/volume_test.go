@@ -15,15 +15,15 @@ import (
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 )
 
-// vol is what the callers know of one volume. Who changes it holds mu, so each
-// answer follows from the state; who only reads does not.
+// vol is what the callers know of one volume. Callers that change it hold mu, so each answer
+// follows from the state. Callers that only read do not.
 type vol struct {
 	s       *storm
 	name    string
 	size    int64
 	mu      sync.Mutex
 	use     csiclient.Volume
-	id      atomic.Pointer[string] // use.ID for who only reads; it follows from the name
+	id      atomic.Pointer[string] // use.ID for readers; it follows from the name
 	made    bool
 	staged  bool
 	targets map[string]bool // read-only?
@@ -64,7 +64,7 @@ func (v *vol) create(size int64, want ...codes.Code) {
 	}, want...)
 }
 
-// step does something that is legal, or now and then something that is not.
+// step does something legal, or now and then something illegal.
 func (v *vol) step() {
 	legal, illegal := v.choices()
 	list := legal
@@ -82,8 +82,10 @@ func (v *vol) choices() (legal, illegal []func()) {
 			illegal = append(illegal, func() { v.stage(codes.NotFound) })
 		}
 	case !v.staged:
-		legal = append(legal, func() { v.stage(codes.OK); v.staged = true }, func() { v.stage(codes.OK); v.staged = true }, v.remove, v.snapshot)
-		illegal = append(illegal, func() { v.publish(v.target(), false, codes.FailedPrecondition) }, func() { v.create(v.size+64*mib, codes.AlreadyExists) })
+		legal = append(legal, func() { v.stage(codes.OK); v.staged = true }, func() { v.stage(codes.OK); v.staged = true },
+			v.remove, v.snapshot)
+		illegal = append(illegal, func() { v.publish(v.target(), false, codes.FailedPrecondition) },
+			func() { v.create(v.size+64*mib, codes.AlreadyExists) })
 	default:
 		target, readOnly := v.target(), rand.IntN(3) == 0
 		was, there := v.targets[target]
@@ -92,7 +94,8 @@ func (v *vol) choices() (legal, illegal []func()) {
 		case !there:
 			legal = append(legal, func() { v.publish(target, readOnly, codes.OK) })
 		case was == readOnly:
-			legal = append(legal, func() { v.publish(target, readOnly, codes.OK) }, func() { v.unpublish(target) }, func() { v.unpublish(target) })
+			legal = append(legal, func() { v.publish(target, readOnly, codes.OK) }, func() { v.unpublish(target) },
+				func() { v.unpublish(target) })
 		default:
 			illegal = append(illegal, func() { v.publish(target, readOnly, codes.AlreadyExists) })
 			legal = append(legal, func() { v.unpublish(target) })
@@ -115,7 +118,8 @@ func (v *vol) stage(want codes.Code) {
 
 func (v *vol) unstage(want codes.Code) {
 	v.s.call("unstage "+v.name, func(ctx context.Context) error {
-		_, err := v.s.client.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.use.ID, StagingTargetPath: v.s.client.StagingPath(v.use.ID)})
+		_, err := v.s.client.NodeUnstageVolume(ctx,
+			&csi.NodeUnstageVolumeRequest{VolumeId: v.use.ID, StagingTargetPath: v.s.client.StagingPath(v.use.ID)})
 		return err
 	}, want)
 }
@@ -140,7 +144,7 @@ func (v *vol) publish(target string, readOnly bool, want codes.Code) {
 	}
 }
 
-// look wants what was written, and writes a new word where it may.
+// look expects the last word, and writes a new one if it may.
 func (v *vol) look(target string, readOnly bool) error {
 	path := filepath.Join(target, "word")
 	if v.use.Block {
@@ -154,7 +158,7 @@ func (v *vol) look(target string, readOnly bool) error {
 		have := make([]byte, len(v.word))
 		_, err = f.ReadAt(have, 0)
 		f.Close()
-		// A read-only device of a raw volume has a page cache of its own.
+		// A read-only device of a raw volume has its own page cache.
 		if err != nil || string(have) != v.word && !v.use.Block {
 			return fmt.Errorf("%s holds %q, want %q (%v)", path, have, v.word, err)
 		}
@@ -199,8 +203,8 @@ func (v *vol) snapshot() {
 	}, codes.OK)
 }
 
-// read looks at the volume while others change it: it may be there or not, and
-// nobody's work shows.
+// read looks at the volume while others change it: it may be there or not, and no intermediate
+// state shows.
 func (v *vol) read() {
 	known := v.id.Load()
 	if known == nil {
@@ -210,7 +214,8 @@ func (v *vol) read() {
 	c, target := v.s.client, v.target()
 	for what, f := range map[string]func(context.Context) error{
 		"stats": func(ctx context.Context) error {
-			_, err := c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target, StagingTargetPath: c.StagingPath(id)})
+			_, err := c.NodeGetVolumeStats(ctx,
+				&csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target, StagingTargetPath: c.StagingPath(id)})
 			return err
 		},
 		"health": func(ctx context.Context) error {
@@ -226,7 +231,7 @@ func (v *vol) read() {
 	}
 }
 
-// away brings the volume to nothing, whatever its state.
+// away removes the volume, whatever its state.
 func (v *vol) away() {
 	if v.snap != "" {
 		v.snapshot()

@@ -1,11 +1,11 @@
-// Command vm runs programs, above all compiled Go tests, as root in a microVM
-// with another kernel and SELinux: QEMU in software emulation, no network.
+// Command vm runs programs, above all compiled Go tests, as root in a microVM with another kernel
+// and SELinux: QEMU in software emulation, no network.
 //
 //	vm run -kernel 6.1 COMMAND...   boots a guest for as long as COMMAND runs on this machine
 //	vm exec BINARY ARGS...          inside COMMAND: runs BINARY in that guest, for `go test -exec`
 //
-// prepare.sh makes what it needs. The guest has the project's directory at the
-// same path. QEMU ends with this process, however that ends.
+// prepare.sh makes its files. The guest has the project's directory at the same path. QEMU ends
+// with this process, however that ends.
 package main
 
 import (
@@ -67,8 +67,8 @@ func execCommand(argv []string) (int, error) {
 			env = append(env, e)
 		}
 	}
-	// The end of this process, by any signal, closes the connection; the
-	// launcher then kills the program in the guest.
+	// When this process ends, by any signal, the connection closes, and the launcher kills the
+	// program in the guest.
 	if err := json.NewEncoder(c).Encode(protocol.Request{Argv: argv, Env: env, Dir: dir}); err != nil {
 		return 2, err
 	}
@@ -99,8 +99,8 @@ type guest struct {
 	died    atomic.Bool
 }
 
-// exitGuestDied says that the guest's kernel or its emulator broke, which is
-// no verdict on what ran in it.
+// exitGuestDied means that the guest's kernel or its emulator broke, which is no verdict on what
+// ran in it.
 const exitGuestDied = 3
 
 func runCommand(args []string) (code int, err error) {
@@ -109,7 +109,7 @@ func runCommand(args []string) (code int, err error) {
 	state := flags.String("state", ".cache/vm", "what prepare.sh made")
 	share := flags.String("share", ".", "directory that the guest has at the same path")
 	memory := flags.String("memory", "2G", "of the guest")
-	// Software emulation of several breaks a guest's kernel now and then.
+	// With several, software emulation breaks a guest's kernel now and then.
 	cpus := flags.Int("cpus", 1, "processors of the guest")
 	if err := flags.Parse(args); err != nil || flags.NArg() == 0 {
 		return 2, errors.New("no command was given")
@@ -119,15 +119,28 @@ func runCommand(args []string) (code int, err error) {
 		return 2, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	// PR_SET_PDEATHSIG is of the thread that starts the child.
+	// PR_SET_PDEATHSIG belongs to the thread that starts the child.
 	runtime.LockOSThread()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	g := &guest{dir: dir}
-	begin := time.Now()
-	defer g.stop()
-	if err := g.start(ctx, *kernel, *state, *share, *memory, *cpus); err != nil {
-		return 2, fmt.Errorf("%w\nthe guest's console said:\n%s", err, g.console())
+	g, begin := &guest{}, time.Now()
+	defer func() { g.stop() }()
+	for try := 1; ; try++ {
+		g = &guest{dir: filepath.Join(dir, strconv.Itoa(try))}
+		if err := os.Mkdir(g.dir, 0o700); err != nil {
+			return 2, err
+		}
+		err := g.start(ctx, *kernel, *state, *share, *memory, *cpus)
+		if err == nil {
+			break
+		}
+		err = fmt.Errorf("%w\nthe guest's console said:\n%s", err, g.console())
+		// A kernel that patches its own code while it boots does not always survive that on several emulated processors.
+		if *cpus == 1 || try == 3 || !strings.Contains(g.console(), "Kernel panic") {
+			return 2, err
+		}
+		g.stop()
+		fmt.Fprintf(os.Stderr, "vm: %v\nvm: the guest is booted again\n", err)
 	}
 	fmt.Fprintf(os.Stderr, "vm: guest with Linux %s is up after %v\n", *kernel, time.Since(begin).Round(10*time.Millisecond))
 	l, err := net.Listen("unix", filepath.Join(dir, "exec.sock"))
@@ -152,7 +165,8 @@ func runCommand(args []string) (code int, err error) {
 		if g.died.Load() {
 			code = exitGuestDied
 		}
-		return code, errors.Join(fmt.Errorf("failed in the guest with Linux %s; its console is in %s and says\n%s", *kernel, kept, lastWords(g.console())), werr)
+		return code, errors.Join(fmt.Errorf("failed in the guest with Linux %s; its console is in %s and says\n%s", *kernel, kept,
+			lastWords(g.console())), werr)
 	}
 	return 2, err
 }
@@ -177,10 +191,12 @@ func (g *guest) start(ctx context.Context, kernel, state, share, memory string, 
 		return err
 	}
 	at := func(name string) string { return filepath.Join(g.dir, name) }
-	if out, err := exec.CommandContext(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-b", root, "-F", "raw", at("root.qcow2")).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-b", root,
+		"-F", "raw", at("root.qcow2")).CombinedOutput(); err != nil {
 		return fmt.Errorf("qemu-img: %w %s", err, out)
 	}
-	fsd := g.child(ctx, "/usr/lib/qemu/virtiofsd", "--socket-path="+at("fs.sock"), "-o", "source="+share, "-o", "sandbox=chroot", "-o", "cache=auto")
+	fsd := g.child(ctx, "/usr/lib/qemu/virtiofsd", "--socket-path="+at("fs.sock"), "-o", "source="+share, "-o", "sandbox=chroot",
+		"-o", "cache=auto")
 	if err := fsd.Start(); err != nil {
 		return err
 	}
@@ -205,12 +221,12 @@ func (g *guest) start(ctx context.Context, kernel, state, share, memory string, 
 	if err := wait(ctx, at("port.sock")); err != nil {
 		return fmt.Errorf("%w: %s", err, said.String())
 	}
-	// QEMU starts the guest when its port is connected: no word is lost.
+	// QEMU starts the guest when its port is connected, so no output is lost.
 	if g.port, err = net.Dial("unix", at("port.sock")); err != nil {
 		return err
 	}
 	g.send, g.replies = json.NewEncoder(g.port), json.NewDecoder(g.port)
-	// Generous, for a guest that ends closes the port: only a hang waits so long.
+	// A guest that ends closes the port, so only a hang waits this long.
 	if err := g.port.SetReadDeadline(time.Now().Add(15 * time.Minute)); err != nil {
 		return err
 	}
@@ -232,7 +248,7 @@ func wait(ctx context.Context, path string) error {
 	return ctx.Err()
 }
 
-// serve takes one program after the other.
+// serve runs one program after another.
 func (g *guest) serve(l net.Listener) {
 	for {
 		c, err := l.Accept()
@@ -256,7 +272,7 @@ func (g *guest) forward(c net.Conn) error {
 	}
 	var ended atomic.Bool
 	go func() {
-		// Nothing more comes from the client: this returns when it left.
+		// The client sends nothing more: this returns when it leaves.
 		if _, err := io.Copy(io.Discard, c); err == nil && !ended.Load() {
 			_ = g.send.Encode(protocol.Request{Kill: true})
 		}
@@ -284,7 +300,7 @@ func (g *guest) console() string {
 	return string(b)
 }
 
-// stop ends QEMU and waits for it: its root disk is thrown away.
+// stop ends QEMU and waits for it. The root disk is temporary.
 func (g *guest) stop() {
 	if g.port != nil {
 		g.port.Close()
@@ -295,7 +311,7 @@ func (g *guest) stop() {
 	}
 }
 
-// lastWords is what a kernel said from its first complaint on, or else the end.
+// lastWords returns a kernel's output from its first complaint on, or else the end.
 func lastWords(console string) string {
 	const most = 6000
 	first := len(console)

@@ -1,7 +1,7 @@
-// Command promql tells what expressions of Prometheus' query language ask for. It reads
-// a JSON list of expressions and writes, for each of them, its selectors and the labels
-// that it groups and joins by. It is a program of its own so that the parser is no
-// dependency of Crust CSI; the tests of deploy/monitoring run it.
+// Command promql analyses expressions in Prometheus' query language. It reads a JSON list of
+// expressions and writes, for each of them, its selectors and the labels that it groups and joins
+// by. It is a separate program so that the parser is not a dependency of Crust CSI; the tests of
+// deploy/monitoring run it.
 package main
 
 import (
@@ -12,14 +12,14 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// Asked is what an expression asks for.
+// Asked is what an expression selects.
 type Asked struct {
 	Error     string     `json:"error,omitempty"`
 	Selectors []Selector `json:"selectors,omitempty"`
 	Labels    []string   `json:"labels,omitempty"` // of by, without, on, ignoring, group_left
 }
 
-// Selector is one of its time series.
+// Selector is one of its time series selectors.
 type Selector struct {
 	Metric string   `json:"metric"`
 	Labels []string `json:"labels,omitempty"`

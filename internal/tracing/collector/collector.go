@@ -1,5 +1,5 @@
-// Package collector is an OpenTelemetry collector for tests: it keeps the spans that
-// it is sent over gRPC.
+// Package collector is an OpenTelemetry collector for tests: it stores the spans that it receives
+// over gRPC.
 package collector
 
 import (
@@ -30,10 +30,10 @@ type Collector struct {
 	raw   bytes.Buffer
 }
 
-// Span is one as it came.
+// Span is a span as received.
 type Span struct {
 	Service, Name, Trace, ID, Parent string
-	Attributes                       map[string]string // those that are texts
+	Attributes                       map[string]string // only text values
 	Numbers                          map[string]int64
 	Begin, End                       time.Time
 	Failed                           bool
@@ -53,7 +53,7 @@ func (l counted) Accept() (net.Conn, error) {
 	return c, err
 }
 
-// New starts one that ends with the test.
+// New starts a collector that ends with the test.
 func New(t testing.TB) *Collector {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -68,20 +68,20 @@ func New(t testing.TB) *Collector {
 	return c
 }
 
-// Use has processes that the test starts, and the test's own, send spans here, at once.
+// Use makes processes that the test starts, and the test itself, send spans here immediately.
 func (c *Collector) Use(t testing.TB) {
 	t.Helper()
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.endpoint)
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
 }
 
-// Endpoint is where it listens.
+// Endpoint is the address on which it listens.
 func (c *Collector) Endpoint() string { return c.endpoint }
 
-// Connections counts those that were made.
+// Connections returns the number of connections so far.
 func (c *Collector) Connections() int64 { return c.connections.Load() }
 
-// Export takes spans.
+// Export receives spans.
 func (c *Collector) Export(_ context.Context, r *collectorpb.ExportTraceServiceRequest) (*collectorpb.ExportTraceServiceResponse, error) {
 	b, err := proto.Marshal(r)
 	c.mu.Lock()
@@ -120,21 +120,21 @@ func span(service string, s *tracepb.Span) Span {
 	return out
 }
 
-// Spans are those that came so far.
+// Spans returns the spans received so far.
 func (c *Collector) Spans() []Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.spans)
 }
 
-// Has tells whether bytes are in anything that came.
+// Has reports whether text occurs in anything received.
 func (c *Collector) Has(text string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return bytes.Contains(c.raw.Bytes(), []byte(text))
 }
 
-// Below waits for the span of a service that has a name and a parent.
+// Below waits for a service's span with this name and parent.
 func (c *Collector) Below(t testing.TB, parent, service, name string) Span {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {

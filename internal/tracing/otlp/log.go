@@ -7,7 +7,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Logger adds the trace's id to lines about a call that is traced.
+// Logger adds the trace's id to log lines about a traced call.
 func (t *Tracing) Logger(log *slog.Logger) *slog.Logger {
 	if t == nil {
 		return log

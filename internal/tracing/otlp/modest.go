@@ -9,12 +9,12 @@ import (
 	"github.com/crust-csi/crust-csi/internal/plain"
 )
 
-// mostText bounds a text in a span, in bytes.
+// mostText limits a text in a span, in bytes.
 const mostText = 300
 
-// modest lets nothing leave the node but plain, short text, and no words of errors:
-// these may quote a request, a runtime or a file system. One text that is no UTF-8
-// would cost all spans that are sent with it.
+// modest exports only short, printable text, and no error texts, which may quote a request, a
+// runtime or a file system. A single text with invalid UTF-8 would lose all spans that are sent
+// with it.
 type modest struct{ sdktrace.SpanExporter }
 
 func (m modest) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
@@ -33,7 +33,7 @@ func (s modestSpan) Status() sdktrace.Status {
 	return sdktrace.Status{Code: s.ReadOnlySpan.Status().Code}
 }
 
-// Events is nil: the SDK makes one of a panic, with its words.
+// Events returns nil: the SDK turns a panic into an event with its text.
 func (modestSpan) Events() []sdktrace.Event { return nil }
 
 func (s modestSpan) Attributes() []attribute.KeyValue {

@@ -1,7 +1,6 @@
-// Package otlp sends traces to an OpenTelemetry collector, if the environment names
-// one: OTEL_EXPORTER_OTLP_ENDPOINT and the other variables of OpenTelemetry's
-// specification. Without one it starts nothing, and every method of a nil Tracing
-// does nothing.
+// Package otlp sends traces to an OpenTelemetry collector, if the environment names one:
+// OTEL_EXPORTER_OTLP_ENDPOINT and the other variables of OpenTelemetry's specification. Otherwise
+// it starts nothing, and every method of a nil Tracing does nothing.
 package otlp
 
 import (
@@ -32,7 +31,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/tracing"
 )
 
-// flushTime is how long the end of a process waits for a collector.
+// flushTime is how long a process waits for the collector when it ends.
 const flushTime = 3 * time.Second
 
 // Tracing makes and sends the spans of a process; nil is off.
@@ -41,8 +40,8 @@ type Tracing struct {
 	log      *slog.Logger
 }
 
-// Start is nil, and does nothing, unless the environment names a collector. A setting
-// that cannot be followed is logged, and traces are off then: volumes matter more.
+// Start returns nil, which does nothing, unless the environment names a collector. An invalid
+// setting is logged and turns traces off: volumes matter more.
 func Start(service, version string, log *slog.Logger) *Tracing {
 	endpoint, err := endpoint(os.Getenv)
 	if err != nil {
@@ -58,9 +57,10 @@ func Start(service, version string, log *slog.Logger) *Tracing {
 		return nil
 	}
 	otel.SetErrorHandler(&complaints{log: log})
-	// What the environment says of the process comes last, and wins.
+	// Attributes from the environment come last, and win.
 	r, err := resource.New(ctx, resource.WithHost(), resource.WithTelemetrySDK(),
-		resource.WithAttributes(attribute.String("service.name", service), attribute.String("service.version", version)), resource.WithFromEnv())
+		resource.WithAttributes(attribute.String("service.name", service), attribute.String("service.version", version)),
+		resource.WithFromEnv())
 	if err != nil {
 		log.Warn("a trace does not say all about this process", "error", err)
 	}
@@ -68,7 +68,7 @@ func Start(service, version string, log *slog.Logger) *Tracing {
 	return &Tracing{sdktrace.NewTracerProvider(sdktrace.WithBatcher(modest{exporter}), sdktrace.WithResource(r)), log}
 }
 
-// endpoint is the collector's, empty for none.
+// endpoint returns the collector's endpoint, "" if there is none.
 func endpoint(env func(string) string) (string, error) {
 	of := func(name string) string {
 		return strings.TrimSpace(cmp.Or(env("OTEL_EXPORTER_OTLP_TRACES_"+name), env("OTEL_EXPORTER_OTLP_"+name)))
@@ -83,7 +83,7 @@ func endpoint(env func(string) string) (string, error) {
 	if protocol := of("PROTOCOL"); protocol != "" && protocol != "grpc" {
 		return "", fmt.Errorf("OTEL_EXPORTER_OTLP_PROTOCOL=%s: only grpc is supported", protocol)
 	}
-	// The exporter would take another endpoint, without a word to the caller.
+	// The exporter would silently use another endpoint.
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return "", errors.New("OTEL_EXPORTER_OTLP_ENDPOINT: give http://HOST:PORT, or https://HOST:PORT with TLS")
@@ -91,7 +91,7 @@ func endpoint(env func(string) string) (string, error) {
 	return u.Scheme + "://" + u.Host, nil // the rest may hold a password
 }
 
-// Stop sends what is left, for a few seconds at most.
+// Stop sends the remaining spans, for a few seconds at most.
 func (t *Tracing) Stop() {
 	if t == nil {
 		return
@@ -103,7 +103,7 @@ func (t *Tracing) Stop() {
 	}
 }
 
-// Tracer makes spans that no call is the parent of; nil when traces are off.
+// Tracer makes spans without a call as their parent; nil if traces are off.
 func (t *Tracing) Tracer() trace.Tracer {
 	if t == nil {
 		return nil
@@ -111,7 +111,7 @@ func (t *Tracing) Tracer() trace.Tracer {
 	return t.provider.Tracer("github.com/crust-csi/crust-csi/internal/tracing/otlp")
 }
 
-// Server has each call that a gRPC server gets make a span, below its caller's.
+// Server makes a span for each call that a gRPC server receives, below its caller's.
 func (t *Tracing) Server() []grpc.ServerOption {
 	if t == nil {
 		return nil
@@ -132,7 +132,7 @@ func (t *Tracing) Server() []grpc.ServerOption {
 	}
 }
 
-// Client has each call of a gRPC client make a span, and tells the server of it.
+// Client makes a span for each call of a gRPC client, and passes it to the server.
 func (t *Tracing) Client() []grpc.DialOption {
 	if t == nil {
 		return nil
@@ -148,15 +148,14 @@ func (t *Tracing) options() []otelgrpc.Option {
 	}
 }
 
-// polls are calls that are about no volume and come all the time, and the one that
-// does not end.
+// polls lists frequent calls that concern no volume, and the one that does not end.
 var polls = map[string]bool{
 	"Probe": true, "GetPluginInfo": true, "GetPluginCapabilities": true, "GetCapacity": true, "NodeGetInfo": true,
 	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "Watch": true,
 }
 
-// complaints logs what the exporter complains of, once in a while: a collector that
-// is away must not fill the log.
+// complaints logs the exporter's errors, once in a while: an unreachable collector must not fill
+// the log.
 type complaints struct {
 	log  *slog.Logger
 	last atomic.Int64

@@ -67,7 +67,7 @@ const (
 	caller = "00f067aa0ba902b7"
 )
 
-// called is the context of a caller that is traced.
+// called returns the context of a caller that is traced.
 func called(t testing.TB) context.Context {
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+theirs+"-"+caller+"-01")
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
@@ -103,7 +103,7 @@ func TestTraces_ACallAndItsSteps(t *testing.T) {
 	}
 	_, err := client.NodeGetCapabilities(called(t), &csi.NodeGetCapabilitiesRequest{})
 	ok(t, err)
-	traces.Stop() // and everything is there
+	traces.Stop() // and everything has arrived
 	const method = "csi.v1.Node/NodeStageVolume"
 	server := c.Below(t, caller, "csi-node", method)
 	a := server.Attributes
@@ -134,8 +134,8 @@ func TestTraces_ACallAndItsSteps(t *testing.T) {
 	}
 }
 
-// A call that its caller does not sample makes no span, and one of a caller without
-// traces begins one. The call that it belongs to may have ended.
+// A call that its caller does not sample makes no span, and a call from a caller without traces
+// starts a trace. The parent call may have ended.
 func TestTraces_TheCallerDecides(t *testing.T) {
 	c := collector.New(t)
 	c.Use(t)
@@ -179,7 +179,8 @@ func TestTraces_OffIsOff(t *testing.T) {
 			}
 			before := runtime.NumGoroutine()
 			traces := Start("csi-node", "v", silent)
-			if traces != nil || traces.Server() != nil || traces.Client() != nil || traces.Tracer() != nil || traces.Logger(silent) != silent {
+			if traces != nil || traces.Server() != nil || traces.Client() != nil || traces.Tracer() != nil ||
+				traces.Logger(silent) != silent {
 				t.Error("something is on")
 			}
 			if n := runtime.NumGoroutine(); n != before {
@@ -205,8 +206,8 @@ func TestTraces_OffIsOff(t *testing.T) {
 	}
 }
 
-// What cannot be followed is logged, and volumes are served without traces. The
-// endpoint's password is not logged.
+// An invalid setting is logged, and volumes are served without traces. The endpoint's password is
+// not logged.
 func TestTraces_WhatCannotBeFollowed(t *testing.T) {
 	for _, c := range []struct{ key, value, said string }{
 		{"OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317", "http://HOST:PORT"},
@@ -221,14 +222,15 @@ func TestTraces_WhatCannotBeFollowed(t *testing.T) {
 			var log bytes.Buffer
 			traces := Start("csi-node", "v", slog.New(slog.NewTextHandler(&log, nil)))
 			said := log.String()
-			if traces != nil || !strings.Contains(said, "level=ERROR") || !strings.Contains(said, c.said) || strings.Contains(said, "hunter2") {
+			if traces != nil || !strings.Contains(said, "level=ERROR") || !strings.Contains(said, c.said) ||
+				strings.Contains(said, "hunter2") {
 				t.Errorf("%v, %s", traces, said)
 			}
 		})
 	}
 }
 
-// The log names the collector, and no password that stands before its name.
+// The log names the collector without the password in its address.
 func TestTraces_TheLogHasNoPassword(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://me:hunter2@127.0.0.1:1/?key=hunter2")
 	var log bytes.Buffer
@@ -239,8 +241,8 @@ func TestTraces_TheLogHasNoPassword(t *testing.T) {
 	}
 }
 
-// A collector that takes connections and never answers holds up no call, and the end
-// of the process for a few seconds only.
+// A collector that accepts connections and never answers delays no call, and the end of the process
+// only for a few seconds.
 func TestTraces_ACollectorThatHangs(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	ok(t, err)
@@ -264,7 +266,7 @@ func TestTraces_ACollectorThatHangs(t *testing.T) {
 		_, err := client.NodeStageVolume(called(t), &csi.NodeStageVolumeRequest{VolumeId: "vol"})
 		ok(t, err)
 	}
-	if took := time.Since(begin); took > time.Minute { // one that waits takes ten seconds
+	if took := time.Since(begin); took > time.Minute { // a call that waits takes ten seconds
 		t.Errorf("100 calls took %s", took)
 	}
 	begin = time.Now()
@@ -274,7 +276,7 @@ func TestTraces_ACollectorThatHangs(t *testing.T) {
 	}
 }
 
-// A collector that is away is said once, not with each batch.
+// An unreachable collector is reported once, not with each batch.
 func TestTraces_ComplaintsAreFew(t *testing.T) {
 	var log bytes.Buffer
 	c := &complaints{log: slog.New(slog.NewTextHandler(&log, nil))}

@@ -18,25 +18,25 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
 
-// Kit is what TestBackend has to know of a backend.
+// Kit describes a backend to TestBackend.
 type Kit struct {
-	// Open opens the backend whose state is in a directory. It is opened again after it was closed, as a server that starts
-	// again does.
+	// Open opens the backend whose state is in dir. TestBackend closes it and opens it again, as a
+	// restarted server does.
 	Open func(t testing.TB, dir, kubeletDir string) sandbox.Backend
-	// Sandbox starts a sandbox, and gives what registers it but for its id.
+	// Sandbox starts a sandbox and returns its registration without an id.
 	Sandbox func(t testing.TB) *crustv1alpha1.RegisterSandboxRequest
-	// Write makes a file with a text in a sandbox, and Read gives it back, at a path as programs there see it. The
-	// sandbox is what ListSandboxes tells of it.
+	// Write creates a file in a sandbox and Read returns its content. The path is as programs in
+	// the sandbox see it. The sandbox is as ListSandboxes reports it.
 	Write func(s *sandbox.Server, in *crustv1alpha1.Sandbox, path, text string) error
 	Read  func(s *sandbox.Server, in *crustv1alpha1.Sandbox, path string) (string, error)
-	// OneReader tells that a device can be in one sandbox only, also where it is only read.
+	// OneReader: a device can be in only one sandbox, even if it is only read.
 	OneReader bool
-	// Patience is how long a sandbox may take for an answer.
+	// Patience bounds each answer of a sandbox.
 	Patience time.Duration
 }
 
-// TestBackend has a CRUST server carry out on a backend what a pod's life asks for, and looks from both sides: into the
-// sandbox, and at the host. It needs root.
+// TestBackend runs a pod's life against a backend through a CRUST server. It checks the result in
+// the sandbox and on the host. It needs root.
 func TestBackend(t *testing.T, kit Kit) {
 	b := newBackendSuite(t, kit)
 	b.start()
@@ -90,7 +90,7 @@ func fatal(t testing.TB, err error) {
 
 func (b *backendSuite) ctx() context.Context { return context.Background() }
 
-// start is what a server does that starts.
+// start does what a starting server does.
 func (b *backendSuite) start() {
 	b.t.Helper()
 	b.backend = b.Open(b.t, b.dir, b.kubelet)
@@ -101,7 +101,7 @@ func (b *backendSuite) start() {
 	b.server = &sandbox.Server{Manager: m}
 }
 
-// stop ends the server, and closes the backend. Its sandboxes go on.
+// stop ends the server and closes the backend. Its sandboxes go on.
 func (b *backendSuite) stop() { b.server.Stop() }
 
 func (b *backendSuite) register(id string) {
@@ -118,7 +118,7 @@ func (b *backendSuite) register(id string) {
 	})
 }
 
-// findFileSystem finds one that can be made here, and mounted there.
+// findFileSystem finds one that can be made here and mounted there.
 func (b *backendSuite) findFileSystem() {
 	b.t.Helper()
 	for end := time.Now().Add(b.Patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) { // a guest may be booting
@@ -134,7 +134,7 @@ func (b *backendSuite) findFileSystem() {
 	b.t.Fatalf("of %v its sandboxes mount none", fstype.Formats())
 }
 
-// in is what the server tells of a sandbox; nil if it knows none.
+// in returns what the server reports of a sandbox; nil if it knows none.
 func (b *backendSuite) in(t testing.TB, id string) *crustv1alpha1.Sandbox {
 	t.Helper()
 	list, err := b.server.ListSandboxes(b.ctx(), nil)
@@ -147,10 +147,11 @@ func (b *backendSuite) in(t testing.TB, id string) *crustv1alpha1.Sandbox {
 	return nil
 }
 
-// diskSize is enough for every file system. The files are sparse.
+// diskSize, in bytes, is enough for every file system. The files are sparse.
 const diskSize = 320 << 20
 
-// disk is a device with nothing on it, and what makes it twice as large. It is released when the test has ended.
+// disk returns a blank device, and a function that doubles its size. The test's cleanup releases
+// it.
 func (b *backendSuite) disk(t testing.TB) (d mounter.Device, enlarge func()) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "disk")
@@ -185,7 +186,7 @@ func (b *backendSuite) format(t testing.TB, d mounter.Device) {
 	fatal(t, fsprogs.New(nil).Format(b.ctx(), blank, b.fs, false))
 }
 
-// volume is one whose target's directory the kubelet has made.
+// volume returns a volume whose target's parent exists.
 func (b *backendSuite) volume(d mounter.Device, pod string) sandbox.Volume {
 	b.t.Helper()
 	dir := filepath.Join(b.kubelet, "pods", pod)
@@ -193,7 +194,7 @@ func (b *backendSuite) volume(d mounter.Device, pod string) sandbox.Volume {
 	return sandbox.Volume{Device: d, Target: filepath.Join(dir, "mount"), Type: b.fs}
 }
 
-// published publishes a volume until the test has ended.
+// published publishes a volume until the test ends.
 func (b *backendSuite) published(t testing.TB, id string, v sandbox.Volume) {
 	t.Helper()
 	fatal(t, b.server.Publish(b.ctx(), id, v))
@@ -204,7 +205,7 @@ func (b *backendSuite) published(t testing.TB, id string, v sandbox.Volume) {
 	})
 }
 
-// path is where a container of the sandbox finds a path of the host.
+// path returns where a container of the sandbox finds a path of the host.
 func (b *backendSuite) path(t testing.TB, id, source string) string {
 	t.Helper()
 	path, foreign, err := b.server.Resolve(b.ctx(), id, source)
@@ -227,7 +228,7 @@ func (b *backendSuite) has(t testing.TB, id, source, text string) {
 	}
 }
 
-// wants wants an error of one of the kinds.
+// wants expects an error of one of the kinds.
 func wants(t testing.TB, what string, err error, kinds ...fault.Kind) {
 	t.Helper()
 	if !slices.ContainsFunc(kinds, func(k fault.Kind) bool { return fault.Is(err, k) }) {
@@ -235,7 +236,7 @@ func wants(t testing.TB, what string, err error, kinds ...fault.Kind) {
 	}
 }
 
-// free wants nobody to have the device.
+// free expects that nobody uses the device.
 func free(t testing.TB, d mounter.Device) {
 	t.Helper()
 	if busy, err := mounter.Busy(d.Path); busy || err != nil {

@@ -1,5 +1,6 @@
-// Package crusttest is a CRUST server in memory, for tests of orchestrators: it
-// mounts nothing, remembers what it was asked, and fails as a test says.
+// Package crusttest has a CRUST server in memory, for tests of orchestrators. It mounts nothing,
+// records its calls, and fails as a test scripts it. [TestBackend] is the test suite that every
+// backend of package sandbox passes.
 package crusttest
 
 import (
@@ -20,16 +21,15 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// Server is a runtime whose sandboxes are entries of a map. Its fields may be
-// set before it is used.
+// Server is a runtime that keeps its volumes in a map. Set its fields before the first call.
 type Server struct {
 	crustv1alpha1.UnimplementedRuntimeAssistedStorageManagementServer
 
 	// Capabilities and FileSystems are its answers.
 	Capabilities []crust.Capability
 	FileSystems  []string
-	// Fail is asked before each call, with the call's name and request; an error
-	// is the answer. It may wait, too.
+	// Fail runs before each call, with the call's name and request. Its error becomes the answer.
+	// It may block.
 	Fail func(ctx context.Context, call string, request proto.Message) error
 
 	mu       sync.Mutex
@@ -38,7 +38,7 @@ type Server struct {
 	capacity map[string]int64
 }
 
-// New makes a server that can everything with ext4, xfs and btrfs.
+// New returns a server with every capability on ext4, xfs and btrfs.
 func New() *Server {
 	return &Server{
 		Capabilities: []crust.Capability{
@@ -53,13 +53,13 @@ func New() *Server {
 	}
 }
 
-// Client serves the server in memory until stop is called, and gives a client.
+// Client serves the server in memory until stop is called, and returns a client.
 func (s *Server) Client() (client crustv1alpha1.RuntimeAssistedStorageManagementClient, stop func(), err error) {
 	const buffer = 64 << 10
 	l := bufconn.Listen(buffer)
 	g := grpc.NewServer(crust.Limits()...)
 	crustv1alpha1.RegisterRuntimeAssistedStorageManagementServer(g, s)
-	go func() { _ = g.Serve(l) }() // until it is stopped
+	go func() { _ = g.Serve(l) }() // ends with g.Stop
 	conn, err := grpc.NewClient("passthrough:///crusttest", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
 	if err != nil {
@@ -69,14 +69,14 @@ func (s *Server) Client() (client crustv1alpha1.RuntimeAssistedStorageManagement
 	return crustv1alpha1.NewRuntimeAssistedStorageManagementClient(conn), func() { conn.Close(); g.Stop() }, nil
 }
 
-// Calls are the names of the calls that came, in order, those that failed too.
+// Calls lists the names of the calls in order, failed ones included.
 func (s *Server) Calls() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.calls)
 }
 
-// Published gives what was published in a sandbox, by volume; nil for nothing.
+// Published returns a volume's publish request in a sandbox; nil for none.
 func (s *Server) Published(sandbox, volume string) *crustv1alpha1.RuntimePublishVolumeRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,7 +93,7 @@ func (s *Server) begin(ctx context.Context, call string, r proto.Message) error 
 	return nil
 }
 
-// RuntimeGetCapabilities answers with Capabilities.
+// RuntimeGetCapabilities returns Capabilities.
 func (s *Server) RuntimeGetCapabilities(
 	ctx context.Context, r *crustv1alpha1.RuntimeGetCapabilitiesRequest,
 ) (*crustv1alpha1.RuntimeGetCapabilitiesResponse, error) {
@@ -109,7 +109,7 @@ func (s *Server) RuntimeGetCapabilities(
 	return resp, nil
 }
 
-// RuntimeGetSupportedFileSystems answers with FileSystems.
+// RuntimeGetSupportedFileSystems returns FileSystems.
 func (s *Server) RuntimeGetSupportedFileSystems(
 	ctx context.Context, r *crustv1alpha1.RuntimeGetSupportedFileSystemsRequest,
 ) (*crustv1alpha1.RuntimeGetSupportedFileSystemsResponse, error) {
@@ -119,7 +119,7 @@ func (s *Server) RuntimeGetSupportedFileSystems(
 	return &crustv1alpha1.RuntimeGetSupportedFileSystemsResponse{FileSystems: s.FileSystems}, nil
 }
 
-// RuntimePublishVolume remembers the volume; one device is in one sandbox only.
+// RuntimePublishVolume records the volume; a device is in one sandbox only.
 func (s *Server) RuntimePublishVolume(
 	ctx context.Context, r *crustv1alpha1.RuntimePublishVolumeRequest,
 ) (*crustv1alpha1.RuntimePublishVolumeResponse, error) {
@@ -150,7 +150,7 @@ func (s *Server) find(sandbox, volume string) error {
 	return nil
 }
 
-// RuntimeGetVolumeStats answers with a volume that is half full.
+// RuntimeGetVolumeStats reports a volume that is half full.
 func (s *Server) RuntimeGetVolumeStats(
 	ctx context.Context, r *crustv1alpha1.RuntimeGetVolumeStatsRequest,
 ) (*crustv1alpha1.RuntimeGetVolumeStatsResponse, error) {
@@ -170,7 +170,7 @@ func (s *Server) RuntimeGetVolumeStats(
 	}, nil
 }
 
-// RuntimeExpandVolume remembers the size.
+// RuntimeExpandVolume records the size.
 func (s *Server) RuntimeExpandVolume(
 	ctx context.Context, r *crustv1alpha1.RuntimeExpandVolumeRequest,
 ) (*crustv1alpha1.RuntimeExpandVolumeResponse, error) {

@@ -12,7 +12,7 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// A runtime that refuses the first publish.
+// A runtime refuses the first publish.
 func Example() {
 	s := crusttest.New()
 	failed := false
@@ -28,7 +28,8 @@ func Example() {
 		panic(err)
 	}
 	defer stop()
-	req := &crustv1alpha1.RuntimePublishVolumeRequest{SandboxId: "pod", HostVolumeId: "/dev/loop0", HostTargetPath: "/var/lib/kubelet/pods/pod/mount", FileSystem: "ext4"}
+	req := &crustv1alpha1.RuntimePublishVolumeRequest{SandboxId: "pod", HostVolumeId: "/dev/loop0",
+		HostTargetPath: "/var/lib/kubelet/pods/pod/mount", FileSystem: "ext4"}
 	for range 2 {
 		_, err := client.RuntimePublishVolume(context.Background(), req)
 		fmt.Println(status.Code(err))

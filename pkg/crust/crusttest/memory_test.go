@@ -21,10 +21,10 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// memory is a world in which file systems are maps: the least that a backend can be.
+// memory is the smallest possible backend: its file systems are maps.
 type memory struct {
 	mu    sync.Mutex
-	disks map[[32]byte]*disk             // by what lies at the begin of a device
+	disks map[[32]byte]*disk             // by the first MiB of the device
 	boxes map[string]map[string]*mounted // by sandbox and device
 }
 
@@ -77,7 +77,7 @@ func (b memoryBox) Publish(_ context.Context, v sandbox.Volume) (sandbox.Place, 
 		return sandbox.Place{}, err
 	}
 	defer f.Close()
-	head := make([]byte, 1<<20) // where every file system has an identity
+	head := make([]byte, 1<<20) // every file system has its identity here
 	if _, err := f.Read(head); err != nil {
 		return sandbox.Place{}, err
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// says: what the driver hands to sandboxes follows from this.
+// says: the driver's offers to sandboxes follow from these answers.
 func (b *backendSuite) says(t *testing.T) {
 	list, err := b.backend.FileSystems(b.ctx())
 	fatal(t, err)
@@ -63,7 +63,7 @@ func (b *backendSuite) wrongRegistrations(t *testing.T) {
 	fatal(t, b.server.Deregister(b.ctx(), "three"))
 }
 
-// lives: what a pod writes is on the device, and the host has mounted nothing.
+// lives: a pod's data is on the device, and the host has mounted nothing.
 func (b *backendSuite) lives(t *testing.T) {
 	d, _ := b.formatted(t)
 	v := b.volume(d, "lives")
@@ -92,7 +92,7 @@ func (b *backendSuite) lives(t *testing.T) {
 	b.has(t, "two", v.Target+"/f", "written")
 }
 
-// onlyOnce: two kernels, or one twice, would destroy a file system.
+// onlyOnce: two kernels, or two mounts, would destroy a file system.
 func (b *backendSuite) onlyOnce(t *testing.T) {
 	d, _ := b.formatted(t)
 	v := b.volume(d, "once")
@@ -107,7 +107,7 @@ func (b *backendSuite) onlyOnce(t *testing.T) {
 	b.has(t, "one", v.Target+"/f", "whole")
 }
 
-// readOnly: nobody writes, and so two may read.
+// readOnly: nobody writes, so two may read.
 func (b *backendSuite) readOnly(t *testing.T) {
 	d, _ := b.formatted(t)
 	v := b.volume(d, "reads")
@@ -129,7 +129,7 @@ func (b *backendSuite) readOnly(t *testing.T) {
 	b.has(t, "one", v.Target+"/f", "kept")
 }
 
-// paths: what a container is given lies in the volume.
+// paths: a container gets only paths inside the volume.
 func (b *backendSuite) paths(t *testing.T) {
 	d, _ := b.formatted(t)
 	v := b.volume(d, "paths")
@@ -148,7 +148,7 @@ func (b *backendSuite) paths(t *testing.T) {
 	}
 }
 
-// grows: with the device, while it is mounted.
+// grows: online, with its device.
 func (b *backendSuite) grows(t *testing.T) {
 	if !b.can(crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE) {
 		t.Log("it does not grow volumes, and says so")
@@ -170,7 +170,7 @@ func (b *backendSuite) grows(t *testing.T) {
 	b.has(t, "one", v.Target+"/f", "kept")
 }
 
-// cannot: what is not a file system, or one that the sandbox has not, is refused and let go.
+// cannot: no file system, or an unsupported one, is refused and the device is released.
 func (b *backendSuite) cannot(t *testing.T) {
 	d, _ := b.disk(t)
 	v := b.volume(d, "blank")
@@ -195,7 +195,7 @@ func (b *backendSuite) cannot(t *testing.T) {
 	wants(t, "stats of a sandbox that there is none of", err, fault.NotFound)
 }
 
-// again: the sandboxes have what they had.
+// again: volumes survive a server restart.
 func (b *backendSuite) again(t *testing.T) {
 	d, _ := b.formatted(t)
 	v := b.volume(d, "again")
@@ -213,7 +213,7 @@ func (b *backendSuite) again(t *testing.T) {
 	b.has(t, "one", v.Target+"/g", "more")
 }
 
-// leaves: a sandbox that is deregistered has nothing any more.
+// leaves: a deregistered sandbox keeps nothing.
 func (b *backendSuite) leaves(t *testing.T) {
 	defer func(was testing.TB) { b.t = was }(b.t)
 	b.t = t

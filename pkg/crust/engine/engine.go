@@ -1,6 +1,5 @@
-// Package engine is what a sandbox does with a volume that was attached to it,
-// whatever kernel it has: on the host's for a mount namespace, on its own inside
-// a microVM. It puts pkg/mounter's parts in the order of the KEP.
+// Package engine mounts a volume that is attached to a sandbox, on any kernel: the host's for a
+// mount namespace, the guest's for a microVM. It runs pkg/mounter's steps in the order of the KEP.
 package engine
 
 import (
@@ -19,7 +18,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
 
-// Request is a volume as it is to be mounted.
+// Request says how to mount a volume.
 type Request struct {
 	Device   mounter.Device
 	Type     string
@@ -27,14 +26,14 @@ type Request struct {
 	ReadOnly bool
 	Group    *uint32 // the pod's fsGroup
 	Policy   ownership.Policy
-	// UserNamespace whose ids the files are to be shown in; nil for none.
+	// UserNamespace whose ids the mount shows the files in; nil for none.
 	UserNamespace *os.File
-	// Scratch is a directory for file systems that can only be mounted by
-	// mount(2) with some options; see mounter.Filesystem.
+	// Scratch is a directory for file systems that take some options only through mount(2); see
+	// mounter.Filesystem.
 	Scratch string
-	NoPanic bool // this is the host's kernel; see mounter.Filesystem
-	// Step is told when one of the Steps begins, and of its end by what it returns. Nil
-	// for nobody.
+	NoPanic bool // set on the host's kernel; see mounter.Filesystem
+	// Step is called when one of the Steps begins, its result with the error at its end. May be
+	// nil.
 	Step func(name string) (end func(error))
 }
 
@@ -56,15 +55,14 @@ func (r Request) step(name string, f func() error) error {
 	return err
 }
 
-// Open mounts the volume, detached: nobody sees it before it is as it was asked
-// for. A device that is larger than its file system is filled, unless this
-// process may not do that.
+// Open mounts the volume detached: nobody sees it before it is complete. It grows a file system
+// that is smaller than its device, unless this process may not.
 func Open(ctx context.Context, r Request) (*mounter.Detached, error) {
 	o := r.Options
 	if besides := fstype.Of(r.Type).Copy; besides != "" {
 		o = o.With(besides, "")
 	}
-	// Before the kernel looks: that what is there is what was asked for.
+	// Check the file system's type before the kernel parses it.
 	found, err := superblock.Identify(r.Device.Path, r.Type)
 	if err != nil {
 		return nil, err
@@ -133,21 +131,21 @@ func Grow(s *mounter.State, fstype string, dev mounter.Device) error {
 	return mounter.Grow(dir, fstype, dev)
 }
 
-// Beneath opens what lies at a relative path inside a volume. Symbolic links
-// that stay inside are followed; whatever leads out, absolute links and other
-// file systems included, is refused.
+// Beneath opens a relative path inside a volume. It follows symbolic links that stay inside. It
+// refuses whatever leads out, including absolute links and other file systems.
 func Beneath(root *os.File, sub string) (*os.File, error) {
 	f, err := linux.Openat2(root, sub, linux.OPath, linux.ResolveBeneath|linux.ResolveNoMagic|linux.ResolveNoXdev)
 	switch {
 	case errors.Is(err, linux.EXDEV), errors.Is(err, linux.ELOOP):
-		return nil, fault.New(fault.Invalid, "subPath %q leads out of the volume (by \"..\", a symbolic link or a mount); it was refused", sub)
+		return nil, fault.New(fault.Invalid, "subPath %q leads out of the volume (by \"..\", a symbolic link or a mount); it was refused",
+			sub)
 	case errors.Is(err, linux.ENOENT), errors.Is(err, linux.ENOTDIR):
 		return nil, fault.New(fault.State, "subPath %q does not exist in the volume", sub)
 	}
 	return f, err
 }
 
-// Name is a file name for a path or an id.
+// Name returns a file name for a path or an id.
 func Name(path string) string {
 	sum := sha256.Sum256([]byte(path))
 	return hex.EncodeToString(sum[:16])

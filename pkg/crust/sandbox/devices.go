@@ -15,20 +15,20 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// Devices says which block devices may be handed to sandboxes (C20).
+// Devices says which block devices sandboxes may get (C20).
 type Devices struct {
-	// Allow are paths or patterns of devices. One that begins with the name of a CSI
-	// driver ("csi.crust.dev=/dev/loop*") is for that driver's volumes alone: another
-	// driver that defers volumes cannot name devices of it.
+	// Allow lists paths or patterns of devices. One that begins with the name of a CSI driver
+	// ("csi.crust.dev=/dev/loop*") is for that driver's volumes only: another driver that defers
+	// volumes cannot name its devices.
 	Allow []string
-	// ToAllow is how an administrator allows a device: a refusal ends with it.
+	// ToAllow says how an administrator allows a device. Every refusal ends with it.
 	ToAllow string
-	// KubeletDir is where the kubelet writes down which driver a volume is of.
+	// KubeletDir is where the kubelet records the driver of each volume.
 	KubeletDir string
 }
 
-// SplitAllowed gives the driver, empty for any, and the path or pattern of an entry
-// of Devices.Allow.
+// SplitAllowed splits an entry of Devices.Allow into the driver, empty for any, and the path or
+// pattern.
 func SplitAllowed(entry string) (driver, glob string, err error) {
 	glob = entry
 	if name, rest, ok := strings.Cut(entry, "="); ok && !strings.HasPrefix(entry, "/") {
@@ -43,8 +43,8 @@ func SplitAllowed(entry string) (driver, glob string, err error) {
 	return driver, glob, nil
 }
 
-// driverOf is the CSI driver of the volume at a target, as the kubelet wrote it down
-// beside the target before it asked any driver to publish it.
+// driverOf returns the CSI driver of the volume at a target. The kubelet writes it to a file beside
+// the target before it calls any driver.
 func (d Devices) driverOf(target string) (string, error) {
 	below, err := filepath.Rel(d.KubeletDir, filepath.Join(filepath.Dir(target), "vol_data.json"))
 	if err != nil {
@@ -55,7 +55,7 @@ func (d Devices) driverOf(target string) (string, error) {
 		return "", err
 	}
 	defer root.Close()
-	f, err := root.Open(below) // not outside of the root, whatever links there are
+	f, err := root.Open(below) // not outside of the root, even through links
 	if err != nil {
 		return "", err
 	}
@@ -70,10 +70,9 @@ func (d Devices) driverOf(target string) (string, error) {
 	return data.DriverName, nil
 }
 
-// Find opens the way to a device that is allowed for the volume at a target. The
-// path itself must be among those allowed, as it is written: another name of the
-// same device is not, and what a pattern matches is never a partition, which a
-// pattern for disks would let in by chance.
+// Find opens a device that is allowed for the volume at a target. An entry must name the path as it
+// is written: another name of the same device is refused. A pattern matches no symbolic link and no
+// partition, because a pattern for disks would match partitions by accident.
 func (d Devices) Find(path, target string) (mounter.Device, error) {
 	refuse := func(why string) (mounter.Device, error) {
 		return mounter.Device{}, fault.New(fault.Invalid, "device %q %s; allowed here are %s%s", path, why,

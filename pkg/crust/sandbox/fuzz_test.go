@@ -13,9 +13,9 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// Which driver a volume is of stands in a file below the kubelet's directory, where pods
-// have directories too. No target leads to a file elsewhere, and a device that is one
-// driver's is found for that driver's volumes alone.
+// The kubelet's file that names a volume's driver is in a directory where pods have directories
+// too. No target leads to a file elsewhere. A device of one driver is found only for that driver's
+// volumes.
 func FuzzDevices(f *testing.F) {
 	const good = `{"driverName": "csi.crust.dev", "volumeHandle": "v"}`
 	for _, s := range []struct{ entry, device, target, data string }{
@@ -44,7 +44,8 @@ func FuzzDevices(f *testing.F) {
 			}
 		}
 		for name, b := range map[string][]byte{
-			"kubelet/pods/p/v/vol_data.json": data, "outside/vol_data.json": []byte(`{"driverName": "of outside"}`), "vol_data.json": []byte(`{"driverName": "of outside"}`),
+			"kubelet/pods/p/v/vol_data.json": data, "outside/vol_data.json": []byte(`{"driverName": "of outside"}`),
+			"vol_data.json": []byte(`{"driverName": "of outside"}`),
 		} {
 			if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
 				t.Fatal(err)
@@ -60,7 +61,7 @@ func FuzzDevices(f *testing.F) {
 			t.Errorf("the target %q was looked up outside of the kubelet's directory", target)
 		}
 		if _, err := d.Find(device, at); err == nil || !fault.Is(err, fault.Invalid) {
-			// It is allowed, and then it is not there.
+			// It was allowed; only the device is missing.
 			driver, glob, serr := SplitAllowed(entry)
 			if serr != nil {
 				return
@@ -76,8 +77,8 @@ func FuzzDevices(f *testing.F) {
 	})
 }
 
-// A record is the sandbox's whose name it has, whole, or it counts as one that cannot be
-// used; its file stays as it was.
+// A record belongs to the sandbox in its name and is complete, or it counts as unusable. Its file
+// is not changed.
 func FuzzStore(f *testing.F) {
 	gid := uint32(7)
 	spec, err := NewSpec("a", 0, map[string]any{"qmp": "/q", "channel": "/c", "magic": []byte("0123456789abcdef")})
@@ -87,7 +88,8 @@ func FuzzStore(f *testing.F) {
 	whole, err := sandboxType.Encode(sandboxRecord{
 		Kind: "qemu", Spec: spec, BootID: "boot", Process: process{PID: 2, Started: "3", Namespace: "pid:[4]"},
 		Volumes: map[string]volumeRecord{"/dev/loop1": {
-			State: published, Device: mounter.Device{Path: "/dev/loop1", Major: 7, Minor: 1}, Target: "/t", Type: "ext4", Options: []string{"ro", "commit=5"}, Group: &gid, Policy: "Always",
+			State: published, Device: mounter.Device{Path: "/dev/loop1", Major: 7, Minor: 1}, Target: "/t", Type: "ext4",
+			Options: []string{"ro", "commit=5"}, Group: &gid, Policy: "Always",
 			Place: Place{"/dev/sda", "/p"},
 		}},
 	})

@@ -23,28 +23,28 @@ import (
 // Config of a Manager.
 type Config struct {
 	StateDir string
-	// KubeletDir is the directory that every target lies below.
+	// KubeletDir is the directory above every target.
 	KubeletDir string
 	Backend    Backend
 	Devices    Devices
-	Log        *slog.Logger // nil for nobody
-	// Timeout bounds what is asked of a sandbox: one that never answers must not
-	// hold up its callers.
+	Log        *slog.Logger // nil: no log
+	// Timeout bounds every call to a sandbox, so that one that hangs does not block its callers. 0
+	// is a minute.
 	Timeout time.Duration
-	// OwnershipTimeout bounds a publish that gives a volume's files to a group.
+	// OwnershipTimeout bounds a publish that gives a volume's files to a group. 0 is ten minutes.
 	OwnershipTimeout time.Duration
 }
 
-// Manager knows the sandboxes and what they have.
+// Manager keeps the sandboxes and their volumes.
 type Manager struct {
 	Config
 	boot  string
 	store store
-	bad   map[string]error // of records that cannot be used, by path; never changed after New
+	bad   map[string]error // unusable records, by path; constant after New
 
-	mu    sync.Mutex // guards what follows; never held while a sandbox is asked
+	mu    sync.Mutex // guards what follows; never held while calling a sandbox
 	boxes map[string]*box
-	busy  map[string]string // key of a running operation, and what it is
+	busy  map[string]string // key of a running operation, and its name
 	tasks sync.WaitGroup
 
 	watchers events
@@ -56,8 +56,8 @@ type box struct {
 	writing sync.Mutex // held while the record is written
 	record  sandboxRecord
 	closing bool
-	ended   chan struct{} // closed when it is proven that the sandbox has ended
-	left    chan struct{} // closed when nobody looks after it any more
+	ended   chan struct{} // closed when the sandbox has provably ended
+	left    chan struct{} // closed when nobody watches it any more
 }
 
 func (b *box) sandbox() Sandbox { return *b.current.Load() }
@@ -70,14 +70,15 @@ func newBox(r sandboxRecord) *box {
 	return &box{record: r, ended: make(chan struct{}), left: make(chan struct{})}
 }
 
-// reachTime is how long a start waits for the sandboxes of an earlier process;
-// what takes longer is tried again meanwhile.
+// reachTime bounds how long a start waits for the sandboxes of an earlier process. The rest is
+// retried in the background.
 const reachTime = 10 * time.Second
 
-// New takes up the sandboxes of an earlier process. One that cannot be reached
-// keeps what it has, and is tried again; one that has ended is cleaned up.
+// New takes over the sandboxes of an earlier process. One that cannot be reached keeps its volumes
+// and is tried again. One that has ended is cleaned up.
 func New(ctx context.Context, c Config) (*Manager, error) {
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
+	c.Timeout, c.OwnershipTimeout = cmp.Or(c.Timeout, time.Minute), cmp.Or(c.OwnershipTimeout, 10*time.Minute)
 	boot, err := mounter.BootID()
 	if err != nil {
 		return nil, err
@@ -89,13 +90,14 @@ func New(ctx context.Context, c Config) (*Manager, error) {
 		return nil, err
 	}
 	for path, err := range m.bad {
-		c.Log.Error("a record cannot be used; everything else goes on without it, and devices that are in use are given to nobody", "file", path,
-			"error", err)
+		c.Log.Error("a record cannot be used; everything else goes on without it, and devices that are in use are given to nobody",
+			"file", path, "error", err)
 	}
 	for _, r := range records {
 		if r.Kind != c.Backend.Kind() {
-			return nil, fault.New(fault.State, "%s has sandboxes of kind %q (%s), and the backend is %q: have one of that kind, or another state directory", c.StateDir,
-				r.Kind, r.Spec.ID, c.Backend.Kind())
+			return nil, fault.New(fault.State,
+				"%s has sandboxes of kind %q (%s), and the backend is %q: have one of that kind, or another state directory",
+				c.StateDir, r.Kind, r.Spec.ID, c.Backend.Kind())
 		}
 	}
 	var all sync.WaitGroup
@@ -127,7 +129,7 @@ func New(ctx context.Context, c Config) (*Manager, error) {
 	return m, nil
 }
 
-// reopen takes up a sandbox of an earlier process, reachable or not.
+// reopen takes over a sandbox of an earlier process, reachable or not.
 func (m *Manager) reopen(ctx context.Context, b *box) (pidfd *os.File, err error) {
 	id := b.record.Spec.ID
 	m.Log.Info("a sandbox of an earlier process", "sandbox_id", id, "volumes", len(b.record.Volumes))
@@ -137,7 +139,7 @@ func (m *Manager) reopen(ctx context.Context, b *box) (pidfd *os.File, err error
 			m.Log.Info("a sandbox of an earlier process has ended", "sandbox_id", id, "error", err)
 			close(b.ended)
 		} else if linux.Short(err) {
-			return nil, err // it says nothing about the process
+			return nil, err // not about the process
 		} else if err != nil {
 			m.Log.Error("a sandbox of an earlier process cannot be looked at; it keeps what it has", "sandbox_id", id, "error", err)
 			b.be(unreachable{err})
@@ -155,7 +157,7 @@ func (m *Manager) reopen(ctx context.Context, b *box) (pidfd *os.File, err error
 	return pidfd, nil
 }
 
-// Stop lets go of all sandboxes, which go on with their volumes.
+// Stop detaches from all sandboxes. They go on with their volumes.
 func (m *Manager) Stop() {
 	m.mu.Lock()
 	boxes := slices.Collect(maps.Values(m.boxes))
@@ -173,7 +175,7 @@ func (m *Manager) Stop() {
 	}
 }
 
-// take looks after a sandbox from now on.
+// take watches a sandbox from now on.
 func (m *Manager) take(b *box, pidfd *os.File) {
 	m.mu.Lock()
 	m.boxes[b.record.Spec.ID] = b
@@ -192,8 +194,7 @@ func (m *Manager) take(b *box, pidfd *os.File) {
 	m.tasks.Go(func() { m.look(ctx, b) })
 }
 
-// look tries to reach a sandbox that could not be reached, and cleans up after
-// one that has ended.
+// look reconnects to a sandbox that could not be reached, and cleans up after one that has ended.
 func (m *Manager) look(ctx context.Context, b *box) {
 	const shortest, longest = 50 * time.Millisecond, 30 * time.Second
 	id := b.record.Spec.ID
@@ -238,7 +239,7 @@ func (m *Manager) look(ctx context.Context, b *box) {
 	}
 }
 
-// begin marks operations as running; a second one on a key is ABORTED.
+// begin marks operations as running. A second one on a key is ABORTED.
 func (m *Manager) begin(what string, keys ...string) (func(), error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -259,8 +260,7 @@ func (m *Manager) begin(what string, keys ...string) (func(), error) {
 	}, nil
 }
 
-// unusable is the answer for a sandbox whose record cannot be used, and nil for
-// any other.
+// unusable returns the error for a sandbox whose record is unusable, and nil for any other.
 func (m *Manager) unusable(id string) error {
 	if err := m.bad[m.store.path(id)]; err != nil {
 		return fmt.Errorf("sandbox %s: %w; or end the sandbox, move the file away, and start crustd again", id, err)
@@ -296,7 +296,7 @@ func (m *Manager) volume(id, source string) (*box, Volume, volumeRecord, error) 
 	return b, v, r, err
 }
 
-// keep changes a volume's record, on disk first.
+// keep changes a volume's record, first on disk.
 func (m *Manager) keep(b *box, source string, r *volumeRecord) error {
 	b.writing.Lock()
 	defer b.writing.Unlock()
@@ -322,9 +322,9 @@ func (m *Manager) keep(b *box, source string, r *volumeRecord) error {
 	return nil
 }
 
-// claim refuses a device that another sandbox has: one device is never mounted
-// read-write in two at once (C19). Targets of one sandbox do not lie in each
-// other. shared: another sandbox reads the device too.
+// claim refuses a device that another sandbox has: no device is mounted in two at once if one
+// writes (C19). It also refuses nested targets in one sandbox. shared: another sandbox reads the
+// device too.
 func (m *Manager) claim(id string, v Volume) (shared bool, err error) {
 	if err := m.mayBeOfAnother(id, v); err != nil {
 		return false, err
@@ -336,21 +336,21 @@ func (m *Manager) claim(id string, v Volume) (shared bool, err error) {
 			switch {
 			case other == id && source == v.Device.Path:
 			case r.Device.Same(v.Device) && (!r.ReadOnly || !v.ReadOnly):
-				return false, fault.New(fault.State, "device %s is in use by sandbox %s, at %s: a file system cannot be mounted in two places at "+
-					"once, unless both only read", v.Device.Path, other, r.Target)
+				return false, fault.New(fault.State,
+					"device %s is in use by sandbox %s, at %s: a file system cannot be mounted in two places at "+
+						"once, unless both only read", v.Device.Path, other, r.Target)
 			case r.Device.Same(v.Device):
 				shared = true
 			case other == id && (within(r.Target, v.Target) || within(v.Target, r.Target)):
-				return false, fault.New(fault.State, "sandbox %s has device %s at %s; %s is the same place, or one lies in the other", id, source,
-					r.Target, v.Target)
+				return false, fault.New(fault.State, "sandbox %s has device %s at %s; %s is the same place, or one lies in the other",
+					id, source, r.Target, v.Target)
 			}
 		}
 	}
 	return shared, nil
 }
 
-// mayBeOfAnother refuses a device that is in use and that no record accounts for,
-// while there are records that cannot be used.
+// mayBeOfAnother refuses a device that is in use but in no record, while some records are unusable.
 func (m *Manager) mayBeOfAnother(id string, v Volume) error {
 	if len(m.bad) == 0 {
 		return nil
@@ -367,7 +367,8 @@ func (m *Manager) mayBeOfAnother(id string, v Volume) error {
 		return err
 	}
 	path := slices.Sorted(maps.Keys(m.bad))[0]
-	return fault.New(fault.State, "device %s is in use, and may be in that of a sandbox whose record cannot be used (%w): end that sandbox%s",
+	return fault.New(fault.State,
+		"device %s is in use, and may be in that of a sandbox whose record cannot be used (%w): end that sandbox%s",
 		v.Device.Path, m.bad[path], mounter.HeldBy(v.Device))
 }
 

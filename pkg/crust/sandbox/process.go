@@ -10,22 +10,20 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// ErrGone is a sandbox that has ended. It is said only where that is proven: the
-// volumes of a sandbox that is only out of reach are still in use.
+// ErrGone is the error for a sandbox that has provably ended. One that is merely unreachable still
+// uses its volumes.
 var ErrGone = errors.New("the sandbox has ended")
 
-// process is the one whose end is the sandbox's. Its number alone may have been
-// given to another.
+// process is the one whose end is the sandbox's. The kernel reuses pids, so more is recorded.
 type process struct {
 	PID     int    `json:"pid,omitempty"`
 	Started string `json:"started,omitempty"` // see linux.ProcessStart
-	// Namespace that the number is of: in another one it names somebody else, or
-	// nobody.
+	// Namespace of the pid: in another one the pid names another process or none.
 	Namespace string `json:"pidNamespace,omitempty"`
 }
 
-// identify finds what there is to know of a process that runs. The descriptor
-// tells of its end.
+// identify returns the identity of a running process. The descriptor is a pidfd that reports its
+// end.
 func identify(pid int) (process, *os.File, error) {
 	p := process{PID: pid}
 	f, err := linux.ProcessEnd(pid)
@@ -41,15 +39,15 @@ func identify(pid int) (process, *os.File, error) {
 	return p, f, nil
 }
 
-// find is identify for a process that was known before.
+// find is identify for a recorded process; ErrGone if that has ended.
 func (p process) find() (*os.File, error) {
 	here, err := linux.PIDNamespace()
 	if err != nil {
 		return nil, err
 	}
 	if here != p.Namespace {
-		return nil, fault.New(fault.State, "process %d is of another pid namespace (%s, and this is %s), so it cannot be told whether it lives",
-			p.PID, p.Namespace, here)
+		return nil, fault.New(fault.State,
+			"process %d is of another pid namespace (%s, and this is %s), so it cannot be told whether it lives", p.PID, p.Namespace, here)
 	}
 	now, f, err := identify(p.PID)
 	if err != nil {

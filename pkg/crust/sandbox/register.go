@@ -13,7 +13,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// Register makes a sandbox known.
+// Register adds a sandbox.
 func (m *Manager) Register(ctx context.Context, spec Spec) error {
 	if spec.ID == "" || len(spec.ID) > 128 || strings.ContainsAny(spec.ID, "/\x00\n") {
 		return fault.New(fault.Invalid, "sandbox_id %q: give one of 1 to 128 bytes, without slashes", spec.ID)
@@ -77,7 +77,7 @@ func (m *Manager) Register(ctx context.Context, spec Spec) error {
 	return nil
 }
 
-// Deregister takes a sandbox's volumes away from it and forgets it.
+// Deregister unpublishes a sandbox's volumes and removes it.
 func (m *Manager) Deregister(ctx context.Context, id string) error {
 	return m.deregister(ctx, id, "it was deregistered")
 }

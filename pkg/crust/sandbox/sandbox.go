@@ -1,6 +1,6 @@
-// Package sandbox is the CRUST server without its gRPC dress and without its
-// sandboxes: who has which volume, that nobody has it twice, and that everything
-// is found again after a crash. Packages below it do the mounting.
+// Package sandbox is the core of the CRUST server. It records who has which volume, gives none out
+// twice, and finds everything again after a crash. [Server] is its gRPC transport. The packages
+// below it are the backends that mount.
 package sandbox
 
 import (
@@ -17,13 +17,13 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
 
-// Volume is a file system to be mounted in a sandbox.
+// Volume is a file system to mount in a sandbox.
 type Volume struct {
 	// Device on the host.
 	Device mounter.Device
 	// Target is the host path that containers' mount sources name.
 	Target string
-	// Type of the file system, one that the sandbox has.
+	// Type of the file system; the sandbox must support it.
 	Type     string
 	Options  mounter.Options
 	ReadOnly bool
@@ -33,8 +33,8 @@ type Volume struct {
 	Shared bool
 }
 
-// Serial is a short name of the volume, the same for the same device: at most 36
-// bytes, which is what a virtio-scsi disk can have.
+// Serial returns a short name of the volume, the same for the same device. It has at most 36 bytes,
+// the limit of a virtio-scsi disk.
 func (v Volume) Serial() string {
 	sum := sha256.Sum256([]byte(v.Device.Path))
 	return "crust-" + hex.EncodeToString(sum[:12])
@@ -43,44 +43,41 @@ func (v Volume) Serial() string {
 // Place is where a volume is inside its sandbox.
 type Place struct{ Device, Path string }
 
-// Opening is a sandbox that is to be taken up.
+// Opening is a sandbox to open.
 type Opening struct {
 	Spec
-	// Ended is closed when the sandbox's process has.
+	// Ended is closed when the sandbox's process ends.
 	Ended <-chan struct{}
-	// Published: an earlier process mounted volumes in it, so what it needs to
-	// have is there.
+	// Published: an earlier process mounted volumes in it, so its resources must exist.
 	Published bool
 }
 
-// Backend makes sandboxes of one kind reachable.
+// Backend connects to sandboxes of one kind.
 type Backend interface {
-	// Kind is the backend's name: that of its field in a RegisterSandboxRequest.
+	// Kind is the name of the backend's field in a RegisterSandboxRequest.
 	Kind() string
-	// Registration gives what a request says about how a sandbox is reached: see NewSpec.
+	// Registration returns what a request says about how to reach a sandbox; see NewSpec.
 	Registration(r *crustv1alpha1.RegisterSandboxRequest) any
-	// Capabilities are what its sandboxes really do.
+	// Capabilities are what its sandboxes really support.
 	Capabilities() []crust.Capability
-	// FileSystems are what its sandboxes' kernel can mount, asked of it; none where
-	// that is not known yet.
+	// FileSystems asks its sandboxes' kernel what it can mount. It returns none if that is not
+	// known yet.
 	FileSystems(ctx context.Context) ([]string, error)
-	// Mounts tells whether its sandboxes can mount a file system, without asking:
-	// yes, too, where that is not known.
+	// Mounts tells, without a query, whether its sandboxes can mount a file system; true if
+	// unknown.
 	Mounts(fstype string) bool
-	// Process finds the process of a sandbox whose registration names none, 0 where
-	// there is none to be found.
+	// Process finds the process of a sandbox that was registered without one; 0 if there is none.
 	Process(ctx context.Context, spec Spec) (pid int, err error)
-	// Open takes up a sandbox, new or of an earlier process.
+	// Open opens a sandbox, new or of an earlier process.
 	Open(ctx context.Context, o Opening) (Sandbox, error)
-	// Forget removes what a sandbox that has ended left here.
+	// Forget removes what an ended sandbox left on this host.
 	Forget(spec Spec) error
-	// Close is for the end of this process; sandboxes that are left go on.
+	// Close is for the end of this process. Sandboxes go on.
 	Close() error
 }
 
-// unreachable stands for a sandbox of an earlier process that cannot be reached
-// and is not known to have ended: it may have its volumes still, so it keeps
-// them from others.
+// unreachable stands for a sandbox of an earlier process that cannot be reached and has not
+// provably ended. It may still use its volumes, so nobody else gets them.
 type unreachable struct{ err error }
 
 func (u unreachable) failed() error {
@@ -97,9 +94,8 @@ func (u unreachable) MountNamespace() string                                  { 
 func (u unreachable) Close() error                                            { return u.failed() }
 func (u unreachable) Detach()                                                 {}
 
-// departed stands for a sandbox that has ended and cannot be opened any more. A
-// volume that is in use all the same keeps its record: a process of the sandbox
-// may live on with a copy of the mount.
+// departed stands for an ended sandbox that cannot be opened any more. A volume that is still in
+// use keeps its record: a process of the sandbox may live on with a copy of the mount.
 type departed struct {
 	unreachable
 	forget func() error
@@ -117,35 +113,33 @@ func (d departed) Unpublish(_ context.Context, v Volume) error {
 }
 func (d departed) Close() error { return d.forget() }
 
-// Sandbox is where volumes are mounted. Of one volume no two methods run at
-// once. Every method can be repeated.
+// Sandbox mounts volumes. No two of its methods run at once for one volume. Every method can be
+// repeated.
 type Sandbox interface {
-	// Publish attaches and mounts a volume, or finds that done.
+	// Publish attaches and mounts a volume, unless already done.
 	Publish(ctx context.Context, v Volume) (Place, error)
-	// Unpublish undoes that, or what a Publish that failed has left.
+	// Unpublish undoes Publish, or what a failed Publish left.
 	Unpublish(ctx context.Context, v Volume) error
-	// Stats asks the sandbox's kernel. ailment says what is wrong with the file
-	// system, if anything.
+	// Stats asks the sandbox's kernel. ailment says what is wrong with the file system, if
+	// anything.
 	Stats(ctx context.Context, v Volume) (u mounter.Usage, ailment string, err error)
 	// Expand grows the file system to the device's size, in bytes.
 	Expand(ctx context.Context, v Volume, deviceSize int64) error
-	// Resolve gives a path inside the sandbox that shows what lies at sub, which
-	// is relative to the volume's root, and that leads nowhere else.
+	// Resolve returns a path inside the sandbox that shows sub, which is relative to the volume's
+	// root. The path leads nowhere else.
 	Resolve(ctx context.Context, v Volume, sub string) (string, error)
-	// MountNamespace is a path of the sandbox's mount namespace, for as long as
-	// this process runs; empty where it has none on this kernel.
+	// MountNamespace is a path of the sandbox's mount namespace, valid while this process runs;
+	// empty if it has none on this kernel.
 	MountNamespace() string
-	// Close gives up everything that belongs to the sandbox and not to one of its
-	// volumes.
+	// Close releases what belongs to the sandbox itself, not to its volumes.
 	Close() error
-	// Detach lets go of the sandbox without changing it, for the end of this
-	// process.
+	// Detach disconnects from the sandbox without changing it, for the end of this process.
 	Detach()
 }
 
-// Execer is a Sandbox in which a program can be run, for tests and for who looks into it.
+// Execer is a Sandbox that can run a program, for tests and for inspection.
 type Execer interface {
-	// Exec gives what the program said, and its exit code.
+	// Exec returns the program's output and exit code.
 	Exec(ctx context.Context, argv []string, stdin []byte) (out []byte, code int, err error)
 }
 

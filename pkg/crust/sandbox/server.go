@@ -16,20 +16,20 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
 
-// Server is a Manager as the two gRPC services.
+// Server serves a Manager as the two gRPC services.
 type Server struct {
 	crustv1alpha1.UnimplementedRuntimeAssistedStorageManagementServer
 	crustv1alpha1.UnimplementedSandboxManagementServer
 	*Manager
 }
 
-// Serve adds both services.
+// Serve registers both services.
 func (s *Server) Serve(g *grpc.Server) {
 	crustv1alpha1.RegisterRuntimeAssistedStorageManagementServer(g, s)
 	crustv1alpha1.RegisterSandboxManagementServer(g, s)
 }
 
-// RuntimeGetCapabilities tells what the backend does.
+// RuntimeGetCapabilities returns the backend's capabilities.
 func (s *Server) RuntimeGetCapabilities(
 	context.Context, *crustv1alpha1.RuntimeGetCapabilitiesRequest,
 ) (*crustv1alpha1.RuntimeGetCapabilitiesResponse, error) {
@@ -69,7 +69,7 @@ func (s *Server) RuntimePublishVolume(
 		"file_system", r.GetFileSystem()); err != nil {
 		return nil, err
 	}
-	// A label of SELinux has commas, and one option is in one string here.
+	// Each string is one option: SELinux labels have commas.
 	o, err := mounter.ParseOptions(r.GetMountOptions())
 	if err != nil {
 		return nil, err
@@ -130,7 +130,7 @@ func (s *Server) RuntimeExpandVolume(
 	return &crustv1alpha1.RuntimeExpandVolumeResponse{CapacityBytes: size}, err
 }
 
-// RegisterSandbox makes a sandbox known.
+// RegisterSandbox adds a sandbox.
 func (s *Server) RegisterSandbox(
 	ctx context.Context, r *crustv1alpha1.RegisterSandboxRequest,
 ) (*crustv1alpha1.RegisterSandboxResponse, error) {
@@ -150,7 +150,7 @@ func (s *Server) RegisterSandbox(
 	return &crustv1alpha1.RegisterSandboxResponse{}, s.Register(ctx, spec)
 }
 
-// DeregisterSandbox forgets a sandbox.
+// DeregisterSandbox removes a sandbox.
 func (s *Server) DeregisterSandbox(
 	ctx context.Context, r *crustv1alpha1.DeregisterSandboxRequest,
 ) (*crustv1alpha1.DeregisterSandboxResponse, error) {
@@ -160,7 +160,7 @@ func (s *Server) DeregisterSandbox(
 	return &crustv1alpha1.DeregisterSandboxResponse{}, s.Deregister(ctx, r.GetSandboxId())
 }
 
-// ListSandboxes tells of all.
+// ListSandboxes lists all sandboxes.
 func (s *Server) ListSandboxes(context.Context, *crustv1alpha1.ListSandboxesRequest) (*crustv1alpha1.ListSandboxesResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,14 +174,16 @@ func (s *Server) ListSandboxes(context.Context, *crustv1alpha1.ListSandboxesRequ
 				SandboxDevice: r.Place.Device, SandboxPath: r.Place.Path,
 			})
 		}
-		slices.SortFunc(sb.Volumes, func(a, b *crustv1alpha1.Volume) int { return strings.Compare(a.GetHostVolumeId(), b.GetHostVolumeId()) })
+		slices.SortFunc(sb.Volumes, func(a, b *crustv1alpha1.Volume) int {
+			return strings.Compare(a.GetHostVolumeId(), b.GetHostVolumeId())
+		})
 		resp.Sandboxes = append(resp.Sandboxes, sb)
 	}
 	slices.SortFunc(resp.Sandboxes, func(a, b *crustv1alpha1.Sandbox) int { return strings.Compare(a.GetSandboxId(), b.GetSandboxId()) })
 	return resp, nil
 }
 
-// UnpublishVolume takes a volume away from a sandbox.
+// UnpublishVolume unmounts a volume in a sandbox.
 func (s *Server) UnpublishVolume(
 	ctx context.Context, r *crustv1alpha1.UnpublishVolumeRequest,
 ) (*crustv1alpha1.UnpublishVolumeResponse, error) {
@@ -191,7 +193,7 @@ func (s *Server) UnpublishVolume(
 	return &crustv1alpha1.UnpublishVolumeResponse{}, s.Unpublish(ctx, r.GetSandboxId(), r.GetHostVolumeId())
 }
 
-// ResolveMount tells what a container is to be given.
+// ResolveMount returns the path that a container mounts.
 func (s *Server) ResolveMount(ctx context.Context, r *crustv1alpha1.ResolveMountRequest) (*crustv1alpha1.ResolveMountResponse, error) {
 	if err := required("sandbox_id", r.GetSandboxId(), "source", r.GetSource()); err != nil {
 		return nil, err
@@ -217,13 +219,13 @@ func (s *Server) ExecInSandbox(ctx context.Context, r *crustv1alpha1.ExecInSandb
 	return &crustv1alpha1.ExecInSandboxResponse{Output: out, ExitCode: int32(code)}, err
 }
 
-// events are told to everybody who watches.
+// events go to every watcher.
 type events struct {
 	mu sync.Mutex
 	m  map[chan *crustv1alpha1.WatchResponse]bool
 }
 
-// backlog is how far a watcher may fall behind before it is cut off.
+// backlog is how many events a watcher may fall behind before its stream ends.
 const backlog = 256
 
 func (e *events) add() chan *crustv1alpha1.WatchResponse {
@@ -252,18 +254,18 @@ func (e *events) tell(r *crustv1alpha1.WatchResponse) {
 	for c := range e.m {
 		select {
 		case c <- r:
-		default: // it does not read: its stream ends, and it has to list anew
+		default: // it does not read: end its stream, so that it lists anew
 			delete(e.m, c)
 			close(c)
 		}
 	}
 }
 
-// Watch tells what happens.
+// Watch streams events.
 func (s *Server) Watch(_ *crustv1alpha1.WatchRequest, stream grpc.ServerStreamingServer[crustv1alpha1.WatchResponse]) error {
 	c := s.watchers.add()
 	defer s.watchers.remove(c)
-	// From the headers on the caller knows that nothing is missed.
+	// After the headers the caller misses no event.
 	if err := stream.SendHeader(nil); err != nil {
 		return err
 	}

@@ -11,14 +11,14 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// Spec is a sandbox as it was registered. How it is reached only its backend knows.
+// Spec is a sandbox as it was registered. Only its backend knows how to reach it.
 type Spec struct {
 	ID    string
 	PID   int
 	reach string // a JSON object
 }
 
-// NewSpec makes a Spec. Reach is a struct that json.Marshal takes, of which no field is called id or pid.
+// NewSpec returns a Spec. reach is a struct for json.Marshal without fields called id or pid.
 func NewSpec(id string, pid int, reach any) (Spec, error) {
 	b, err := json.Marshal(reach)
 	if err != nil {
@@ -34,16 +34,16 @@ func NewSpec(id string, pid int, reach any) (Spec, error) {
 	return Spec{id, pid, object(fields)}, nil
 }
 
-// object is the same text for the same fields.
+// object returns the same text for equal fields.
 func object(fields map[string]json.RawMessage) string {
 	b, err := json.Marshal(fields)
 	if err != nil {
-		panic(err) // of what was unmarshalled before
+		panic(err) // they were unmarshalled before
 	}
 	return string(b)
 }
 
-// Reach gives back what NewSpec was given. A field that is unknown is an error.
+// Reach decodes what NewSpec was given. An unknown field is an error.
 func (s Spec) Reach(into any) error {
 	d := json.NewDecoder(bytes.NewReader([]byte(s.reach)))
 	d.DisallowUnknownFields()
@@ -53,7 +53,7 @@ func (s Spec) Reach(into any) error {
 	return nil
 }
 
-// MarshalJSON puts the fields of Reach beside id and pid.
+// MarshalJSON puts the fields of reach beside id and pid.
 func (s Spec) MarshalJSON() ([]byte, error) {
 	fields := map[string]json.RawMessage{}
 	if s.reach != "" {
@@ -82,7 +82,7 @@ func (s *Spec) UnmarshalJSON(b []byte) error {
 	if err := errors.Join(json.Unmarshal(b, &own), json.Unmarshal(b, &fields)); err != nil {
 		return err
 	}
-	if fields == nil { // of a null
+	if fields == nil { // JSON null
 		fields = map[string]json.RawMessage{}
 	}
 	delete(fields, "id")
@@ -91,7 +91,7 @@ func (s *Spec) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// kindOf is the kind of sandbox that a registration names, empty where it leaves that to the server.
+// kindOf returns the kind of sandbox that a registration names, empty if the server chooses it.
 func kindOf(r *crustv1alpha1.RegisterSandboxRequest) string {
 	m := r.ProtoReflect()
 	field := m.WhichOneof(m.Descriptor().Oneofs().ByName("kind"))

@@ -12,13 +12,13 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
 
-// sandboxRecord is a sandbox that was registered.
+// sandboxRecord records a registered sandbox.
 type sandboxRecord struct {
 	Kind    string                  `json:"kind"` // of the backend
 	Spec    Spec                    `json:"spec"`
 	BootID  string                  `json:"bootID"`
 	Process process                 `json:"process"`
-	Volumes map[string]volumeRecord `json:"volumes,omitempty"` // by their device's path
+	Volumes map[string]volumeRecord `json:"volumes,omitempty"` // by device path
 }
 
 // The states of a volume.
@@ -27,8 +27,7 @@ const (
 	published  = "published"
 )
 
-// volumeRecord is written before a volume is touched, and once more when it is
-// mounted.
+// volumeRecord is written before a volume is touched, and again when it is mounted.
 type volumeRecord struct {
 	State    string           `json:"state"`
 	Device   mounter.Device   `json:"device"`
@@ -59,8 +58,8 @@ func (s store) path(id string) string {
 func (s store) put(r sandboxRecord) error { return sandboxType.Write(s.path(r.Spec.ID), r) }
 func (s store) remove(id string) error    { return record.Remove(s.path(id)) }
 
-// load gives all sandboxes, those of earlier boots too. bad are the records that
-// cannot be used, by path.
+// load returns all sandboxes, including those of earlier boots. bad has the unusable records by
+// path.
 func (s store) load() (list []sandboxRecord, bad map[string]error, err error) {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, nil, err
@@ -78,7 +77,7 @@ func (s store) load() (list []sandboxRecord, bad map[string]error, err error) {
 			err = fmt.Errorf("%s: the record is of sandbox %q, and does not belong there", path, r.Spec.ID)
 		}
 		if record.Untold(err) {
-			return nil, nil, err // it says nothing about the record
+			return nil, nil, err // not about the record
 		}
 		if err != nil {
 			bad[path] = record.Unusable(err)

@@ -30,14 +30,14 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 		return fault.New(fault.Invalid, "host_target_path %q is no clean path below %s, where all targets lie", v.Target, m.KubeletDir)
 	}
 	source := v.Device.Path
-	// By number too: a device may have two names.
+	// The number too: a device may have two names.
 	end, err := m.begin("RuntimePublishVolume", key(id, source), fmt.Sprintf("device %d:%d", v.Device.Major, v.Device.Minor))
 	if err != nil {
 		return err
 	}
 	defer end()
 	if _, err := m.find(id); err != nil {
-		return err // it was deregistered since
+		return err // it was deregistered meanwhile
 	}
 	if v.Shared, err = m.claim(id, v); err != nil {
 		return err
@@ -52,7 +52,8 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 		return fault.New(fault.Invalid, "file_system %q cannot be mounted in a sandbox: its kernel does not have it", v.Type)
 	}
 	want := volumeRecord{
-		State: publishing, Device: v.Device, Target: v.Target, Type: v.Type, Options: v.Options.List(), ReadOnly: v.ReadOnly, Group: v.Group,
+		State: publishing, Device: v.Device, Target: v.Target, Type: v.Type, Options: v.Options.List(),
+		ReadOnly: v.ReadOnly, Group: v.Group,
 		Policy: v.Policy,
 	}
 	m.mu.Lock()
@@ -62,8 +63,8 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 		same := want
 		same.State, same.Place = have.State, have.Place
 		if !reflect.DeepEqual(have, same) {
-			return fault.New(fault.Exists, "volume %s is published in sandbox %s in another way (%s at %s, options %v); unpublish it first", source,
-				id, have.Type, have.Target, have.Options)
+			return fault.New(fault.Exists, "volume %s is published in sandbox %s in another way (%s at %s, options %v); unpublish it first",
+				source, id, have.Type, have.Target, have.Options)
 		}
 	} else if err := m.keep(b, source, &want); err != nil {
 		return err
@@ -75,9 +76,9 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 	if err != nil {
 		err = fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
 		if known && have.State == published {
-			return err // it was mounted before, and nobody took it away
+			return err // it was mounted before, so it stays
 		}
-		// With time of its own: the caller's may be up.
+		// Own timeout: the caller's time may be up.
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.Timeout)
 		defer cancel()
 		if uerr := b.sandbox().Unpublish(uctx, v); uerr != nil {
@@ -99,7 +100,7 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 	return nil
 }
 
-// Unpublish takes a volume away from a sandbox.
+// Unpublish unmounts a volume in a sandbox.
 func (m *Manager) Unpublish(ctx context.Context, id, source string) error {
 	m.mu.Lock()
 	b, ok := m.boxes[id]
@@ -137,11 +138,12 @@ func (m *Manager) Unpublish(ctx context.Context, id, source string) error {
 	if err := m.keep(b, source, nil); err != nil {
 		return err
 	}
-	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_VOLUME_UNPUBLISHED, SandboxId: id, HostVolumeId: source})
+	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_VOLUME_UNPUBLISHED,
+		SandboxId: id, HostVolumeId: source})
 	return nil
 }
 
-// Stats asks for how full a volume is.
+// Stats returns a volume's usage and ailment.
 func (m *Manager) Stats(ctx context.Context, id, source string) (mounter.Usage, string, error) {
 	b, v, _, err := m.volume(id, source)
 	if err != nil {
@@ -156,7 +158,7 @@ func (m *Manager) Stats(ctx context.Context, id, source string) (mounter.Usage, 
 	return u, ailment, err
 }
 
-// Expand grows a volume's file system.
+// Expand grows a volume's file system to its device. It returns the size in bytes.
 func (m *Manager) Expand(ctx context.Context, id, source string, required int64) (int64, error) {
 	if required < 0 {
 		return 0, fault.New(fault.Invalid, "required_bytes %d is negative", required)
@@ -178,7 +180,8 @@ func (m *Manager) Expand(ctx context.Context, id, source string, required int64)
 		return 0, err
 	}
 	if size < required {
-		return 0, fault.New(fault.OutOfRange, "volume %s: its device has %d bytes, %d were asked for; NodeExpandVolume of the CSI driver comes first", source, size, required)
+		return 0, fault.New(fault.OutOfRange,
+			"volume %s: its device has %d bytes, %d were asked for; NodeExpandVolume of the CSI driver comes first", source, size, required)
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
 	defer cancel()
@@ -188,8 +191,8 @@ func (m *Manager) Expand(ctx context.Context, id, source string, required int64)
 	return size, nil
 }
 
-// Resolve tells what a container is to be given for a mount source. foreign: it
-// is not of any volume of the sandbox.
+// Resolve returns the path that a container mounts for a mount source. foreign: the source is in no
+// volume of the sandbox.
 func (m *Manager) Resolve(ctx context.Context, id, source string) (path string, foreign bool, err error) {
 	b, err := m.find(id)
 	if err != nil {

@@ -14,7 +14,7 @@ func ExampleUnaryInterceptor() {
 	g := grpc.NewServer(grpc.UnaryInterceptor(faultgrpc.UnaryInterceptor), grpc.StreamInterceptor(faultgrpc.StreamInterceptor))
 	defer g.Stop()
 
-	// What a method of the server returns, and what its caller gets.
+	// Status maps the error of a server's method to the error that the caller gets.
 	method := func(context.Context, any) (any, error) {
 		return nil, fmt.Errorf("stage: %w", fault.New(fault.NotFound, "volume %s does not exist", "pool.v1"))
 	}

@@ -1,4 +1,5 @@
-// Package faultgrpc gives faults their gRPC codes, for a server whose methods return errors of pkg/fault.
+// Package faultgrpc maps errors of pkg/fault to gRPC status codes, for servers whose methods
+// return such errors.
 package faultgrpc
 
 import (
@@ -13,7 +14,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// most is the bound of an error's text, in bytes.
+// most is the maximum length of an error's text, in bytes.
 const most = 1 << 14
 
 var kinds = map[fault.Kind]codes.Code{
@@ -23,8 +24,8 @@ var kinds = map[fault.Kind]codes.Code{
 	fault.Elsewhere: codes.ResourceExhausted,
 }
 
-// Status gives an error its gRPC code, as the CSI specification names them. Its text
-// is plain: parts of it come from guests, file systems and programs.
+// Status gives an error the gRPC code that the CSI specification prescribes. It sanitizes the
+// text, because parts of it come from guests, file systems and programs.
 func Status(err error) error {
 	if err == nil {
 		return nil
@@ -49,13 +50,13 @@ func Status(err error) error {
 	return status.Error(code, text)
 }
 
-// UnaryInterceptor gives what a method returns to Status.
+// UnaryInterceptor applies Status to the error of a method.
 func UnaryInterceptor(ctx context.Context, req any, _ *grpc.UnaryServerInfo, method grpc.UnaryHandler) (any, error) {
 	resp, err := method(ctx, req)
 	return resp, Status(err)
 }
 
-// StreamInterceptor does the same for streams.
+// StreamInterceptor applies Status to the error of a stream.
 func StreamInterceptor(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, method grpc.StreamHandler) error {
 	return Status(method(srv, s))
 }

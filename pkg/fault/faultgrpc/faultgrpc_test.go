@@ -15,8 +15,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault/faultgrpc"
 )
 
-// What a guest or a file system said reaches callers, and so events and terminals,
-// as plain text, whatever kind of error carries it.
+// Text from a guest or a file system reaches callers, and so events and terminals, only as
+// plain text, whatever kind of error carries it.
 func TestALow_ErrorsArePlainText(t *testing.T) {
 	const hostile = "label \x1b[2J\u202egnp\xff"
 	for name, c := range map[string]struct {
@@ -30,13 +30,14 @@ func TestALow_ErrorsArePlainText(t *testing.T) {
 	} {
 		got := faultgrpc.Status(c.err)
 		text := status.Convert(got).Message()
-		if status.Code(got) != c.code || strings.ContainsAny(text, "\x1b\u202e") || !utf8.ValidString(text) || len(text) > 1<<15 || !strings.Contains(text, `\x1b`) {
+		if status.Code(got) != c.code || strings.ContainsAny(text, "\x1b\u202e") || !utf8.ValidString(text) ||
+			len(text) > 1<<15 || !strings.Contains(text, `\x1b`) {
 			t.Errorf("%s: %s %.200q", name, status.Code(got), text)
 		}
 	}
 }
 
-// A method that fails never looks as if it had worked, not even for a kind that is not known here.
+// A failed method never looks successful, not even for an unknown kind.
 func TestAnErrorIsNeverOK(t *testing.T) {
 	for kind := range fault.Elsewhere + 90 {
 		err := faultgrpc.Status(fault.New(kind, "volume x"))

@@ -16,10 +16,10 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// Outcome is what a file system check ended with.
+// Outcome is the result of a file system check.
 type Outcome int
 
-// The three outcomes.
+// The outcomes.
 const (
 	Clean Outcome = iota
 	Repaired
@@ -30,13 +30,13 @@ func (o Outcome) String() string { return outcomes[o] }
 
 var outcomes = []string{"clean", "repaired", "needs-human"}
 
-// Outcomes are the names of all.
+// Outcomes returns the names of all outcomes.
 func Outcomes() []string { return slices.Clone(outcomes) }
 
-// Check checks the file system on an unmounted device. On ext2/3/4 it repairs
-// what is safe without asking (e2fsck -p). It only looks at xfs and btrfs: the
-// kernel replays their journals, and their repair programs are for people. The
-// text is the program's. Nothing is written when the outcome is NeedsHuman.
+// Check checks the file system on an unmounted device and returns the output of the program. On
+// ext2/3/4 it makes the repairs that need no decision (e2fsck -p). On xfs and btrfs it only
+// reads: the kernel replays their journals, and their repair programs are for people. If the
+// outcome is NeedsHuman, nothing was written.
 func (p *Programs) Check(ctx context.Context, device, name string) (Outcome, string, error) {
 	t := fstype.Of(name)
 	if len(t.Check) == 0 {
@@ -52,10 +52,9 @@ func (p *Programs) Check(ctx context.Context, device, name string) (Outcome, str
 	return Clean, out, nil
 }
 
-// preen repairs an ext2/3/4 with e2fsck -p. That program writes before it finds
-// out that it must give up (it replays the journal, repairs what it can, and
-// marks the superblock). So the repair is first made on a copy of the metadata,
-// which tells how it will end.
+// preen repairs an ext2/3/4 with e2fsck -p. That program writes before it notices that it must
+// give up (it replays the journal, repairs some damage, and marks the superblock). So it runs
+// on a copy of the metadata first, which shows the outcome.
 func (p *Programs) preen(ctx context.Context, t fstype.Type, device string, flags ...string) (Outcome, string, error) {
 	argv := append(slices.Clone(t.Check), flags...)
 	if outcome, out, err := p.rehearse(ctx, argv, device); err != nil || outcome == NeedsHuman {
@@ -68,7 +67,7 @@ func (p *Programs) preen(ctx context.Context, t fstype.Type, device string, flag
 	return preened(device, out, code)
 }
 
-// preened reads the exit status of e2fsck(8).
+// preened interprets the exit status of e2fsck(8).
 func preened(device, out string, code int) (Outcome, string, error) {
 	const repaired, rebootNeeded, uncorrected = 1, 2, 4
 	switch {
@@ -83,25 +82,26 @@ func preened(device, out string, code int) (Outcome, string, error) {
 	}
 }
 
-// rehearse runs e2fsck on a sparse copy of the device's metadata (e2image -r):
-// superblocks, bitmaps, inodes, directories and the journal, no file's data,
-// which e2fsck does not read.
+// rehearse runs e2fsck on a sparse copy of the device's metadata (e2image -r): superblocks,
+// bitmaps, inodes, directories and the journal. The copy has no file data, which e2fsck does
+// not read.
 func (p *Programs) rehearse(ctx context.Context, argv []string, device string) (_ Outcome, _ string, err error) {
 	f, err := os.CreateTemp(p.Scratch, copyPrefix)
 	if err != nil {
 		return NeedsHuman, "", err
 	}
 	defer f.Close()
-	// The file keeps its name until then: a file without a name cannot be mounted where
-	// the program sees it.
+	// Remove the file only at the end: the confined program needs a bind mount of it, and a
+	// file without a name cannot be mounted.
 	defer func() { err = errors.Join(err, os.Remove(f.Name())) }()
 	out, code, err := p.runOnCopy(ctx, f, device, "e2image", "-r", confine.Inside(device), confine.CopyPath)
 	if err != nil {
 		return NeedsHuman, out, err
 	}
 	if code != 0 && strings.Contains(strings.ToLower(out), linux.ENOSPC.Error()) {
-		return NeedsHuman, out, fault.New(fault.NoSpace, "%s is damaged, and its repair is tried on a copy of its metadata first, for which "+
-			"there is no room in %s: %s", device, p.scratch(), out)
+		return NeedsHuman, out, fault.New(fault.NoSpace,
+			"%s is damaged, and its repair is tried on a copy of its metadata first, for which "+
+				"there is no room in %s: %s", device, p.scratch(), out)
 	}
 	if code != 0 {
 		return NeedsHuman, "its metadata cannot be read: " + out, nil
@@ -119,7 +119,7 @@ const copyPrefix = "check-"
 // Clear removes the copies that an earlier process left in Scratch.
 func (p *Programs) Clear() error {
 	if p.Scratch == "" {
-		return nil // others have files there
+		return nil // os.TempDir has other programs' files too
 	}
 	left, err := filepath.Glob(filepath.Join(p.Scratch, copyPrefix+"*"))
 	for _, name := range left {
@@ -135,20 +135,20 @@ func (p *Programs) scratch() string {
 	return p.Scratch
 }
 
-// runOnCopy runs a program that has the file as confine.CopyPath, and ends with
-// this process: nobody misses a copy.
+// runOnCopy runs a program with f at confine.CopyPath. The program dies with this process,
+// because a copy can be lost.
 func (p *Programs) runOnCopy(ctx context.Context, f *os.File, device string, argv ...string) (string, int, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.SysProcAttr = linux.KilledWithThread()
 	return p.start(ctx, cmd, confine.Limits{Device: device, Copy: f})
 }
 
-// CheckCommand is the command that a person would look at a damaged, unmounted
-// file system with; it changes nothing.
+// CheckCommand returns the command with which a person examines a damaged, unmounted file
+// system. It changes nothing.
 func CheckCommand(name, device string) string {
 	look := fstype.Of(name).Look
 	if len(look) == 0 {
-		look = []string{"fsck", "-n"} // finds the program
+		look = []string{"fsck", "-n"} // selects the program by type
 	}
 	return strings.Join(look, " ") + " " + device
 }

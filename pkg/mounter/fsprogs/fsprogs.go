@@ -1,6 +1,6 @@
-// Package fsprogs runs the programs of a file system: mkfs, fsck, resize2fs,
-// btrfstune. They run when a volume is staged for the first time, is damaged,
-// or is grown where the kernel may not do it; never on an ordinary publish.
+// Package fsprogs runs the programs of a file system: mkfs, fsck, resize2fs, btrfstune. They
+// run when a volume is staged for the first time, when it is damaged, and when it must be grown
+// offline. They never run for an ordinary publish.
 package fsprogs
 
 import (
@@ -22,28 +22,24 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
 
-// Programs runs them. The zero value is not usable; see New.
+// Programs runs the programs of file systems.
 type Programs struct {
-	// Scratch is a directory for copies of a file system's metadata, which are as
-	// large as the metadata. A copy is removed when the check ends; Clear removes
-	// those of a process that was killed. Empty: os.TempDir.
+	// Scratch is a directory for copies of a file system's metadata, each as large as the
+	// metadata. A copy is removed when its check ends. Clear removes those of a killed process.
+	// If Scratch is empty, it is os.TempDir.
 	Scratch string
 
 	started func(program string)
 }
 
-// New gives Programs that call started, if not nil, before each program.
+// New returns a Programs that calls started, if not nil, before each program.
 func New(started func(program string)) *Programs {
-	if started == nil {
-		started = func(string) {}
-	}
 	return &Programs{started: started}
 }
 
-// Format makes a file system on a device that was proven blank. There is no
-// other way to make one. On a device whose space is reserved (thick), all is
-// written out at once: zeroing it later, as the kernel would do, could give the
-// space back.
+// Format makes a file system on a device that was proven blank. It is the only way to make one.
+// On a device with reserved space (thick), mkfs initializes everything at once: the kernel's
+// later zeroing could release the reservation.
 func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, name string, thick bool) error {
 	t := fstype.Of(name)
 	if len(t.Make) == 0 {
@@ -57,7 +53,7 @@ func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, nam
 		argv = append(argv, t.Whole...)
 	}
 	if blank.Resumed() {
-		// What the first attempt left is no reason to refuse.
+		// Remains of the first attempt must not stop mkfs.
 		argv = append(argv, t.Force)
 	}
 	if err := failpoint.Err("mkfs.before"); err != nil {
@@ -76,9 +72,8 @@ func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, nam
 	return nil
 }
 
-// Grow grows an unmounted file system to the size of its device, for processes
-// that may not use the kernel's online growth. resize2fs wants a forced check
-// first.
+// Grow grows an unmounted file system to the size of its device, for processes that may not use
+// the kernel's online growth. It runs a forced check first, which resize2fs requires.
 func (p *Programs) Grow(ctx context.Context, device, name string) error {
 	t := fstype.Of(name)
 	if len(t.Resize) == 0 {
@@ -98,9 +93,8 @@ func (p *Programs) Grow(ctx context.Context, device, name string) error {
 	return p.must(ctx, t.Resize, device)
 }
 
-// NewID gives an unmounted file system another identity, where a copy of it cannot
-// be mounted beside its origin otherwise (btrfs before Linux 6.7). It does nothing to
-// others.
+// NewID gives an unmounted file system a new identity, if the kernel could not mount a copy
+// beside its origin otherwise (btrfs before Linux 6.7). It does nothing for other types.
 func (p *Programs) NewID(ctx context.Context, device, name string) error {
 	argv := fstype.Of(name).NewID
 	if len(argv) == 0 {
@@ -109,7 +103,7 @@ func (p *Programs) NewID(ctx context.Context, device, name string) error {
 	return p.must(ctx, argv, device)
 }
 
-// must runs a program that has to succeed.
+// must runs a program and turns a non-zero exit status into an error.
 func (p *Programs) must(ctx context.Context, argv []string, device string) error {
 	out, code, err := p.run(ctx, argv, device)
 	if err != nil {
@@ -121,8 +115,8 @@ func (p *Programs) must(ctx context.Context, argv []string, device string) error
 	return nil
 }
 
-// ProbeConfinement tells whether the programs can be kept from everything but
-// their device; they are not run where they cannot.
+// ProbeConfinement tests whether the programs can be confined to their device. Without
+// confinement they do not run.
 func (p *Programs) ProbeConfinement() mounter.Feature {
 	f := mounter.Feature{
 		Name: "confinement of mkfs and fsck", Answer: mounter.Yes, Since: "any",
@@ -134,9 +128,8 @@ func (p *Programs) ProbeConfinement() mounter.Feature {
 	return f
 }
 
-// run runs a program that changes a file system. Once begun it ends by itself,
-// whatever becomes of the caller, and of this process: half a repair is worse
-// than none.
+// run runs a program that changes a file system. Once started, it runs to its end even if the
+// caller or this process goes away: half a repair is worse than none.
 func (p *Programs) run(ctx context.Context, argv []string, device string) (string, int, error) {
 	if err := ctx.Err(); err != nil {
 		return "", 0, err
@@ -145,25 +138,26 @@ func (p *Programs) run(ctx context.Context, argv []string, device string) (strin
 		confine.Limits{Device: device})
 }
 
-// runMortal is run for a program that must not outlive this process: a second
-// mkfs beside one that an earlier process started would ruin both.
+// runMortal is like run for a program that must die with this process. A second mkfs beside one
+// of an earlier process would ruin both.
 func (p *Programs) runMortal(ctx context.Context, argv []string, device string) (string, int, error) {
 	cmd := exec.CommandContext(ctx, argv[0], append(slices.Clone(argv[1:]), confine.Inside(device))...)
 	cmd.SysProcAttr = linux.KilledWithThread()
 	return p.start(ctx, cmd, confine.Limits{Device: device})
 }
 
-// start runs a program in confinement: what it reads was written by a tenant.
+// start runs a program in confinement, because a tenant wrote the data that it reads.
 func (p *Programs) start(ctx context.Context, cmd *exec.Cmd, limits confine.Limits) (output string, code int, err error) {
 	program, device := cmd.Args[0], limits.Device
-	p.started(program)
+	if p.started != nil {
+		p.started(program)
+	}
 	sctx, end := tracing.Begin(ctx, program)
 	defer func() {
 		tracing.ExitCode(sctx, code)
 		end(err)
 	}()
-	// A file, not a pipe: writing into the pipe of a process that is gone would
-	// end a check half-way.
+	// Use a file, not a pipe: a write to the pipe of a dead process would end a check half-way.
 	said, err := linux.Memfd("output of " + program)
 	if err != nil {
 		return "", 0, err
@@ -191,7 +185,7 @@ func (p *Programs) start(ctx context.Context, cmd *exec.Cmd, limits confine.Limi
 	}
 }
 
-// tail keeps the end of a program's output, as one line.
+// tail returns the end of a program's output as one line.
 func tail(s string) string {
 	const limit = 1000
 	s = strings.Join(strings.Fields(s), " ")

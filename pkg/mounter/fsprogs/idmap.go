@@ -11,10 +11,10 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// ProbeIdmap tells whether this kernel makes idmapped mounts of a file system
-// (pods with hostUsers: false, and fsGroupStrategy idmap, need them), by making
-// one: of a new file system in a file without a name in dir. Nodes of loop devices
-// are made in nodesDir if /dev lacks them.
+// ProbeIdmap tests whether this kernel supports idmapped mounts of a file system (pods with
+// hostUsers: false and fsGroupStrategy idmap need them). It makes such a mount of a new file
+// system in an unnamed file in dir. If /dev lacks nodes of loop devices, it makes them in
+// nodesDir.
 func (p *Programs) ProbeIdmap(ctx context.Context, name, dir, nodesDir string) mounter.Feature {
 	f := mounter.Feature{
 		Name: "idmapped mounts of " + name, Since: fstype.Of(name).IdmapSince,
@@ -24,7 +24,7 @@ func (p *Programs) ProbeIdmap(ctx context.Context, name, dir, nodesDir string) m
 	return f
 }
 
-// idmapAnswer is what the end of an attempt says.
+// idmapAnswer interprets the error of tryIdmap.
 func idmapAnswer(err error) (answer mounter.Answer, why string) {
 	switch {
 	case err == nil:
@@ -36,7 +36,7 @@ func idmapAnswer(err error) (answer mounter.Answer, why string) {
 }
 
 func (p *Programs) tryIdmap(ctx context.Context, name, dir, nodesDir string) error {
-	const size = 320 << 20 // mkfs.xfs wants 300 MiB; next to nothing is written
+	const size = 320 << 20 // mkfs.xfs needs 300 MiB; almost nothing is written
 	file, err := linux.TempFile(dir, size)
 	if err != nil {
 		return err
@@ -48,8 +48,10 @@ func (p *Programs) tryIdmap(ctx context.Context, name, dir, nodesDir string) err
 	}
 	defer loop.Close()
 	mkfs := fstype.Of(name).Make
-	if out, code, err := p.runMortal(ctx, mkfs, loop.Name()); err != nil || code != 0 {
-		return errors.Join(err, fmt.Errorf("%s: exit status %d: %s", mkfs[0], code, out))
+	if out, code, err := p.runMortal(ctx, mkfs, loop.Name()); err != nil {
+		return fmt.Errorf("%s: %w: %s", mkfs[0], err, out)
+	} else if code != 0 {
+		return fmt.Errorf("%s: exit status %d: %s", mkfs[0], code, out)
 	}
 	dev, err := mounter.FindDevice(loop.Name())
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// What the kernel refused is "no"; any other error is "cannot tell".
+// A refusal by the kernel is "no"; any other error is "cannot tell".
 func TestU01_WhatCannotBeMappedIsReported(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -25,7 +25,8 @@ func TestU01_WhatCannotBeMappedIsReported(t *testing.T) {
 			t.Errorf("%v: %v, %q", c.err, got, why)
 		}
 		f := mounter.Feature{Name: "idmapped mounts of xfs", Answer: got, Why: why, Cost: "no pod with hostUsers: false"}
-		if told := mounter.Summary([]mounter.Feature{f}); c.want == mounter.No && !strings.Contains(told, fmt.Sprintf("idmapped mounts of xfs: no (%s; so: %s)", why, f.Cost)) {
+		if told := mounter.Summary([]mounter.Feature{f}); c.want == mounter.No &&
+			!strings.Contains(told, fmt.Sprintf("idmapped mounts of xfs: no (%s; so: %s)", why, f.Cost)) {
 			t.Errorf("the summary is %q", told)
 		}
 	}

@@ -1,8 +1,8 @@
-// Package fstype is what is known of file systems, a row each. Nothing else in the
-// project names one, but for the detectors of pkg/mounter/superblock and what mounts NFS
-// (test/documents looks).
+// Package fstype has a table of file systems with one row each. The rest of the project names
+// no file system, except the detectors of pkg/mounter/superblock and the code that mounts NFS
+// (test/documents verifies this).
 //
-// A new file system of block devices is a row here and a detector there.
+// A new file system of block devices needs a row here and a detector there.
 package fstype
 
 import (
@@ -10,80 +10,83 @@ import (
 	"slices"
 )
 
-// Type is a row. Of its fields, the zero value is always "no" or "not known".
+// Type is a row of the table. The zero value of each field means "no" or "unknown".
 type Type struct {
-	// Name is what users call it, and what a superblock is found to be.
+	// Name is the name that users give and that a superblock is detected as.
 	Name string
-	// Driver is the kernel's name for what mounts it, where that is another.
+	// Driver is the kernel's name for the driver, if it differs from Name.
 	Driver string
-	// Like names the row whose Options it has.
+	// Like names the row whose Options apply.
 	Like string
-	// Share tells that it is of a server, not of a block device.
+	// Share is set for network shares, which have no block device.
 	Share bool
 
-	// Options are the superblock options that may be asked for: see table, and Allowed.
+	// Options are the permitted superblock options: see table and Allowed.
 	Options []string
-	// Copy is a superblock option without which the kernel refuses a copy beside its origin.
+	// Copy is the superblock option without which the kernel refuses to mount a copy beside its
+	// origin.
 	Copy string
-	// Apart is a superblock option that keeps a labelled share apart: else two volumes of
-	// one server would share a superblock, or a session, and its label.
+	// Apart is the superblock option that keeps a labelled share separate. Otherwise two
+	// volumes of one server would share a superblock or a session, and with it the label.
 	Apart string
-	// GroupByOption tells that files have no owners on disk: the mount says whose they are.
+	// GroupByOption means that files have no owners on disk; the mount options set them.
 	GroupByOption bool
-	// LabelByMount tells that kernels before 6.8 take an SELinux label by mount(2) only.
+	// LabelByMount means that kernels before 6.8 accept an SELinux label only through mount(2).
 	LabelByMount bool
-	// Numberless tells that stat(2) gives its files a device number of no device.
+	// Numberless means that stat(2) shows a device number that belongs to no device.
 	Numberless bool
-	// IdmapSince is the first kernel that makes idmapped mounts of it.
+	// IdmapSince is the first kernel version that supports idmapped mounts of it.
 	IdmapSince string
-	// Panic is where a superblock can ask for a panic of the kernel, which a volume's
-	// content must not.
+	// Panic tells where the superblock can ask the kernel to panic. The content of a volume
+	// must not cause that.
 	Panic *Panic
-	// InodeTables tells that pkg/mounter/ownership reads its inode tables from the device.
+	// InodeTables means that pkg/mounter/ownership can read its inode tables from the device.
 	InodeTables bool
 
-	// Head is how many bytes from the device's start hold its first superblock.
+	// Head is the size in bytes of the start of the device that contains the first superblock.
 	Head int64
 
-	// Grow makes a mounted one as large as its device, in bytes. dir is open on any
-	// directory of it; found reads what its superblock says, in bytes.
+	// Grow grows a mounted file system to the size of its device, in bytes. The file dir is
+	// open on any directory of it. The function found reads size and block size from the
+	// superblock, in bytes.
 	Grow func(dir *os.File, size int64, found func() (size, block int64, err error)) error
-	// GrowthIsPrivileged tells that Grow needs CAP_SYS_RESOURCE, and that Resize does it
-	// without, while it is not mounted.
+	// GrowthIsPrivileged means that Grow needs CAP_SYS_RESOURCE. Resize does not, but needs the
+	// file system unmounted.
 	GrowthIsPrivileged bool
 
-	// What follows are programs. Where nothing else is said, the device is appended.
+	// The following fields are programs. The device is appended, unless noted otherwise.
 
-	// Make makes one on a blank device, leaving to the kernel what can wait; Whole is
-	// added where nothing may wait; Force makes it overwrite what is there. It fits on
-	// no less than Minimum bytes.
+	// Make makes the file system on a blank device and leaves the rest of the initialization to
+	// the kernel. Whole is appended to initialize everything at once. Force makes it overwrite
+	// existing content. The device must have at least Minimum bytes.
 	Make, Whole []string
 	Force       string
 	Minimum     int64
-	// Check looks at one that is not mounted. It changes nothing, unless Preen.
+	// Check checks an unmounted file system. It changes nothing, unless Preen is set.
 	Check []string
-	// Preen tells that Check repairs what is safe without asking, as e2fsck -p.
+	// Preen means that Check makes the repairs that need no decision, as e2fsck -p does.
 	Preen bool
-	// Look is the Check that changes nothing, for people.
+	// Look is the check that changes nothing, for people.
 	Look []string
-	// NewID gives another identity, so that a copy can be mounted beside its origin.
+	// NewID gives it a new identity, so that a copy can be mounted beside its origin.
 	NewID []string
-	// Resize grows it to its device; Check with -f goes before it.
+	// Resize grows it to the size of its device. Check with -f must run first.
 	Resize []string
-	// Package is Debian's that has all of them, and Others, which they call.
+	// Package is the Debian package with all of these programs and Others, which they call.
 	Package string
 	Others  []string
 }
 
-// Panic is a number of two bytes, little endian, in a superblock.
+// Panic describes a two-byte, little-endian number in a superblock.
 type Panic struct {
-	At    int64 // bytes from the device's start
+	At    int64 // offset in bytes from the device's start
 	Value uint16
-	// Unless is the option with which the mount decides, and Calm its value for "no panic".
+	// Unless is the mount option that overrides it, and Calm the value of that option for "no
+	// panic".
 	Unless, Calm string
 }
 
-// Of gives the row of a file system; of one that is not known, a row with its name only.
+// Of returns the row of a file system. For an unknown one it returns a row with only the name.
 func Of(name string) Type {
 	if i := slices.IndexFunc(table, func(t Type) bool { return t.Name == name }); i >= 0 {
 		return table[i]
@@ -91,7 +94,7 @@ func Of(name string) Type {
 	return Type{Name: name}
 }
 
-// Allowed are the superblock options that may be asked for.
+// Allowed returns the permitted superblock options.
 func (t Type) Allowed() []string {
 	if t.Like != "" {
 		return Of(t.Like).Options
@@ -99,10 +102,10 @@ func (t Type) Allowed() []string {
 	return t.Options
 }
 
-// All gives the rows. The caller must not change them.
+// All returns the rows. The caller must not change them.
 func All() []Type { return table }
 
-// PackageOf is Debian's package that has a program; empty if no row names it.
+// PackageOf returns the Debian package of a program, or "" if no row names it.
 func PackageOf(program string) string {
 	for _, t := range table {
 		if slices.Contains(t.Others, program) {
@@ -117,7 +120,7 @@ func PackageOf(program string) string {
 	return ""
 }
 
-// Programs lists the programs of all rows.
+// Programs lists the programs of all rows, sorted.
 func Programs() []string {
 	var list []string
 	for _, t := range table {
@@ -133,15 +136,16 @@ func Programs() []string {
 // Formats lists the file systems that can be made, the default first.
 func Formats() []string { return names(func(t Type) bool { return len(t.Make) > 0 }) }
 
-// Default is the file system of a volume for which none was asked.
+// Default is the file system of a volume that requests none.
 func Default() string { return Formats()[0] }
 
-// OnDevices are the names of kernel drivers for block devices that are worth a word.
+// OnDevices lists the file systems of block devices that have no Driver in their row: the
+// kernel drivers worth reporting.
 func OnDevices() []string {
 	return names(func(t Type) bool { return !t.Share && t.Driver == "" })
 }
 
-// WithGroupOption lists those with GroupByOption that have a driver of their own.
+// WithGroupOption lists those with GroupByOption that have no Driver in their row.
 func WithGroupOption() []string {
 	return names(func(t Type) bool { return t.GroupByOption && t.Driver == "" })
 }
@@ -156,7 +160,7 @@ func names(which func(Type) bool) []string {
 	return list
 }
 
-// Kernel is the name of the kernel's driver for a file system.
+// Kernel returns the name of the kernel's driver for a file system.
 func Kernel(name string) string {
 	if d := Of(name).Driver; d != "" {
 		return d

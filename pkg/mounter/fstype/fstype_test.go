@@ -6,14 +6,16 @@ import (
 	"testing"
 )
 
-// arm64 has kernels with pages of 64 KiB. What they format goes to others, too.
+// Some arm64 kernels have pages of 64 KiB. Other kernels must be able to mount what those
+// format.
 func TestABtrfsHasTheSameSectorsOnEveryKernel(t *testing.T) {
 	if args := strings.Join(Of(Btrfs).Make, " "); !strings.Contains(args, "-s 4096") {
 		t.Error(args)
 	}
 }
 
-// A row is whole: what can be made can be checked, found, grown and named to people.
+// Rows are complete: what can be made can be checked, detected and grown, and has a command for
+// people.
 func TestRowsAreWhole(t *testing.T) {
 	seen := map[string]bool{}
 	for _, row := range All() {

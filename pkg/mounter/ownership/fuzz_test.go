@@ -13,8 +13,7 @@ import (
 	"testing"
 )
 
-// small are options of mkfs.ext4 for file systems of 4 MiB that are laid out in
-// different ways.
+// small has options of mkfs.ext4 for file systems of 4 MiB with different layouts.
 var small = [][]string{
 	{"-b", "4096", "-O", "^has_journal"},
 	{"-b", "1024", "-O", "^has_journal"},
@@ -30,8 +29,8 @@ var small = [][]string{
 	{"-b", "1024", "-g", "1024", "-O", "meta_bg,^resize_inode,^has_journal"}, // refused
 }
 
-// images makes the file systems, each with the same files, and gives these: how many
-// have which group and mode.
+// images makes the file systems, each with the same files, and returns them and the number of
+// files for each group and mode.
 func images(f *testing.F) (list [][]byte, files map[inode]int) {
 	f.Helper()
 	must := func(err error) {
@@ -58,7 +57,8 @@ func images(f *testing.F) (list [][]byte, files map[inode]int) {
 		img := filepath.Join(dir, fmt.Sprint("img", i))
 		must(os.WriteFile(img, nil, 0o600))
 		must(os.Truncate(img, 4<<20))
-		if out, err := exec.Command("mkfs.ext4", slices.Concat([]string{"-q", "-d", tree}, options, []string{img})...).CombinedOutput(); err != nil {
+		if out, err := exec.Command("mkfs.ext4",
+			slices.Concat([]string{"-q", "-d", tree}, options, []string{img})...).CombinedOutput(); err != nil {
 			f.Fatalf("%v: %v %s", options, err, out)
 		}
 		b, err := os.ReadFile(img)
@@ -68,7 +68,7 @@ func images(f *testing.F) (list [][]byte, files map[inode]int) {
 	return list, files
 }
 
-// counted tells how many bytes were read.
+// counted counts the bytes read.
 type counted struct {
 	io.ReaderAt
 	bytes atomic.Int64
@@ -80,9 +80,9 @@ func (c *counted) ReadAt(b []byte, off int64) (int, error) {
 	return n, err
 }
 
-// FuzzExt4Inodes damages real file systems. Undamaged they tell their files. Damaged they
-// are an error or have other files, but each inode once, none that the file system cannot
-// have, and no more is read than there is.
+// FuzzExt4Inodes damages real file systems. An undamaged one yields its files. A damaged one
+// yields an error or other files, but each inode at most once and no impossible inode. No more
+// is read than there is.
 func FuzzExt4Inodes(f *testing.F) {
 	list, files := images(f)
 	type place struct {
@@ -93,18 +93,21 @@ func FuzzExt4Inodes(f *testing.F) {
 	word := func(n uint32) []byte { return binary.LittleEndian.AppendUint32(nil, n) }
 	for i := range list {
 		for _, p := range []place{
-			{0, nil}, {sb, word(0)}, {sb, word(1 << 31)}, {sb + 0x18, word(6)}, {sb + 0x28, word(8)}, {sb + 0x28, word(1)}, {sb + 0x54, word(1 << 20)}, {sb + 0x58, word(1 << 15)},
+			{0, nil}, {sb, word(0)}, {sb, word(1 << 31)}, {sb + 0x18, word(6)}, {sb + 0x28, word(8)}, {sb + 0x28, word(1)},
+			{sb + 0x54, word(1 << 20)}, {sb + 0x58, word(1 << 15)},
 			{sb + 0xfe, word(1 << 10)}, {sb + 0x60, word(0)}, {sb + 0x14, word(1 << 20)},
-			{descriptors + 4, word(0)}, {descriptors + 8, word(1)}, {descriptors + 0xe, word(0)}, {descriptors + 0x12, word(0)}, {descriptors + 0x1c, word(1 << 15)}, {descriptors + 0x28, word(1 << 30)},
+			{descriptors + 4, word(0)}, {descriptors + 8, word(1)}, {descriptors + 0xe, word(0)}, {descriptors + 0x12, word(0)},
+			{descriptors + 0x1c, word(1 << 15)}, {descriptors + 0x28, word(1 << 30)},
 		} {
 			f.Add(uint8(i), p.off, p.data, uint32(0), []byte{})
 		}
 	}
-	// Many groups have their tables at the same place, and say that these are full.
+	// Many groups have their tables at the same place and claim that these are full.
 	const groups, length = 64, 64
 	one := bytes.Clone(list[1])
 	copy(one[descriptors+0x1c:], []byte{0, 0})
-	f.Add(uint8(1), uint32(sb), word(binary.LittleEndian.Uint32(one[sb+0x28:])*groups), uint32(descriptors), bytes.Repeat(one[descriptors:descriptors+length], groups))
+	f.Add(uint8(1), uint32(sb), word(binary.LittleEndian.Uint32(one[sb+0x28:])*groups), uint32(descriptors),
+		bytes.Repeat(one[descriptors:descriptors+length], groups))
 	f.Fuzz(func(t *testing.T, which uint8, off uint32, patch []byte, off2 uint32, patch2 []byte) {
 		whole := list[int(which)%len(list)]
 		b := bytes.Clone(whole)

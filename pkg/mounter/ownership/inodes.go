@@ -16,14 +16,13 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// Inodes finds every inode of a file system without looking at names: in the inode
-// tables on its device. The zero value finds none. It may be used after the file system
-// was mounted, so that its journal is played back, and before anybody but the caller
-// can change it.
+// Inodes finds every inode of a file system without reading names: it reads the inode tables on
+// the device. The zero value finds none. Use it after the file system was mounted, so that its
+// journal has been replayed, and before anybody but the caller can change it.
 type Inodes struct{ device string }
 
-// nothingToChange asks the inodes whether all of them, but the root, are as
-// they should be. false: not all are, or nobody can tell without a walk.
+// nothingToChange reports whether all inodes except the root have the wanted group and mode. If
+// it returns false, some have not, or only a walk can tell.
 func nothingToChange(ctx context.Context, inodes Inodes, gid uint32, root uint64, p *Progress) bool {
 	if inodes == (Inodes{}) {
 		return false
@@ -46,8 +45,8 @@ func nothingToChange(ctx context.Context, inodes Inodes, gid uint32, root uint64
 	return true
 }
 
-// InodesOf are those of a file system of that type on a device; none where nothing here
-// reads the type's tables.
+// InodesOf returns the inodes of a file system of type name on a device. For a type without
+// InodeTables it returns the zero value.
 func InodesOf(name, device string) Inodes {
 	if !fstype.Of(name).InodeTables {
 		return Inodes{}
@@ -56,7 +55,7 @@ func InodesOf(name, device string) Inodes {
 }
 
 // each calls f for every inode that has a name, in any order and from several goroutines
-// at once. It ends early when f answers false. An error means that nothing was learnt.
+// concurrently. It stops early if f returns false. After an error, the result is meaningless.
 func (n Inodes) each(ctx context.Context, f func(linux.Inode) bool) error {
 	device, err := os.Open(n.device)
 	if err != nil {
@@ -70,13 +69,13 @@ func (n Inodes) each(ctx context.Context, f func(linux.Inode) bool) error {
 	return ext4Inodes(ctx, device, size, f)
 }
 
-// ext4 is what of a superblock and its group descriptors is needed.
+// ext4 has the needed parts of a superblock and its group descriptors.
 type ext4 struct {
 	r             io.ReaderAt
 	blockSize     int64
 	inodeSize     int64
 	perGroup      uint32 // inodes in a block group
-	firstInode    uint32 // the first that is not reserved
+	firstInode    uint32 // the first inode that is not reserved
 	hidden        [2]uint32
 	descriptors   []byte
 	descriptorLen int64
@@ -88,14 +87,14 @@ const (
 	ext4MetaBG       = 1 << 4
 	ext4Has64Bit     = 1 << 7
 	ext4InodeUninit  = 1 << 0  // bg_flags
-	ext4IsEAInode    = 1 << 21 // i_flags: it holds an extended attribute's value
+	ext4IsEAInode    = 1 << 21 // i_flags: holds the value of an extended attribute
 	ext4MaxBlockSize = 64 << 10
 )
 
 func le16(b []byte, off int64) uint16 { return binary.LittleEndian.Uint16(b[off:]) }
 func le32(b []byte, off int64) uint32 { return binary.LittleEndian.Uint32(b[off:]) }
 
-// readExt4 reads what describes the inode tables of an ext4 on a device of that many
+// readExt4 reads the description of the inode tables of an ext4. The size of the device is in
 // bytes.
 func readExt4(r io.ReaderAt, device int64) (*ext4, error) {
 	sb := make([]byte, 1024)
@@ -123,22 +122,22 @@ func readExt4(r io.ReaderAt, device int64) (*ext4, error) {
 		e.perGroup == 0, int64(e.perGroup) > 8*e.blockSize, inodes == 0, inodes%e.perGroup != 0,
 		e.descriptorLen < 32, e.descriptorLen > e.blockSize, e.firstInode <= ext4RootInode, e.firstInode > e.perGroup:
 		return nil, errors.New("an ext4 whose superblock does not add up")
-	case int64(inodes)*e.inodeSize > device: // or groups that share a table would be read again and again
+	case int64(inodes)*e.inodeSize > device: // otherwise groups that share a table would be read repeatedly
 		return nil, fmt.Errorf("an ext4 with %d inodes of %d bytes on a device of %d bytes", inodes, e.inodeSize, device)
 	}
-	const most = 64 << 20 // descriptors of 128 TiB
+	const most = 64 << 20 // the descriptors of 128 TiB
 	size := int64(inodes/e.perGroup) * e.descriptorLen
 	if size > min(most, device) {
 		return nil, fmt.Errorf("%d bytes of group descriptors", size)
 	}
 	e.descriptors = make([]byte, size)
-	// In the block behind the superblock's. (That of the first data tells the same but
-	// with bigalloc.)
+	// The descriptors follow the block of the superblock. (The first data block gives the same
+	// position, except with bigalloc.)
 	_, err := r.ReadAt(e.descriptors, (1024/e.blockSize+1)*e.blockSize)
 	return e, err
 }
 
-// group is one block group: where its inodes are, and how many are in use.
+// group is one block group: the position of its inodes, and how many are in use.
 type group struct {
 	bitmap, table int64 // block numbers
 	used, tail    uint32
@@ -161,8 +160,8 @@ func (e *ext4) group(n int) group {
 	return g
 }
 
-// ext4Inodes reads the inode tables of an ext4. See Documentation/filesystems/ext4 of Linux for
-// the layout. Whatever does not add up is an error.
+// ext4Inodes reads the inode tables of an ext4. The layout is in Documentation/filesystems/ext4
+// of Linux. Any inconsistency is an error.
 func ext4Inodes(ctx context.Context, r io.ReaderAt, device int64, each func(linux.Inode) bool) error {
 	e, err := readExt4(r, device)
 	if err != nil {
@@ -203,7 +202,7 @@ func ext4Inodes(ctx context.Context, r io.ReaderAt, device int64, each func(linu
 	return errors.Join(errs...)
 }
 
-// scan looks at the inodes of one group.
+// scan reads the inodes of one group.
 func (e *ext4) scan(n int, buf []byte, each func(linux.Inode) bool) (goOn bool, err error) {
 	g := e.group(n)
 	if g.used == 0 || g.tail == 0 {
@@ -216,7 +215,7 @@ func (e *ext4) scan(n int, buf []byte, each func(linux.Inode) bool) (goOn bool, 
 	if _, err := e.r.ReadAt(bitmap, g.bitmap*e.blockSize); err != nil {
 		return false, err
 	}
-	// The counters must agree: this is data that somebody may have damaged.
+	// The counters must agree, because the data may be damaged.
 	inUse := uint32(0)
 	for i := range e.perGroup {
 		if bitmap[i/8]&(1<<(i%8)) != 0 {
@@ -249,7 +248,7 @@ func (e *ext4) scan(n int, buf []byte, each func(linux.Inode) bool) (goOn bool, 
 	return true, nil
 }
 
-// inode reads one; ok is false for one that no directory names.
+// inode decodes one inode. For an inode without a directory entry, ok is false.
 func (e *ext4) inode(number uint32, b []byte) (linux.Inode, bool) {
 	if number != ext4RootInode && number < e.firstInode || number == e.hidden[0] || number == e.hidden[1] {
 		return linux.Inode{}, false

@@ -17,7 +17,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// inode is what a path and an inode table both tell.
+// inode has the data that both a path and an inode table provide.
 type inode struct {
 	gid  uint32
 	mode uint16
@@ -39,7 +39,7 @@ func collect(t testing.TB, r io.ReaderAt, size int64) (map[uint64]inode, error) 
 	return found, err
 }
 
-// makeTree makes what a volume may hold, and gives what names lead to.
+// makeTree makes files of the kinds that a volume may have, and returns those that have names.
 func makeTree(t testing.TB, dir string) map[uint64]inode {
 	t.Helper()
 	must := func(err error) {
@@ -60,10 +60,10 @@ func makeTree(t testing.TB, dir string) map[uint64]inode {
 	must(os.Symlink("/nowhere", filepath.Join(dir, "link")))
 	must(os.Link(filepath.Join(dir, "d0/f0"), filepath.Join(dir, "second name")))
 	must(syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
-	for i := range 50 { // inodes that are free again
+	for i := range 50 { // inodes that are freed again
 		must(os.RemoveAll(filepath.Join(dir, fmt.Sprint("d", 2*i))))
 	}
-	// A value too large for the inode is in one of its own, with ea_inode.
+	// With ea_inode, a value too large for the inode has an inode of its own.
 	_ = syscall.Setxattr(filepath.Join(dir, "d1/f1"), "user.large", bytes.Repeat([]byte("v"), 6000), 0)
 	want := map[uint64]inode{}
 	must(filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -118,8 +118,8 @@ func TestExt4InodesTellWhatAWalkTells(t *testing.T) {
 			mount("mount", device, dir)
 			want := makeTree(t, dir)
 			mount("umount", dir)
-			// The device, not its file: where somebody has a copy of this mount namespace,
-			// the file system is not written out yet.
+			// Read the device, not its file: if another mount namespace still has the mount,
+			// the file system has not been written back yet.
 			f, err := os.Open(device)
 			if err != nil {
 				t.Fatal(err)

@@ -12,8 +12,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// F02: a pod decides how deep a tree is, and each level waits to be read on. A walk must not have them all open, or
-// the driver has no descriptors for anybody.
+// F02: a pod determines how deep a tree is, and each level waits to be continued. A walk must
+// not have all levels open, or it exhausts the driver's descriptors.
 func TestF02_ADeepTreeTakesBoundedDescriptors(t *testing.T) {
 	dir := t.TempDir()
 	const levels = 300
@@ -35,7 +35,8 @@ func TestF02_ADeepTreeTakesBoundedDescriptors(t *testing.T) {
 		check(t, err)
 		w := &walk{gid: 4242, progress: &Progress{}, top: top, most: most}
 		err = w.run(t.Context())
-		if changed == 0 && (!fault.Is(err, fault.State) || !strings.Contains(err.Error(), "more than 20 directories")) || changed != 0 && err != nil {
+		if changed == 0 && (!fault.Is(err, fault.State) || !strings.Contains(err.Error(), "more than 20 directories")) ||
+			changed != 0 && err != nil {
 			t.Errorf("with %d directories: %v", most, err)
 		}
 		if p := w.progress; changed != 0 && p.Looked.Load() != changed {

@@ -1,39 +1,40 @@
-// Package ownership gives the files of a volume to a group, as fsGroup asks:
-// every file and directory readable and writable by the group, directories
-// setgid so that new files inherit it, symbolic links never followed. It works
-// relative to directory descriptors, so no path is too long and no name is beyond
-// it, changes only what differs, and remembers on the volume itself what was
-// done: a matching request looks at nothing but the root.
+// Package ownership gives the files of a volume to a group, as fsGroup requires: the group can
+// read and write every file and directory, and directories are setgid so that new files inherit
+// the group. Symbolic links are never followed. It works relative to directory descriptors, so
+// no path is too long. It changes only what differs, and records the result on the volume
+// itself: a repeated request examines only the root.
 package ownership
 
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"sync/atomic"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// Policy says when the files are looked at.
+// Policy selects when the files are examined.
 type Policy string
 
 // The policies of Kubernetes' fsGroupChangePolicy.
 const (
-	// OnRootMismatch looks at the files unless the record and the root say
-	// that all of them have the group.
+	// OnRootMismatch examines the files unless the record and the root show that all files have
+	// the group.
 	OnRootMismatch Policy = "OnRootMismatch"
-	// Always looks at every file each time.
+	// Always examines every file each time.
 	Always Policy = "Always"
 )
 
-// Progress counts while a walk runs.
+// Progress counts during a walk.
 type Progress struct {
 	Looked  atomic.Int64 // files and directories
 	Changed atomic.Int64
-	// Refused counts files that nobody may change: immutable or append-only
-	// ones, and those in read-only subvolumes.
+	// Refused counts files that nobody can change: immutable or append-only ones, and those in
+	// read-only subvolumes.
 	Refused atomic.Int64
 
 	example atomic.Pointer[string]
@@ -44,7 +45,7 @@ func (p *Progress) refuse(name string) {
 	p.example.CompareAndSwap(nil, &name)
 }
 
-// Example is the name of one of the Refused files, empty for none.
+// Example returns the name of one of the Refused files, or "" if there is none.
 func (p *Progress) Example() string {
 	if s := p.example.Load(); s != nil {
 		return *s
@@ -52,13 +53,13 @@ func (p *Progress) Example() string {
 	return ""
 }
 
-// Result is what was done.
+// Result is the result of Apply.
 type Result struct {
-	Walked          bool // false: the record answered
+	Walked          bool // false: the record was sufficient
 	Looked, Changed int64
 }
 
-// What kubelet's own walk adds to the mode, pkg/volume/volume_linux.go.
+// The mode bits that kubelet's own walk adds, pkg/volume/volume_linux.go.
 const (
 	fileBits = 0o660
 	dirBits  = linux.ModeSetgid | 0o770
@@ -71,13 +72,12 @@ func wanted(i linux.Inode, gid uint32) (chgrp, chmod bool, mode uint32) {
 	}
 	mode = uint32(i.Mode) & 0o7777
 	chgrp = i.GID != gid
-	// A change of the group takes setuid and setgid off a file.
+	// A change of the group clears setuid and setgid of a file.
 	chmod = mode&bits != bits || chgrp && !i.IsDir() && mode&(linux.ModeSetuid|linux.ModeSetgid) != 0
 	return chgrp, chmod && !i.IsSymlink(), mode | bits
 }
 
-// State tells what the record on a volume's root says; ok is false where there
-// is none.
+// State reads the record on a volume's root. If there is none, ok is false.
 func State(root *os.File) (r Record, ok bool, err error) {
 	dir, err := linux.OpenRootDir(root)
 	if err != nil {
@@ -87,8 +87,8 @@ func State(root *os.File) (r Record, ok bool, err error) {
 	return r, ok, errors.Join(err, dir.Close())
 }
 
-// Doubt has the record say that a walk is due, where there is a record: somebody else may change
-// what it says.
+// Doubt marks an existing record as dirty, so that the next Apply walks: somebody else may
+// change the files.
 func Doubt(root *os.File) error {
 	dir, err := linux.OpenRootDir(root)
 	if err != nil {
@@ -102,7 +102,7 @@ func Doubt(root *os.File) error {
 	return errors.Join(err, dir.Close())
 }
 
-// Due tells whether Apply would look at the files: it takes time then.
+// Due reports whether Apply would examine the files, which takes time.
 func Due(root *os.File, gid uint32, policy Policy) (bool, error) {
 	top, err := linux.OpenRootDir(root)
 	if err != nil {
@@ -125,11 +125,17 @@ func due(top linux.Dir, gid uint32, policy Policy) (walk, clean bool, self linux
 	return !clean || policy == Always || chgrp || chmod, clean, self, nil
 }
 
-// Apply gives the tree of which root is the top directory to the group. When
-// it fails or is cancelled in mid-walk, the record says so, and the next Apply
-// goes on where files still differ. Where inodes is not nil and they say that
-// nothing has to be changed, names are not looked at.
+// Apply gives the tree below the directory root to the group. If it fails or is cancelled
+// during the walk, the record stays dirty, and the next Apply examines all files again and
+// changes those that still differ. If inodes show that nothing needs a change, it does not read
+// names. A nil Progress is allowed.
 func Apply(ctx context.Context, root *os.File, gid uint32, policy Policy, inodes Inodes, p *Progress) (Result, error) {
+	if gid == math.MaxUint32 { // chown(2): leave the group as it is
+		return Result{}, fault.New(fault.Invalid, "%d is no group", gid)
+	}
+	if p == nil {
+		p = &Progress{}
+	}
 	if ctx.Err() != nil {
 		return Result{}, context.Cause(ctx)
 	}
@@ -146,7 +152,7 @@ func Apply(ctx context.Context, root *os.File, gid uint32, policy Policy, inodes
 	if !nothingToChange(ctx, inodes, gid, self.Ino, p) {
 		err = w.run(ctx)
 	}
-	// The root is last: who looks only at it sees the whole.
+	// Change the root last, so that a matching root means a complete tree.
 	if err == nil && (chgrp || chmod) {
 		err = w.change(chgrp, chmod, func() error { return top.ChgrpSelf(gid) }, func() error { return top.ChmodSelf(mode) })
 	}

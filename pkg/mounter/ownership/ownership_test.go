@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
 // newTree makes a directory with files of every kind: deep, wide, with
@@ -114,7 +116,7 @@ func TestF03_AMatchingRecordSkipsTheWalk(t *testing.T) {
 	if r := apply(t, dir, 4242, OnRootMismatch); r.Walked {
 		t.Errorf("walked: %+v", r)
 	}
-	// The top directory was changed behind our back.
+	// Somebody else changed the top directory.
 	check(t, os.Chown(dir, 0, 7))
 	if r := apply(t, dir, 4242, OnRootMismatch); !r.Walked || r.Changed != 2 {
 		t.Errorf("%+v, want the top and the fifo mended", r)
@@ -158,7 +160,7 @@ func TestF04_ADirtyRecordIsNotTrusted(t *testing.T) {
 	if _, err := try(ctx, dir, 4242, OnRootMismatch); !errors.Is(err, cause) {
 		t.Fatalf("got %v", err)
 	}
-	// As a kill in mid-walk leaves it, though every file looks right at the top.
+	// The state that a kill during the walk leaves, although the top directory looks right.
 	check(t, os.Chown(dir, 0, 4242))
 	check(t, os.Chmod(dir, 0o770|os.ModeSetgid))
 	check(t, syscall.Setxattr(dir, Attribute, []byte(Record{Group: 4242}.String()), 0))
@@ -176,7 +178,7 @@ func TestF04_ADirtyRecordIsNotTrusted(t *testing.T) {
 
 func TestADeepTree(t *testing.T) {
 	dir := t.TempDir()
-	// Deeper than PATH_MAX: made as a pod would, relative to where it is.
+	// Deeper than PATH_MAX: made relative to its directory, as a pod would.
 	script := `chdir $ARGV[0]; for (1..1200) { mkdir "deeper"; chdir "deeper" or die } open F, ">end" or die`
 	if out, err := exec.Command("perl", "-e", script, dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v %s", err, out)
@@ -223,4 +225,19 @@ func FuzzGroup(f *testing.F) {
 			t.Errorf("%q reads as %d", text, gid)
 		}
 	})
+}
+
+// chown(2) takes the largest number as "unchanged", so a record of it would name no group.
+func TestTheLargestNumberIsNoGroup(t *testing.T) {
+	root, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if _, err := Apply(t.Context(), root, 1<<32-1, Always, Inodes{}, nil); !fault.Is(err, fault.Invalid) {
+		t.Errorf("%v", err)
+	}
+	if r, ok, err := State(root); ok || err != nil {
+		t.Errorf("there is the record %v, %v", r, err)
+	}
 }

@@ -9,16 +9,16 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// Attribute is the extended attribute, on the root of a volume, that says
-// which group its files were given last. The trusted namespace is invisible in
-// containers, and moves with the volume to another node.
+// Attribute is the extended attribute on the root of a volume that records the group last given
+// to its files. The trusted namespace is invisible in containers and moves with the volume to
+// another node.
 const Attribute = "trusted.crust.ownership"
 
 // Record is the attribute's content: "v1 group=2000 state=clean".
 type Record struct {
 	Group uint32
-	// Clean: every file has the group. Not clean: a walk that gives it was
-	// begun and not seen to end.
+	// Clean means that every file has the group. If it is false, a walk began and is not known
+	// to have ended.
 	Clean bool
 }
 
@@ -32,15 +32,17 @@ func (r Record) String() string {
 	return fmt.Sprintf("%s group=%d state=%s", recordVersion, r.Group, state)
 }
 
-// ParseRecord reads the attribute's content. A version that this program does
-// not know is an error of kind fault.State.
+// ParseRecord parses the attribute's content. An unknown version or a malformed record is a
+// fault.State.
 func ParseRecord(text string) (Record, error) {
 	fields := strings.Split(text, " ")
 	if fields[0] != recordVersion {
-		return Record{}, fault.New(fault.State, "the ownership record %q is of a version that this program does not know; use a newer one, or "+
-			"remove it with `setfattr -x %s`", text, Attribute)
+		return Record{}, fault.New(fault.State,
+			"the ownership record %q is of a version that this program does not know; use a newer one, or "+
+				"remove it with `setfattr -x %s`", text, Attribute)
 	}
-	bad := fault.New(fault.State, "the ownership record %q makes no sense; if the volume is well otherwise, remove it with `setfattr -x %s`",
+	bad := fault.New(fault.State,
+		"the ownership record %q makes no sense; if the volume is well otherwise, remove it with `setfattr -x %s`",
 		text, Attribute)
 	if len(fields) != 3 {
 		return Record{}, bad
@@ -62,8 +64,7 @@ func ParseRecord(text string) (Record, error) {
 	return Record{}, bad
 }
 
-// ParseGroup reads a group as an orchestrator sends it: a plain decimal number
-// of one group, 0 to 4294967294.
+// ParseGroup parses a group from an orchestrator: one plain decimal number, 0 to 4294967294.
 func ParseGroup(text string) (uint32, error) {
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil || n == 1<<32-1 || strconv.FormatUint(n, 10) != text {
@@ -72,7 +73,7 @@ func ParseGroup(text string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// read gives the root's record; ok is false where there is none.
+// read returns the root's record. If there is none, ok is false.
 func read(root linux.Dir) (r Record, ok bool, err error) {
 	b, err := root.Getxattr(Attribute)
 	if err != nil || b == nil {

@@ -2,7 +2,7 @@ package ownership
 
 import "testing"
 
-// A pod can give millions of files a second name, and the walk is one of a process that serves all pods.
+// A pod can give millions of files a second name, and the process of the walk serves all pods.
 func TestF02_SecondNamesTakeBoundedMemory(t *testing.T) {
 	s := seen{most: 3}
 	for round := range 2 {

@@ -23,29 +23,29 @@ type walk struct {
 
 	dirty  sync.Mutex
 	soiled bool // the record says that a walk has begun
-	clean  bool // the record says that all is well
+	clean  bool // the record says that all files have the group
 
 	mu      sync.Mutex
 	wake    *sync.Cond
-	stack   []task // last in, first out: few directories are open at once
+	stack   []task // last in, first out, so that few directories are open at once
 	open    atomic.Int64
-	most    int64 // directories that may be open at once; mostOpen where it is 0
+	most    int64 // limit of open directories; 0 means mostOpen
 	running int
 	err     error
 	over    atomic.Bool // err is set
 
-	links seen // files with more than one name that were looked at
+	links seen // files with more than one name that were examined
 }
 
-// seen remembers files, so that each is looked at once. A pod decides how many have a second name, so
-// it forgets those that come after the first million: to look at a file again changes nothing.
+// seen remembers files, so that each is examined once. Pods decide how many files have a second
+// name, so it keeps only the first million. To examine a file again does no harm.
 type seen struct {
 	mu    sync.Mutex
 	files map[file]bool
-	most  int // a million where it is 0
+	most  int // 0 means a million
 }
 
-// before tells whether the file is known, and remembers it.
+// before reports whether the file is known, and remembers it.
 func (s *seen) before(f file) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,33 +61,34 @@ func (s *seen) before(f file) bool {
 	return false
 }
 
-// file is an inode of one of the subvolumes that a file system may have.
+// file identifies an inode. A file system may have several subvolumes, so it includes the
+// device.
 type file struct{ dev, ino uint64 }
 
-// gone are the errors about a name that another pod has removed, or given to
-// something else, since it was read.
+// gone reports whether err means that somebody removed or replaced a name after it was read.
 func gone(err error) bool {
 	return errors.Is(err, linux.ENOENT) || errors.Is(err, linux.ENOTDIR) || errors.Is(err, linux.ELOOP)
 }
 
-// task is a directory to open and read, or an open one to read on.
+// task is a directory to open and read, or an open directory to continue reading.
 type task struct {
 	dir  *shared
-	name linux.Name // nil: read on in dir
+	name linux.Name // nil: continue with dir
 }
 
-// mostOpen bounds the directories that a walk has open. Each level of a deep tree may have one that waits to be read on, and a
-// pod decides how deep that is: the driver's descriptors are for all volumes.
+// mostOpen limits the directories that a walk has open. Each level of a deep tree may have one
+// that waits to be continued. A pod decides how deep the tree is, and the driver's descriptors
+// serve all volumes.
 const mostOpen = 10_000
 
-// shared is an open directory that tasks refer to.
+// shared is an open directory, referenced by tasks.
 type shared struct {
 	linux.Dir
 	users atomic.Int32
 	open  *atomic.Int64
 }
 
-// opened takes note of a directory, for one task.
+// opened counts a newly open directory, with one reference.
 func (w *walk) opened(d linux.Dir) *shared {
 	s := &shared{Dir: d, open: &w.open}
 	s.users.Store(1)
@@ -150,7 +151,7 @@ func (w *walk) fail(err error) {
 	w.wake.Broadcast()
 }
 
-// next waits for a task; false when there is none and none can come.
+// next waits for a task. It returns false if there is none and none can come.
 func (w *walk) next() (task, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -183,8 +184,8 @@ func (w *walk) push(tasks []task) {
 	w.wake.Broadcast()
 }
 
-// do reads one buffer of a directory's entries. What is left of the directory
-// goes back to the stack below its sub-directories.
+// do reads one buffer of a directory's entries. The rest of the directory goes back on the
+// stack, below its sub-directories.
 func (w *walk) do(t task, buf []byte) error {
 	dir := t.dir
 	if t.name != nil {
@@ -200,8 +201,9 @@ func (w *walk) do(t task, buf []byte) error {
 		}
 		dir = w.opened(sub)
 		if most := cmp.Or(w.most, mostOpen); w.open.Load() > most {
-			return errors.Join(fault.New(fault.State, "directory %q: more than %d directories would be open at once, for the tree is that deep; "+
-				"make it less deep, in a pod without fsGroup", t.name, most), dir.release())
+			return errors.Join(fault.New(fault.State,
+				"directory %q: more than %d directories would be open at once, for the tree is that deep; "+
+					"make it less deep, in a pod without fsGroup", t.name, most), dir.release())
 		}
 	}
 	n, err := dir.Read(buf)
@@ -244,18 +246,17 @@ func release(dir *shared, times int) error {
 	return err
 }
 
-// visit gives one entry to the group, and tells whether it is a directory to
-// go into.
+// visit gives one entry to the group, and reports whether it is a directory to descend into.
 func (w *walk) visit(dir linux.Dir, name linux.Name, looked *int64) (bool, error) {
 	i, err := dir.Stat(name)
 	if errors.Is(err, linux.ENOENT) {
-		return false, nil // of a volume that is in use: it was removed just now
+		return false, nil // removed meanwhile: the volume is in use
 	}
 	if err != nil {
 		return false, err
 	}
 	if i.MountRoot {
-		return false, nil // of another file system
+		return false, nil // another file system
 	}
 	if i.Links > 1 && !i.IsDir() && w.links.before(file{i.Dev, i.Ino}) {
 		return false, nil
@@ -274,8 +275,8 @@ func (w *walk) visit(dir linux.Dir, name linux.Name, looked *int64) (bool, error
 	case gone(err):
 		return false, nil
 	case errors.Is(err, linux.EPERM) && i.Fixed, errors.Is(err, linux.EROFS) && i.Dev != w.dev:
-		// chattr +i or +a, or in a read-only snapshot within a btrfs: nobody can
-		// change that, and it must not keep the volume from its pods.
+		// chattr +i or +a, or a read-only snapshot within a btrfs. Nobody can change such a
+		// file, and it must not keep the volume from its pods.
 		w.progress.refuse(name.String())
 		err = nil
 	}
@@ -292,13 +293,13 @@ func (w *walk) changeExactly(dir linux.Dir, name linux.Name, i linux.Inode, mode
 			w.progress.Changed.Add(1)
 			return err
 		}
-		// Another file, or the same with another mode, has the name now.
+		// The name now belongs to another file, or the file's mode has changed.
 		if i, err = dir.Stat(name); err != nil {
 			return err
 		}
 		_, _, mode = wanted(i, w.gid)
 		if i.IsDir() || i.IsSymlink() {
-			return nil // it came in mid-walk, from a pod that has the group already
+			return nil // it appeared during the walk, from a pod that already has the group
 		}
 	}
 }
@@ -322,7 +323,7 @@ func (w *walk) change(chgrp, chmod bool, group, mode func() error) error {
 	return nil
 }
 
-// soil records, before the first change, that the walk has begun.
+// soil marks the record as dirty before the first change.
 func (w *walk) soil() error {
 	w.dirty.Lock()
 	defer w.dirty.Unlock()

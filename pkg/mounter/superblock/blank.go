@@ -3,6 +3,7 @@ package superblock
 import (
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 
@@ -11,12 +12,11 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// BlankDevice is the proof that a device holds nothing that could be lost: what
-// a program that makes file systems asks for. There are these ways to one:
-// ProveBlank looked at every byte; OfPool, the pool that made the device knows
-// that nothing was written to it; OnWord, the administrator said that a probe is
-// enough; Resume, it is what an interrupted mkfs of ours left. The zero value
-// proves nothing and is refused.
+// BlankDevice is the proof that a device holds nothing that could be lost. Programs that make
+// file systems require it. Its sources are: ProveBlank, which reads every byte; OfPool, if the
+// pool that made the device knows that nothing was written; OnWord, if the administrator
+// declared a probe to be sufficient; Resume, for what an interrupted mkfs of this driver left.
+// The zero value proves nothing and is refused.
 type BlankDevice struct {
 	path         string
 	major, minor uint32
@@ -24,16 +24,31 @@ type BlankDevice struct {
 	resumed      bool
 }
 
-// Resumed tells whether the proof is Resume's: the device holds what an
-// interrupted mkfs left.
+// Resumed reports whether the proof comes from Resume: the device holds what an interrupted
+// mkfs left.
 func (b BlankDevice) Resumed() bool { return b.resumed }
 
-// Path is the device node that was probed; empty for the zero value.
+// Path returns the device node that was probed, or "" for the zero value.
 func (b BlankDevice) Path() string { return b.path }
 
-// Verify tells whether the node is still the device that was proven blank, and
-// probes it once more.
+// ErrNotProven is in the errors of Verify: nothing has been changed on the device.
+var ErrNotProven = errors.New("the device is not proven blank")
+
+type notProven struct{ error }
+
+func (e notProven) Unwrap() error      { return e.error }
+func (notProven) Is(target error) bool { return target == ErrNotProven }
+
+// Verify checks that the node is still the device that was proven blank, and probes it once
+// more. Its errors are ErrNotProven.
 func (b BlankDevice) Verify() error {
+	if err := b.verify(); err != nil {
+		return notProven{err}
+	}
+	return nil
+}
+
+func (b BlankDevice) verify() error {
 	if b.path == "" {
 		return fault.New(fault.State, "no proof that the device is blank")
 	}
@@ -57,7 +72,7 @@ func (b BlankDevice) Verify() error {
 
 type device struct {
 	BlankDevice
-	file *os.File // open with O_DIRECT: another opener's pages may be older than the device
+	file *os.File // open with O_DIRECT, because pages cached by others may be older than the device
 }
 
 func openDevice(path string, flags ...int) (device, error) {
@@ -84,14 +99,14 @@ func openDevice(path string, flags ...int) (device, error) {
 	return device{BlankDevice{path: path, major: st.RdevMajor, minor: st.RdevMinor, size: size}, f}, nil
 }
 
-// ProbeDevice probes a block device, past the page cache.
+// ProbeDevice probes a block device. It bypasses the page cache.
 func ProbeDevice(path string) (Result, error) {
 	res, _, err := probed(path)
 	return res, err
 }
 
-// probed gives a proof for a device that a probe takes for blank: its caller
-// knows that a probe is enough.
+// probed returns a proof for a device that a probe finds blank. Only callers for which a probe
+// is sufficient may use it.
 func probed(path string) (Result, BlankDevice, error) {
 	d, err := openDevice(path)
 	if err != nil {
@@ -108,19 +123,16 @@ func probed(path string) (Result, BlankDevice, error) {
 	return res, d.BlankDevice, nil
 }
 
-// OfPool is the proof for a device that a pool made, of which it knows that
-// nobody was given it since: only package volume, which asks the pool, may call
-// it. A probe looks all the same.
+// OfPool returns the proof for a device that a pool made and has given to nobody since. Only
+// package volume, which asks the pool, may call it. It also probes the device.
 func OfPool(path string) (Result, BlankDevice, error) { return probed(path) }
 
-// OnWord is the proof for a device of which the administrator said that it may
-// be formatted when a probe takes it for blank: only pkg/volume/static, which
-// keeps that word, may call it.
+// OnWord returns the proof for a device that the administrator allowed to be formatted if a
+// probe finds it blank. Only pkg/volume/static, which stores that permission, may call it.
 func OnWord(path string) (Result, BlankDevice, error) { return probed(path) }
 
-// Identify is ProbeDevice for a device that was formatted with that file system before:
-// when a whole superblock of that type is where it belongs, it looks no
-// further.
+// Identify is like ProbeDevice, for a device that was formatted with file system name before.
+// If a valid superblock of that type is in its place, it reads nothing else.
 func Identify(path, name string) (Result, error) {
 	d, err := openDevice(path)
 	if err != nil {
@@ -129,8 +141,8 @@ func Identify(path, name string) (Result, error) {
 	defer d.file.Close()
 	start := fstype.Of(name).Head
 	if start > 0 && d.size >= start {
-		// Past the page cache, which would read 128 KiB ahead and be thrown away
-		// when the device is closed.
+		// Bypass the page cache, which would read 128 KiB ahead and be dropped when the device
+		// is closed.
 		head := make([]byte, start)
 		if _, err := (linux.Direct{File: d.file}).ReadAt(head, 0); err != nil {
 			return Result{}, fmt.Errorf("%s: %w", path, err)
@@ -142,9 +154,9 @@ func Identify(path, name string) (Result, error) {
 	return Probe(linux.Direct{File: d.file}, d.size)
 }
 
-// Fingerprint is a sum over the place of a block device where ext2/3/4, xfs and
-// btrfs have their first superblock. Their repair programs write there whenever
-// they change anything, so an equal fingerprint says that none did.
+// Fingerprint returns a hash of the region of a block device in which ext2/3/4, xfs and btrfs
+// have their first superblock. Their repair programs write there whenever they change anything,
+// so an equal fingerprint means that none did.
 func Fingerprint(path string) (string, error) {
 	d, err := openDevice(path)
 	if err != nil {
@@ -158,18 +170,17 @@ func Fingerprint(path string) (string, error) {
 	return fmt.Sprintf("%x", sha256.Sum256(b)), nil
 }
 
-// Intent is written down before a proven blank device is formatted, so that a
-// crash in the middle of mkfs, which leaves neither a blank device nor a file
-// system, can be told from foreign data.
+// Intent is recorded before a proven blank device is formatted. A crash during mkfs leaves
+// neither a blank device nor a file system; the intent distinguishes that from foreign data.
 type Intent struct {
 	fstype string
 	size   int64
 }
 
-// Intent makes the note for formatting this device with that file system.
+// Intent returns the record for formatting this device with that file system.
 func (b BlankDevice) Intent(fstype string) Intent { return Intent{fstype, b.size} }
 
-// Type is the file system that the device was to get; empty for no intent.
+// Type is the intended file system; empty for no intent.
 func (i Intent) Type() string { return i.fstype }
 
 type intentJSON struct {
@@ -177,10 +188,10 @@ type intentJSON struct {
 	Size int64  `json:"sizeBytes"`
 }
 
-// MarshalJSON writes the intent down.
+// MarshalJSON implements json.Marshaler.
 func (i Intent) MarshalJSON() ([]byte, error) { return json.Marshal(intentJSON{i.fstype, i.size}) }
 
-// UnmarshalJSON reads it again.
+// UnmarshalJSON implements json.Unmarshaler.
 func (i *Intent) UnmarshalJSON(b []byte) error {
 	var j intentJSON
 	if err := json.Unmarshal(b, &j); err != nil {
@@ -190,10 +201,9 @@ func (i *Intent) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Resume looks at a device on which a format was begun and never recorded as
-// finished: such a device was blank then and nobody was given it since. The
-// answer Known means that mkfs had finished. Otherwise the proof allows it to
-// be formatted again, unless another format has appeared there.
+// Resume examines a device on which a format began and is not recorded as finished. The device
+// was blank then, and nobody has received it since. The answer Known means that mkfs had
+// finished. Otherwise the proof permits formatting it again, unless another format is there now.
 func Resume(path string, i Intent) (Result, BlankDevice, error) {
 	d, err := openDevice(path)
 	if err != nil {

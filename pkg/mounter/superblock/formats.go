@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// A detector says whether a format's mark is there. A mark whose own checks
-// fail is found all the same, as Unknown.
+// A detector reports whether a format's signature is present. If the format's own checks fail,
+// the result is Unknown.
 type detector func(*image) (Result, bool)
 
 var detectors = []detector{
@@ -29,7 +29,7 @@ var detectors = []detector{
 }
 
 type mark struct {
-	off   int64 // negative: from the end
+	off   int64 // negative: relative to the end
 	magic string
 }
 
@@ -220,7 +220,7 @@ func luks(m *image) (Result, bool) {
 	if m.has(0, "LUKS\xba\xbe") {
 		return known("luks")
 	}
-	// The secondary header of LUKS2, whose place depends on the primary's size.
+	// The secondary header of LUKS2. Its offset depends on the size of the primary header.
 	for off := int64(0x4000); off < headSize; off *= 2 {
 		if m.has(off, "SKUL\xba\xbe") {
 			return damaged("luks", "only the secondary header is left")
@@ -264,7 +264,7 @@ func gpt(m *image) (Result, bool) {
 	return Result{}, false
 }
 
-// bootSector: what shares the 0x55aa of the first sector.
+// bootSector detects formats that use the first sector, most with its 0x55aa.
 func bootSector(m *image) (Result, bool) {
 	b := m.at(0, 512)
 	if b == nil {
@@ -303,7 +303,8 @@ func bootSector(m *image) (Result, bool) {
 	return known("mbr")
 }
 
-// zfs: an uberblock in one of the four labels, either byte order.
+// zfs looks for an uberblock in the first and the last two of the four labels, in either byte
+// order.
 func zfs(m *image) (Result, bool) {
 	const label, ring = 256 << 10, 128 << 10
 	aligned := m.size &^ (label - 1)

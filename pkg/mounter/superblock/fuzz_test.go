@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// disk is a device of which only the first bytes, and a patch, are not zero.
+// disk is a device that is zero except for its first bytes and a patch.
 type disk struct {
 	head, patch []byte
 	off, size   int64 // of the patch; of the device
@@ -31,8 +31,8 @@ func (d disk) ReadAt(b []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// original is what a program that makes file systems wrote, and where a checksum holds:
-// all of [from, to) but what says that there is one.
+// original is the output of a mkfs program, and the range that a checksum protects: all of
+// [from, to) except the fields that select the checksum.
 type original struct {
 	name     string
 	size     int64
@@ -47,9 +47,9 @@ var originals = []original{
 	{name: "btrfs", size: testSize, from: 64 << 10, to: 68 << 10, but: [][2]int64{{64<<10 + 4, 64<<10 + 32}, {64<<10 + 196, 64<<10 + 198}}},
 }
 
-// FuzzProbe damages what is on a device. What holds something is never blank, and a file
-// system whose checksum is wrong is never taken for one. What is told of a file system
-// that is known makes sense on this device.
+// FuzzProbe damages the content of a device. A device with content is never Blank, and a file
+// system with a wrong checksum is never Known. The data reported for a Known file system is
+// plausible for this device.
 func FuzzProbe(f *testing.F) {
 	heads := make([][]byte, len(originals))
 	for i, o := range originals {
@@ -72,7 +72,7 @@ func FuzzProbe(f *testing.F) {
 		f.Add(uint8(i), uint32(o.from), make([]byte, 4096))
 		f.Add(uint8(i), uint32(o.size-1), []byte{1})
 		f.Add(uint8(i), uint32(512), []byte("LABELONE"))
-		f.Add(uint8(i), uint32(64<<10+144), append(make([]byte, 52), 1)) // btrfs: no sector size, and a checksum that is not known here
+		f.Add(uint8(i), uint32(64<<10+144), append(make([]byte, 52), 1)) // btrfs: no sector size, and an unknown checksum type
 		f.Add(uint8(i), uint32(1024+0x64), []byte{0, 0, 0, 0, 0xff})
 	}
 	f.Fuzz(func(t *testing.T, which uint8, off uint32, patch []byte) {
@@ -95,7 +95,8 @@ func FuzzProbe(f *testing.F) {
 		if r.Answer == Blank && (nonZero(start) >= 0 || nonZero(end) >= 0) {
 			t.Errorf("called blank, with a byte at %d of the start, %d of the end", nonZero(start), nonZero(end))
 		}
-		if r.BlockSize != 0 && (r.Answer != Known || r.Size <= 0 || r.Size > d.size || bits.OnesCount64(uint64(r.BlockSize)) != 1 || r.BlockSize < 512 || r.BlockSize > 64<<10) {
+		if r.BlockSize != 0 && (r.Answer != Known || r.Size <= 0 || r.Size > d.size ||
+			bits.OnesCount64(uint64(r.BlockSize)) != 1 || r.BlockSize < 512 || r.BlockSize > 64<<10) {
 			t.Errorf("makes no sense: %+v", r)
 		}
 		if r.Answer == Known && (r.Type == "ext4" || r.Type == "xfs" || r.Type == "btrfs") && r.BlockSize == 0 {

@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// Answer is what a probe can say.
+// Answer is the answer of a probe.
 type Answer int
 
-// The three answers. The zero value is the careful one.
+// The answers. The zero value is the safe one.
 const (
 	Unknown Answer = iota
 	Blank
@@ -32,24 +32,23 @@ func (a Answer) String() string {
 // Result is the outcome of a probe.
 type Result struct {
 	Answer Answer
-	// Type names a Known format: ext2, ext3, ext4, xfs, btrfs, swap, luks,
-	// lvm2, md, gpt, mbr, zfs, bcache, vfat, exfat, ntfs and a few more. For
-	// Unknown it may hold the format that the damaged bytes look like.
+	// Type names a Known format: ext2, ext3, ext4, xfs, btrfs, swap, luks, lvm2, md, gpt, mbr,
+	// zfs, bcache, vfat, exfat, ntfs3 and a few more. For Unknown it may name the format that
+	// the damaged data resembles.
 	Type string
-	// Detail says, for Unknown, what was seen and why it was not believed.
+	// Detail describes, for Unknown, what was found and why it was rejected.
 	Detail string
 
 	UUID  string // as the file system's own tools print it; empty if none
 	Label string
 
-	// For ext2/3/4, xfs and btrfs: how many bytes the file system spans and its
-	// block size in bytes, as its superblock says.
+	// Size of the file system and of its blocks, in bytes, from the superblock. For ext2/3/4,
+	// xfs and btrfs only.
 	Size      int64
 	BlockSize int64
 
-	// NeedsCheck says why the file system asks for fsck before it is mounted;
-	// empty when it does not. A journal to replay is no reason: the kernel
-	// does that.
+	// NeedsCheck tells why the file system needs fsck before it is mounted; empty if it does
+	// not. A journal to replay is no reason: the kernel does that.
 	NeedsCheck string
 }
 
@@ -65,19 +64,19 @@ func (r Result) String() string {
 }
 
 const (
-	headSize = 256 << 10 // primary marks, first ZFS label
-	closeBy  = 4 << 20   // up to here, everything is looked at
+	headSize = 256 << 10 // primary signatures, first ZFS label
+	closeBy  = 4 << 20   // everything before this offset is read
 	tailSize = 512 << 10 // backups of GPT, MD 0.90/1.0, last ZFS labels
 )
 
-// image is what a detector may look at.
+// image is the data available to a detector.
 type image struct {
 	head, tail []byte
 	size       int64
 }
 
-// at gives n bytes at an offset from the start, nil when the device is shorter
-// than that or the place was not read.
+// at returns n bytes at an offset from the start, or nil if the device is shorter or that part
+// was not read.
 func (m *image) at(off, n int64) []byte {
 	if off < 0 || n < 0 || off+n > m.size {
 		return nil
@@ -95,8 +94,8 @@ func (m *image) has(off int64, magic string) bool {
 	return string(m.at(off, int64(len(magic)))) == magic
 }
 
-// Probe reads a device of the given size in bytes. The error is of reading;
-// data that makes no sense is an Unknown, not an error.
+// Probe examines a device of the given size in bytes. An error means that reading failed. Data
+// that makes no sense is an Unknown, not an error.
 func Probe(r io.ReaderAt, size int64) (Result, error) {
 	if size <= 0 {
 		return Result{Detail: "the device has no size"}, nil
@@ -154,10 +153,9 @@ func readFull(r io.ReaderAt, off, n int64) ([]byte, error) {
 	return b, nil
 }
 
-// firstNonZero looks at everything that Blank promises, and says where it
-// found something. Beside head and tail these are the places of backup
-// superblocks, so that a device whose first MiB was wiped is not blank, and
-// samples over the whole device.
+// firstNonZero examines everything that Blank promises, and describes where it found data.
+// Besides head and tail, it reads the places of backup superblocks, so that a device whose
+// first MiB was wiped is not blank, and samples over the whole device.
 func firstNonZero(r io.ReaderAt, m *image) (string, error) {
 	if off := nonZero(m.head); off >= 0 {
 		return fmt.Sprintf("data that is no known format at offset %d", off), nil
@@ -166,7 +164,7 @@ func firstNonZero(r io.ReaderAt, m *image) (string, error) {
 		return fmt.Sprintf("data that is no known format at offset %d", m.size-int64(len(m.tail))+int64(off)), nil
 	}
 	const step = 4096
-	// The part where the copies lie close is read in one piece.
+	// Read the part in which the copies are close together in one piece.
 	if n := min(closeBy, m.size) - headSize; n > 0 {
 		b, err := readFull(r, headSize, n)
 		if err != nil {
@@ -188,7 +186,7 @@ func firstNonZero(r io.ReaderAt, m *image) (string, error) {
 	return "", nil
 }
 
-// backupPlaces lists offsets of 4 KiB pieces, in order, from closeBy to size.
+// backupPlaces lists the offsets of 4 KiB blocks to read, ascending, from closeBy to size.
 func backupPlaces(size int64) []int64 {
 	seen := map[int64]bool{}
 	add := func(off int64) {
@@ -216,7 +214,7 @@ func backupPlaces(size int64) []int64 {
 		add((size/4 + 4095) * i)
 		add(i << 40)
 	}
-	// And samples.
+	// Samples over the whole device.
 	const samples = 64
 	for i := int64(1); i < samples; i++ {
 		add(size / samples * i)

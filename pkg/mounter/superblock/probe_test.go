@@ -84,8 +84,9 @@ func TestD01_RealFormatsAreKnown(t *testing.T) {
 func TestD01_MarksOfOtherFormatsAreKnown(t *testing.T) {
 	for name, m := range map[string]mark{
 		"luks": {0, "LUKS\xba\xbe"}, "lvm2": {512, "LABELONE"}, "md": {4096, "\xfc\x4e\x2b\xa9"}, "gpt": {512, "EFI PART"},
-		"zfs": {128 << 10, "\x0c\xb1\xba\x00\x00\x00\x00\x00"}, "bcache": {4120, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"},
-		"ntfs3": {3, "NTFS    "}, "exfat": {3, "EXFAT   "}, "ceph_bluestore": {0, "bluestore block device"}, "squashfs": {0, "hsqs"},
+		"zfs":    {128 << 10, "\x0c\xb1\xba\x00\x00\x00\x00\x00"},
+		"bcache": {4120, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"},
+		"ntfs3":  {3, "NTFS    "}, "exfat": {3, "EXFAT   "}, "ceph_bluestore": {0, "bluestore block device"}, "squashfs": {0, "hsqs"},
 	} {
 		path := blankImage(t, testSize)
 		patch(t, path, m.off, []byte(m.magic))

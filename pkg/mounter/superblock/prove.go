@@ -15,23 +15,23 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// Read is how far ProveBlank came. It holds for one boot: what happens to a
-// device while another system runs, nobody can tell.
+// Read records how far ProveBlank has read. It is valid for one boot only: nobody can tell what
+// happened to a device while another system ran.
 type Read struct {
-	// Witness changes when somebody writes to the device; see witness.
+	// Witness changes if somebody writes to the device; see prover.look.
 	Witness string `json:"witness"`
 	Size    int64  `json:"sizeBytes"` // of the device
-	Done    int64  `json:"doneBytes"` // from its start: all of them are zero
+	Done    int64  `json:"doneBytes"` // bytes from its start that are all zero
 }
 
-// Reading says how ProveBlank goes on, and whom it tells.
+// Reading holds the options of ProveBlank.
 type Reading struct {
-	// Before is what an earlier ProveBlank of this boot noted.
+	// Before is the record of an earlier ProveBlank of this boot.
 	Before Read
-	// Begin, if not nil, is told where the reading starts, and of how many bytes.
+	// Begin, if not nil, is called with the start offset and the size, in bytes.
 	Begin func(from, size int64)
-	// Note, if not nil, keeps how far the reading came. It is called each noteEvery bytes,
-	// and when the reading ends early.
+	// Note, if not nil, stores the position. It is called every noteEvery bytes, and when the
+	// reading ends early.
 	Note func(Read) error
 }
 
@@ -42,15 +42,15 @@ const (
 
 var zeroBytes = make([]byte, readSize)
 
-// ProveBlank reads every byte of a device, past the page cache: only when all
-// are zero the answer is Blank, with a proof of it. Holes of a file behind a
-// loop device are not read, if the file can be opened and is proven to be that
-// file. The device is held O_EXCL meanwhile, so nobody mounts it or takes it
-// into a volume group. Whoever writes to it in spite of that is found out by the
-// kernel's count of writes to the device and by the time of the last change of
-// the file behind it; not found out are writes to a disk below a loop device or a
-// partition, and, where the device's statistics are switched off
-// (queue/iostats), any write to a part that was read already.
+// ProveBlank reads every byte of a device and bypasses the page cache. Only if all are zero,
+// the answer is Blank, with a proof. It skips holes in the file behind a loop device, if that
+// file can be opened and its identity is verified. It holds the device O_EXCL, so nobody can
+// mount it or add it to a volume group meanwhile.
+//
+// It detects other writes by the kernel's count of writes to the device and by the last change
+// of the file behind it. It does not detect writes to a disk below a loop device or a
+// partition. If the device's statistics are disabled (queue/iostats), it does not detect writes
+// to a part that it has already read.
 func ProveBlank(ctx context.Context, path string, o Reading) (Result, BlankDevice, error) {
 	d, err := openDevice(path, linux.OExcl)
 	if errors.Is(err, linux.EBUSY) {
@@ -87,7 +87,7 @@ type prover struct {
 }
 
 func (p *prover) prove(ctx context.Context) (Result, error) {
-	// What lies in the page cache is written out, so that it can be read below it.
+	// Write back the page cache, because the reads bypass it.
 	if err := p.file.Sync(); err != nil {
 		return Result{}, err
 	}
@@ -125,7 +125,7 @@ func (p *prover) prove(ctx context.Context) (Result, error) {
 	return res, nil
 }
 
-// read says where it found something; empty when all is zero.
+// read describes where it found data; it returns "" if all bytes are zero.
 func (p *prover) read(ctx context.Context, from int64) (string, error) {
 	noted := from
 	note := func(done int64) error {
@@ -166,7 +166,7 @@ func (p *prover) read(ctx context.Context, from int64) (string, error) {
 	return "", note(p.size)
 }
 
-// next gives the next run of bytes, at or after pos, that have to be read.
+// next returns the next range, at or after pos, that must be read.
 func (p *prover) next(pos int64) (start, end int64, err error) {
 	if p.backing.File == nil {
 		return pos, p.size, nil
@@ -180,8 +180,8 @@ func (p *prover) next(pos int64) (start, end int64, err error) {
 	return start, end, err
 }
 
-// look gives a text that changes when somebody writes to the device, within one
-// boot; empty when the kernel does not count writes.
+// look returns a text that changes if somebody writes to the device, within one boot. It is
+// empty if the kernel does not count writes.
 func (p *prover) look() (string, error) {
 	dir := fmt.Sprintf("/sys/dev/block/%d:%d/", p.major, p.minor)
 	whole := dir
@@ -199,8 +199,8 @@ func (p *prover) look() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Documentation/block/stat.rst. Sectors, and not requests: a flush is a write
-	// of none.
+	// Documentation/block/stat.rst. Count sectors, not requests, because a flush is a write of
+	// no sectors.
 	f := strings.Fields(stat)
 	if len(f) < 14 {
 		return "", nil

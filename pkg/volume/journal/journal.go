@@ -1,6 +1,7 @@
-// Package journal keeps what a pool knows of its volumes and snapshots, each in a record of its own. A record is
-// written before the data is made and marked before it is destroyed, so that after a crash at any point all data
-// can be accounted for. A record that cannot be used is kept, and only the calls for what it is of fail.
+// Package journal stores what a pool knows of its volumes and snapshots, one record each. A
+// record is written before the data is made, and marked before the data is destroyed. So all
+// data can be accounted for after a crash at any point. An unusable record is kept, and only
+// calls for its volume or snapshot fail.
 package journal
 
 import (
@@ -18,72 +19,74 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// State is how far the making or the deletion of something has come.
+// State is the progress of the creation or deletion of an object.
 type State string
 
-// The states. Nobody was told of what is Creating.
+// The states. No caller has been given an object that is Creating.
 const (
 	Creating State = "creating"
 	Ready    State = "ready"
 	Deleting State = "deleting"
 )
 
-// Extension is how the name of a record's file ends.
+// Extension is the extension of a record's file name.
 const Extension = record.Extension
 
-// VolumeRecord is a volume's.
+// VolumeRecord is the record of a volume.
 type VolumeRecord struct {
 	State  State         `json:"state"`
 	Volume volume.Volume `json:"volume"`
 }
 
-// SnapshotRecord is a snapshot's.
+// SnapshotRecord is the record of a snapshot.
 type SnapshotRecord struct {
 	State    State           `json:"state"`
 	Snapshot volume.Snapshot `json:"snapshot"`
 }
 
-// Format is what the records of a kind of pool are called, and their version. Version 2 of a volume's has parameters.
+// Format is the kind and the version of the records of a pool. Version 2 of volume records
+// added parameters.
 type Format struct {
 	Kind    string
 	Version int
 }
 
-// ReadVolume reads one record of a pool, which nobody has to have open.
+// ReadVolume reads one volume record of a pool. The pool need not be open.
 func ReadVolume(f Format, path string) (r VolumeRecord, err error) {
 	err = record.Type(f).Read(path, &r)
 	return r, err
 }
 
-// ReadSnapshot does that for a snapshot's.
+// ReadSnapshot reads one snapshot record of a pool.
 func ReadSnapshot(f Format, path string) (r SnapshotRecord, err error) {
 	err = record.Type(f).Read(path, &r)
 	return r, err
 }
 
-// Options of OpenVolumes and OpenSnapshots.
+// Options are the options of OpenVolumes and OpenSnapshots.
 type Options struct {
-	Pool   string // its name
+	Pool   string // the pool's name
 	Format Format
-	Dir    string       // where the records are; it is made
-	Log    *slog.Logger // nil for nobody
-	// Write calls write, which writes a record, and may make room for it first. A record that is needed must be
-	// written on a full pool too: without it, what is there could not be deleted. nil: write is called.
+	Dir    string       // the directory of the records; created if missing
+	Log    *slog.Logger // nil: no log
+	// Write calls write, which writes a record. It may make room first. If needed is set, the
+	// record must be written on a full pool too, because without it existing data could not be
+	// deleted. nil: write is called directly.
 	Write func(write func() error, needed bool) error
 }
 
-// Book has the records of volumes, or of snapshots, by their keys: see volume.ParseID.
+// Book holds the records of volumes, or of snapshots, by key: see volume.ParseID.
 type Book[R any] struct {
 	o         Options
 	what      string // "volume"
-	call      string // what makes and deletes one is called so
+	call      string // the suffix of the calls that create and delete one, as in CreateVolume
 	snapshots bool
 	kind      record.Type
 	parts     func(*R) (id *string, state *State)
 
-	mu       sync.Mutex // never held over input or output
+	mu       sync.Mutex // never held during I/O
 	records  map[string]R
-	unusable map[string]error // never changed after it was opened
+	unusable map[string]error // not changed after opening
 }
 
 // OpenVolumes reads the records of a pool's volumes.
@@ -93,7 +96,7 @@ func OpenVolumes(o Options) (*Book[VolumeRecord], error) {
 	return b, b.load()
 }
 
-// OpenSnapshots reads the records of its snapshots.
+// OpenSnapshots reads the records of a pool's snapshots.
 func OpenSnapshots(o Options) (*Book[SnapshotRecord], error) {
 	b := &Book[SnapshotRecord]{o: o, what: "snapshot", call: "Snapshot", snapshots: true, kind: record.Type(o.Format),
 		parts: func(r *SnapshotRecord) (*string, *State) { return &r.Snapshot.ID, &r.State }}
@@ -120,30 +123,32 @@ func (b *Book[R]) load() error {
 			err = fmt.Errorf("%s: the record is of %q, state %q, and does not belong there", path, *id, *state)
 		}
 		if record.Untold(err) {
-			return err // it says nothing about the record
+			return err // the error is not about the record
 		}
 		if err != nil {
 			b.unusable[name] = record.Unusable(err)
 			b.o.Log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", b.unusable[name])
 			continue
 		}
-		// The pool may have got another name since.
+		// The pool may have been renamed since.
 		*id = b.o.Pool + "." + key
 		b.records[key] = r
 	}
 	return nil
 }
 
-// Path is the record's when the extension is Extension. A pool may keep other files beside it.
+// Path returns the path of a record if the extension is Extension. A pool may keep other files
+// beside it.
 func (b *Book[R]) Path(key, extension string) string { return filepath.Join(b.o.Dir, key+extension) }
 
-// Key takes an id apart; false for one of another pool, or of something else.
+// Key returns the key of an id. It returns false for an id of another pool or kind, and for
+// other text.
 func (b *Book[R]) Key(id string) (string, bool) {
 	pool, key, snapshot, ok := volume.ParseID(id)
 	return key, ok && pool == b.o.Pool && snapshot == b.snapshots
 }
 
-// Unusable is the answer for what has a record that cannot be used, and nil for anything else.
+// Unusable returns the error for an id whose record is unusable, and nil for any other id.
 func (b *Book[R]) Unusable(id string) error {
 	key, ok := b.Key(id)
 	if !ok || b.unusable[key] == nil {
@@ -152,7 +157,7 @@ func (b *Book[R]) Unusable(id string) error {
 	return fmt.Errorf("%s %s: %w", b.what, id, b.unusable[key])
 }
 
-// Look gives a record, whatever its state.
+// Look returns a record in any state.
 func (b *Book[R]) Look(key string) (R, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -160,14 +165,14 @@ func (b *Book[R]) Look(key string) (R, bool) {
 	return r, ok
 }
 
-// Has tells whether there is a record, be it one that cannot be used.
+// Has reports whether there is a record, usable or not.
 func (b *Book[R]) Has(key string) bool {
 	_, ok := b.Look(key)
 	return ok || b.unusable[key] != nil
 }
 
-// Find gives what is ready: else a fault NotFound, Busy while it is being deleted, or Unusable's answer. The key is
-// empty if nothing has it.
+// Find returns a record that is Ready. Otherwise the error is a fault NotFound, a fault Busy
+// during deletion, or that of Unusable. The key is empty if there is no record.
 func (b *Book[R]) Find(id string) (key string, r R, err error) {
 	key, ok := b.Key(id)
 	if ok {
@@ -187,8 +192,9 @@ func (b *Book[R]) Find(id string) (key string, r R, err error) {
 	return key, r, nil
 }
 
-// Free refuses to make what is there, or is being deleted, and what would lie where data is that no record tells
-// of: it is somebody's. What a call that was cut short has left is made anew.
+// Free checks that an object can be created. It refuses one that exists or is being deleted. If
+// there is data (there) without a record, it refuses to overwrite it, because it belongs to
+// somebody. An interrupted creation can be repeated.
 func (b *Book[R]) Free(id, data string, there bool) error {
 	if err := b.Unusable(id); err != nil {
 		return err
@@ -211,7 +217,7 @@ func (b *Book[R]) Free(id, data string, there bool) error {
 	return nil
 }
 
-// Ready gives what is ready, in the order of the keys.
+// Ready returns the records that are Ready, in the order of their keys.
 func (b *Book[R]) Ready() []R {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -225,14 +231,14 @@ func (b *Book[R]) Ready() []R {
 	return list
 }
 
-// All gives all records that can be used.
+// All returns all usable records.
 func (b *Book[R]) All() map[string]R {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return maps.Clone(b.records)
 }
 
-// Each hands f all of them. f must not call the book.
+// Each calls f with all usable records. f must not call the book.
 func (b *Book[R]) Each(f func(key string, r R)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -241,13 +247,13 @@ func (b *Book[R]) Each(f func(key string, r R)) {
 	}
 }
 
-// Put writes a record, durably. It is needed unless something is only to be made.
+// Put writes a record, durably. The record is needed (see Options.Write) unless it is Creating.
 func (b *Book[R]) Put(key string, r R) error {
 	_, state := b.parts(&r)
 	return b.put(key, r, *state != Creating)
 }
 
-// PutIfRoom is Put of a record that is not needed.
+// PutIfRoom is like Put for a record that is not needed.
 func (b *Book[R]) PutIfRoom(key string, r R) error { return b.put(key, r, false) }
 
 func (b *Book[R]) put(key string, r R, needed bool) error {
@@ -264,14 +270,15 @@ func (b *Book[R]) put(key string, r R, needed bool) error {
 	return err
 }
 
-// Note takes what the data itself says as well, so that it needs no record: it holds for this process.
+// Note changes a record in memory only, for facts that the data itself shows too. The change is
+// lost with this process.
 func (b *Book[R]) Note(key string, r R) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.records[key] = r
 }
 
-// Forget removes the record of what is gone.
+// Forget removes the record of an object that no longer exists.
 func (b *Book[R]) Forget(key string) error {
 	if err := record.Remove(b.Path(key, Extension)); err != nil {
 		return err

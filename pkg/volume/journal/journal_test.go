@@ -32,7 +32,8 @@ func made(name string, state journal.State) (id, key string, r journal.VolumeRec
 	return id, key, journal.VolumeRecord{State: state, Volume: volume.Volume{ID: id, Name: name, Size: 4096}}
 }
 
-// D06: what was begun and what was being deleted is told apart from what is ready, after a restart too.
+// D06: unfinished creations and deletions are distinguished from finished objects, after a
+// restart too.
 func TestD06_WhatWasBegunIsKnown(t *testing.T) {
 	dir := t.TempDir()
 	b := open(t, journal.Options{Dir: dir})
@@ -78,7 +79,7 @@ func TestD06_WhatWasBegunIsKnown(t *testing.T) {
 	}
 }
 
-// A10: a record that cannot be used is its volume's trouble alone, and stays where it is.
+// A10: an unusable record affects only its volume, and stays in its place.
 func TestA10_ARecordThatCannotBeUsed(t *testing.T) {
 	dir := t.TempDir()
 	b := open(t, journal.Options{Dir: dir})
@@ -89,7 +90,7 @@ func TestA10_ARecordThatCannotBeUsed(t *testing.T) {
 	_, moved, _ := made("moved", journal.Ready)
 	whole, err := os.ReadFile(b.Path(key, journal.Extension))
 	ok(t, err)
-	ok(t, os.WriteFile(filepath.Join(dir, moved+journal.Extension), whole, 0o600)) // another's record
+	ok(t, os.WriteFile(filepath.Join(dir, moved+journal.Extension), whole, 0o600)) // the record of another volume
 	b = open(t, journal.Options{Dir: dir})
 	if got, _, err := b.Find(id); got != key || err != nil {
 		t.Errorf("the good one: %q, %v", got, err)
@@ -108,7 +109,7 @@ func TestA10_ARecordThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// A05: a pool may keep room for records, and those of what is only to be made have none of it.
+// A05: a pool may reserve room for records. Records of new objects do not use it.
 func TestA05_WhichRecordsAreNeeded(t *testing.T) {
 	full := errors.New("no space")
 	b := open(t, journal.Options{Dir: t.TempDir(), Write: func(write func() error, needed bool) error {

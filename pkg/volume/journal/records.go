@@ -5,24 +5,24 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// Records answer what a pool is asked that its records alone tell. A pool embeds them.
+// Records implements the methods of a pool that need only its records. A pool embeds it.
 type Records struct {
 	volumes   *Book[VolumeRecord]
 	snapshots *Book[SnapshotRecord]
 }
 
-// NewRecords gives those of a pool.
+// NewRecords returns the Records of a pool.
 func NewRecords(volumes *Book[VolumeRecord], snapshots *Book[SnapshotRecord]) Records {
 	return Records{volumes, snapshots}
 }
 
-// Get gives a volume.
+// Get returns a volume.
 func (r Records) Get(id string) (volume.Volume, error) {
 	_, v, err := r.volumes.Find(id)
 	return v.Volume, err
 }
 
-// List gives all finished volumes, by id.
+// List returns all finished volumes, by id.
 func (r Records) List() []volume.Volume {
 	list := []volume.Volume{}
 	for _, v := range r.volumes.Ready() {
@@ -31,7 +31,7 @@ func (r Records) List() []volume.Volume {
 	return list
 }
 
-// SetFacts keeps the facts with the volume.
+// SetFacts stores the facts with the volume.
 func (r Records) SetFacts(id string, facts volume.Facts) error {
 	key, v, err := r.volumes.Find(id)
 	if err != nil {
@@ -41,7 +41,7 @@ func (r Records) SetFacts(id string, facts volume.Facts) error {
 	return r.volumes.Put(key, v)
 }
 
-// GetSnapshot gives a snapshot. One that is being deleted counts as gone.
+// GetSnapshot returns a snapshot. One that is being deleted is a fault NotFound.
 func (r Records) GetSnapshot(id string) (volume.Snapshot, error) {
 	_, s, err := r.snapshots.Find(id)
 	if fault.Is(err, fault.Busy) {
@@ -50,7 +50,7 @@ func (r Records) GetSnapshot(id string) (volume.Snapshot, error) {
 	return s.Snapshot, err
 }
 
-// ListSnapshots gives all finished snapshots, by id.
+// ListSnapshots returns all finished snapshots, by id.
 func (r Records) ListSnapshots() []volume.Snapshot {
 	list := []volume.Snapshot{}
 	for _, s := range r.snapshots.Ready() {

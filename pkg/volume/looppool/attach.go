@@ -21,7 +21,7 @@ func device(d loopdev.Device) mounter.Device {
 	return mounter.Device{Path: d.Path, Major: d.Major, Minor: d.Minor, ReadOnly: d.ReadOnly}
 }
 
-// image gives the volume's file, which must be there.
+// image returns the volume's file, which must exist.
 func (p *Pool) image(id string) (key, img string, v volume.Volume, err error) {
 	key, r, err := p.volumes.Find(id)
 	if err != nil {
@@ -54,7 +54,7 @@ func (p *Pool) Attach(_ context.Context, id string) (volume.Attachment, error) {
 		return volume.Attachment{}, fmt.Errorf("volume %s: %w", id, err)
 	}
 	if v.Thick {
-		// A discard would give the reserved space back to the pool.
+		// A discard would return the reserved space to the pool.
 		if err := d.DisableDiscard(); err != nil {
 			return volume.Attachment{}, fmt.Errorf("volume %s: discard could not be switched off: %w", id, err)
 		}
@@ -66,7 +66,7 @@ func (p *Pool) Attach(_ context.Context, id string) (volume.Attachment, error) {
 	return volume.Attachment{Device: device(d)}, refresh(v, d)
 }
 
-// Attached gives the device that the volume is bound to.
+// Attached returns the device bound to the volume's file.
 func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 	key, ok := p.volumes.Key(id)
 	if !ok {
@@ -84,7 +84,7 @@ func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 			return volume.Attachment{Device: device(d)}, true, p.mend(key, now)
 		}
 	}
-	// Not known since this process started, or changed by somebody else.
+	// Not known to this process, or changed by somebody else.
 	found, err := p.devices(id)
 	if err != nil {
 		return volume.Attachment{}, false, err
@@ -97,8 +97,8 @@ func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 	return volume.Attachment{}, false, nil
 }
 
-// devices are the loop devices that hold the volume's file, also one that
-// somebody has removed: a volume without a file can still be let go.
+// devices returns the loop devices bound to the volume's file. It also finds those of a file
+// that somebody removed, so that such a volume can be detached.
 func (p *Pool) devices(id string) ([]loopdev.Device, error) {
 	key, _, err := p.volumes.Find(id)
 	if err != nil && !errors.Is(err, record.ErrUnusable) {
@@ -135,8 +135,7 @@ func (p *Pool) AttachReadOnly(_ context.Context, id string) (mounter.Device, err
 	return device(d), err
 }
 
-// DetachReadOnly releases the devices of AttachReadOnly but those that are in
-// use.
+// DetachReadOnly releases the devices of AttachReadOnly, except those in use.
 func (p *Pool) DetachReadOnly(_ context.Context, id string, inUse []mounter.Device) error {
 	return p.detach(id, func(d loopdev.Device) bool {
 		return d.ReadOnly && !slices.ContainsFunc(inUse, device(d).Same)
@@ -156,7 +155,7 @@ func (p *Pool) Detach(_ context.Context, id string) error {
 	d, known := p.attached[key]
 	p.mu.Unlock()
 	if known {
-		// It may have been released after an earlier call that did not wait for it.
+		// An earlier call may have started the release without waiting for its end.
 		if err := d.Forget(); err != nil {
 			p.log.Warn("the discard limit of a loop device was not set back", "volume_id", id, "device", d.Path, "error", err)
 		}
@@ -181,15 +180,15 @@ func (p *Pool) detach(id string, which func(loopdev.Device) bool) error {
 	return nil
 }
 
-// detachError names the volume, and where its device is mounted if it is in use. The error has
-// the kind that it had: not all that keeps a device from being released is somebody's use of it.
+// detachError adds the volume and, if its device is in use, where it is mounted. It keeps the
+// kind of err, because a failed release does not always mean that the device is in use.
 func detachError(id string, d loopdev.Device, err error) error {
 	return fault.New(fault.KindOf(err), "volume %s: %w%s", id, err, mounter.HeldBy(device(d)))
 }
 
-// Owns gives the volume whose file the loop device is bound to. A device that
-// is in use cannot be bound to another file meanwhile, so one that this
-// process bound is looked up only.
+// Owns returns the volume whose file the loop device is bound to. A device in use cannot be
+// bound to another file meanwhile, so for a device that this process bound, the record in
+// memory is sufficient.
 func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
 	p.mu.Lock()
 	key, ok := p.owner[numbers{d.Major, d.Minor}]
@@ -209,7 +208,7 @@ func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
 	if !p.volumes.Has(key) {
 		return p.ownsHeld(d)
 	}
-	// The name alone could be that of another pool's file.
+	// Compare the file itself: another pool may have a file of the same name.
 	img := p.volumePath(key)
 	found, err := p.loop.Find(img)
 	if err != nil {
@@ -223,9 +222,9 @@ func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
 	return p.ownsHeld(d)
 }
 
-// rememberAll learns which devices the volumes have, by one look for all of them.
+// rememberAll finds the devices of all volumes in one pass.
 func (p *Pool) rememberAll() error {
-	keys := map[string]string{} // by the volume's file
+	keys := map[string]string{} // by volume file
 	p.volumes.Each(func(key string, _ journal.VolumeRecord) { keys[p.volumePath(key)] = key })
 	found, err := p.loop.Over(slices.Collect(maps.Keys(keys)))
 	for img, devices := range found {
@@ -236,7 +235,7 @@ func (p *Pool) rememberAll() error {
 	return err
 }
 
-// Refresh makes the loop devices as large as the file.
+// Refresh grows the loop devices to the size of the file.
 func (p *Pool) Refresh(_ context.Context, id string) error {
 	_, img, v, err := p.image(id)
 	if err != nil {

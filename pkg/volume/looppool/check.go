@@ -18,21 +18,21 @@ const (
 	temporary      = ".tmp"
 )
 
-// Contents is what a pool's directory holds, by its files alone.
+// Contents is the content of a pool's directory, as its files show it.
 type Contents struct {
-	Volumes  []volume.Volume // finished ones whose record can be read, by id
+	Volumes  []volume.Volume // finished ones with a readable record, by id
 	Findings []volume.Finding
 }
 
-// Check tells what in the pool does not fit together. What an operation is about to
-// make or to remove at this moment counts too: the caller knows the operations.
+// Check reports inconsistencies in the pool. An operation in progress shows up too: the caller
+// must know its operations.
 func (p *Pool) Check() ([]volume.Finding, error) {
 	c, err := CheckDir(p.name, p.dir)
 	return c.Findings, err
 }
 
-// CheckDir reads the directory of a pool, whether or not a process has it open. It
-// changes nothing, not even the lock.
+// CheckDir examines the directory of a pool, whether or not a process has it open. It changes
+// nothing and does not take the lock.
 func CheckDir(name, dir string) (Contents, error) {
 	if err := volume.CheckPoolName(name); err != nil {
 		return Contents{}, err
@@ -58,14 +58,14 @@ func readSnapshot(path string) (journal.SnapshotRecord, error) {
 type checked struct {
 	Contents
 	name, dir string
-	volumes   map[string]bool // by key; also those whose record cannot be used
+	volumes   map[string]bool // by key; including those with an unusable record
 }
 
 func (c *checked) add(kind volume.Kind, id, path, means, do string) {
 	c.Findings = append(c.Findings, volume.Finding{Kind: kind, ID: id, Path: path, Means: means, Do: do})
 }
 
-// checkAll looks at one of the two directories: each record, then what is left of its files.
+// checkAll checks one of the two directories: each record, then the remaining files.
 func checkAll[R any](
 	c *checked, sub string, read func(path string) (R, error), snapshots bool, look func(key, rec, img string, r R),
 ) error {
@@ -91,7 +91,7 @@ func checkAll[R any](
 				c.leftOver("", path)
 				continue
 			}
-			c.add(volume.UnknownFile, "", path, "csi-node makes no file of this name; it takes room of the pool",
+			c.add(volume.UnknownFile, "", path, "the driver makes no file of this name; it takes room of the pool",
 				"look what it is, and move it away")
 			continue
 		}
@@ -100,11 +100,11 @@ func checkAll[R any](
 			c.leftOver(id, path)
 		case record.Extension:
 			switch r, err := read(path); {
-			case errors.Is(err, fs.ErrNotExist): // removed just now
+			case errors.Is(err, fs.ErrNotExist): // removed meanwhile
 			case err != nil:
 				c.volumes[base] = !snapshots
 				c.add(volume.RecordUnusable, id, path, "the record cannot be read: "+err.Error()+"; its file is kept and cannot be used",
-					"put a good copy of the record in its place, or start the version of csi-node that wrote it; then restart csi-node")
+					"put a good copy of the record in its place, or start the version of the driver that wrote it; then restart the driver")
 			default:
 				look(base, path, filepath.Join(dir, base+imageExtension), r)
 			}
@@ -112,14 +112,15 @@ func checkAll[R any](
 			if !names[base+record.Extension] {
 				c.add(volume.FileWithoutRecord, id, path,
 					"no record tells what this file is; it may be a volume whose record was lost, so nothing overwrites it",
-					"put its record back ("+base+record.Extension+" beside it) and restart csi-node; or move the file away, once nobody misses its data")
+					"put its record back ("+base+record.Extension+
+						" beside it) and restart the driver; or move the file away, once nobody misses its data")
 			}
 		}
 	}
 	return nil
 }
 
-// split takes a file's name apart; other endings than those of a pool are none.
+// split splits a file's name. It returns "" for extensions that a pool does not use.
 func split(name string) (base, ext string) {
 	for _, ext := range []string{record.Extension + temporary, record.Extension, imageExtension} {
 		if base, ok := strings.CutSuffix(name, ext); ok {
@@ -139,7 +140,7 @@ func (c *checked) leftOver(id, path string) {
 
 func (c *checked) volume(key, rec, img string, r journal.VolumeRecord) {
 	c.volumes[key] = true
-	r.Volume.ID = c.name + "." + key // the pool may have got another name since
+	r.Volume.ID = c.name + "." + key // the pool may have been renamed since
 	if r.State != journal.Ready {
 		c.unfinished(r.Volume.ID, rec, r.State)
 		return
@@ -158,7 +159,8 @@ func (c *checked) snapshot(key, rec, img string, r journal.SnapshotRecord) {
 	if _, origin, _, ok := volume.ParseID(r.Snapshot.Volume); !ok || !c.volumes[origin] {
 		c.add(volume.SnapshotAlone, id, img, fmt.Sprintf("snapshot %q was taken of volume %s, which is not in the pool any more, and "+
 			"neither is its claim", r.Snapshot.Name, r.Snapshot.Volume),
-			"nothing if it is kept on purpose, as a backup: it can be restored; otherwise delete its VolumeSnapshot, or `crustctl volume delete "+id+"` if it has none")
+			"nothing if it is kept on purpose, as a backup: it can be restored; otherwise delete its VolumeSnapshot, or `crustctl volume delete "+
+				id+"` if it has none")
 	}
 }
 
@@ -166,17 +168,17 @@ func (c *checked) unfinished(id, rec string, state journal.State) {
 	switch state {
 	case journal.Creating:
 		c.add(volume.Unfinished, id, rec, "a crash cut its making short, and nobody was told that it was made",
-			"restart csi-node: it removes what is there of it")
+			"restart the driver: it removes what is there of it")
 	case journal.Deleting:
 		c.add(volume.Unfinished, id, rec, "a crash or an error cut its deletion short",
-			"restart csi-node: it goes on with it, and its log says who has it if it cannot")
+			"restart the driver: it goes on with it, and its log says who has it if it cannot")
 	default:
-		c.add(volume.RecordUnusable, id, rec, fmt.Sprintf("the record has the state %q, which csi-node does not know", state),
-			"put a good copy of the record in its place, and restart csi-node")
+		c.add(volume.RecordUnusable, id, rec, fmt.Sprintf("the record has the state %q, which the driver does not know", state),
+			"put a good copy of the record in its place, and restart the driver")
 	}
 }
 
-// file compares a file with the size on its record.
+// file compares the size of a file with its record.
 func (c *checked) file(id, img string, size int64) {
 	st, err := os.Lstat(img)
 	switch {
@@ -186,14 +188,16 @@ func (c *checked) file(id, img string, size int64) {
 	case err != nil:
 		c.add(volume.RecordWithoutFile, id, img, "its file cannot be looked at: "+err.Error(), "look at the pool's file system (dmesg)")
 	case !st.Mode().IsRegular():
-		c.add(volume.RecordWithoutFile, id, img, "what lies there is no regular file", "look who put it there; restore the file from a backup")
+		c.add(volume.RecordWithoutFile, id, img, "what lies there is no regular file",
+			"look who put it there; restore the file from a backup")
 	case st.Size() < size:
 		c.add(volume.FileTooShort, id, img,
-			fmt.Sprintf("its file has %d bytes, its record says %d: somebody truncated it, and what lay behind its end is lost", st.Size(), size),
+			fmt.Sprintf("its file has %d bytes, its record says %d: somebody truncated it, and what lay behind its end is lost",
+				st.Size(), size),
 			"stop its pods; restore a snapshot or a backup, or delete it")
 	case st.Size() > size:
 		c.add(volume.FileTooLong, id, img,
 			fmt.Sprintf("its file has %d bytes, its record says %d: a crash cut a growth short, and nothing is lost", st.Size(), size),
-			"nothing: csi-node takes the size of the file when it starts, or uses the volume next")
+			"nothing: the driver takes the size of the file when it starts, or uses the volume next")
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
-// pooled is a pool's directory that a test fills by hand.
+// pooled is a pool's directory that a test fills directly.
 type pooled struct {
 	t   *testing.T
 	dir string
@@ -39,7 +39,7 @@ func (p pooled) file(path string, bytes int64) {
 	}
 }
 
-// volume writes the record of a volume of 4096 bytes, and gives its key.
+// volume writes the record of a volume of 4096 bytes, and returns its key.
 func (p pooled) volume(name string, state journal.State) string {
 	p.t.Helper()
 	v := volume.Volume{ID: volume.VolumeID("p", name), Name: name, Size: 4096}
@@ -54,13 +54,14 @@ func (p pooled) snapshot(name, of string, state journal.State) string {
 	p.t.Helper()
 	s := volume.Snapshot{ID: volume.SnapshotID("p", name), Name: name, Volume: volume.VolumeID("p", of), Size: 4096}
 	_, key, _, _ := volume.ParseID(s.ID)
-	if err := snapshotType.Write(filepath.Join(p.dir, "snapshots", key+".json"), journal.SnapshotRecord{State: state, Snapshot: s}); err != nil {
+	if err := snapshotType.Write(filepath.Join(p.dir, "snapshots", key+".json"),
+		journal.SnapshotRecord{State: state, Snapshot: s}); err != nil {
 		p.t.Fatal(err)
 	}
 	return key
 }
 
-// tree is what a directory holds, with sizes and times.
+// tree describes the content of a directory, with sizes and times.
 func tree(t *testing.T, dir string) (all []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
@@ -81,7 +82,7 @@ func tree(t *testing.T, dir string) (all []string) {
 
 func TestB08_PoolCheckFindsWhatDoesNotFit(t *testing.T) {
 	p := newPooled(t)
-	want := map[string]volume.Kind{} // by the path's end
+	want := map[string]volume.Kind{} // by the end of the path
 	good := p.volume("good", journal.Ready)
 	p.file("volumes/"+good+".img", 4096)
 	kept := p.snapshot("of-good", "good", journal.Ready)
@@ -96,7 +97,7 @@ func TestB08_PoolCheckFindsWhatDoesNotFit(t *testing.T) {
 	want[p.volume("gone", journal.Ready)+".img"] = volume.RecordWithoutFile
 	making := p.volume("making", journal.Creating)
 	want[making+".json"] = volume.Unfinished
-	p.file("volumes/"+making+".img", 10) // is being filled
+	p.file("volumes/"+making+".img", 10) // being filled
 	want[p.volume("going", journal.Deleting)+".json"] = volume.Unfinished
 	_, lost, _, _ := volume.ParseID(volume.VolumeID("p", "lost"))
 	p.file("volumes/"+lost+".img", 4096)
@@ -109,7 +110,7 @@ func TestB08_PoolCheckFindsWhatDoesNotFit(t *testing.T) {
 	p.file("volumes/"+torn+".json", 10)
 	p.file("volumes/"+torn+".img", 4096)
 	want[torn+".json"] = volume.RecordUnusable
-	p.file("snapshots/"+p.snapshot("of-torn", "torn", journal.Ready)+".img", 4096) // its volume is there in some way
+	p.file("snapshots/"+p.snapshot("of-torn", "torn", journal.Ready)+".img", 4096) // its volume exists in some form
 	alone := p.snapshot("alone", "deleted", journal.Ready)
 	p.file("snapshots/"+alone+".img", 4096)
 	want[alone+".img"] = volume.SnapshotAlone

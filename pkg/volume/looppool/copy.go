@@ -13,8 +13,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// copyQuiesced copies an image while its volume stands still: by sharing its
-// extents where the file system can (milliseconds), else byte by byte.
+// copyQuiesced copies an image while its volume is quiesced: it shares extents if the file
+// system can (milliseconds), and copies bytes otherwise.
 func (p *Pool) copyQuiesced(ctx context.Context, dst *os.File, s fillSpec, progress *volume.Progress) (err error) {
 	src, err := os.Open(s.origin)
 	if err != nil {
@@ -27,7 +27,7 @@ func (p *Pool) copyQuiesced(ctx context.Context, dst *os.File, s fillSpec, progr
 			return fmt.Errorf("the volume could not be made to stand still: %w", qerr)
 		}
 		defer func() {
-			if rerr := still.Resume(); rerr != nil { // somebody else may have ended the freeze, so the copy is none
+			if rerr := still.Resume(); rerr != nil { // somebody may have ended the freeze early, so the copy is not valid
 				err = errors.Join(err, fmt.Errorf("the volume could not be resumed: %w", rerr))
 			}
 		}()
@@ -44,12 +44,13 @@ func (p *Pool) copyStill(ctx context.Context, dst, src *os.File, s fillSpec, sti
 		return err
 	}
 	if s.share {
-		// The kernel holds writes to the file back meanwhile: it is of one instant.
+		// The kernel blocks writes to the file meanwhile, so the copy is atomic.
 		err := linux.Ficlone(dst, src)
 		if err == nil {
 			return failpoint.Err("copy.done")
 		}
-		if !errors.Is(err, linux.EOPNOTSUPP) && !errors.Is(err, linux.EINVAL) && !errors.Is(err, linux.EXDEV) && !errors.Is(err, linux.ENOTTY) {
+		if !errors.Is(err, linux.EOPNOTSUPP) && !errors.Is(err, linux.EINVAL) &&
+			!errors.Is(err, linux.EXDEV) && !errors.Is(err, linux.ENOTTY) {
 			return err
 		}
 	}
@@ -58,8 +59,9 @@ func (p *Pool) copyStill(ctx context.Context, dst, src *os.File, s fillSpec, sti
 		if !s.share {
 			why = "a thick volume shares no extents"
 		}
-		return fault.New(fault.State, "volume %s may be written while it is copied: %s. %s, so the copy would hold parts of different times; "+
-			"unpublish the writable volume first, or use a thin volume of a pool on a file system with reflink (xfs, btrfs)",
+		return fault.New(fault.State,
+			"volume %s may be written while it is copied: %s. %s, so the copy would hold parts of different times; "+
+				"unpublish the writable volume first, or use a thin volume of a pool on a file system with reflink (xfs, btrfs)",
 			s.of, still.Writers, why)
 	}
 	if err := unwritten(s.of, still, func() error { return p.copyData(ctx, dst, src, progress) }); err != nil {
@@ -68,8 +70,8 @@ func (p *Pool) copyStill(ctx context.Context, dst, src *os.File, s fillSpec, sti
 	return failpoint.Err("copy.done")
 }
 
-// unwritten refuses what f made when the volume's device was written meanwhile:
-// by a process that has had it open since before the driver knew, for instance.
+// unwritten runs f, and fails if the volume's device was written meanwhile, for example by a
+// process that has had it open since before the driver started.
 func unwritten(id string, still volume.Stillness, f func() error) error {
 	if still.Written == nil {
 		return f()
@@ -90,8 +92,8 @@ func unwritten(id string, still volume.Stillness, f func() error) error {
 	return err
 }
 
-// copyData copies the runs of data and leaves the holes. What was copied is
-// counted, and logged every ten seconds.
+// copyData copies the data and leaves the holes. It counts the copied bytes and logs progress
+// every ten seconds.
 func (p *Pool) copyData(ctx context.Context, dst, src *os.File, progress *volume.Progress) error {
 	total, err := dataBytes(src)
 	if err != nil {

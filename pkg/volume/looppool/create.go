@@ -17,8 +17,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
-// Create makes a volume: empty, or a copy of a snapshot or of another volume.
-// Nothing is left of one that fails.
+// Create makes a volume: empty, or a copy of a snapshot or of another volume. If it fails, it
+// leaves nothing behind.
 func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Progress) (volume.Volume, error) {
 	v := volume.Volume{
 		ID: volume.VolumeID(p.name, spec.Name), Name: spec.Name, Size: spec.Size, Created: time.Now().UTC(),
@@ -26,7 +26,7 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 		SourceSnapshot: spec.SourceSnapshot, SourceVolume: spec.SourceVolume, Parameters: maps.Clone(spec.Parameters),
 	}
 	if v.Parameters == nil {
-		v.Parameters = map[string]string{} // known to be none
+		v.Parameters = map[string]string{} // known to be empty, unlike nil
 	}
 	key, ok := p.volumes.Key(v.ID)
 	if !ok {
@@ -71,7 +71,8 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	return v, nil
 }
 
-// forgetVolume removes a volume's file, and the record after it: a file without a record is nobody's.
+// forgetVolume removes a volume's file, then its record, because a file without a record would
+// have no owner.
 func (p *Pool) forgetVolume(key string) error {
 	if err := removeFile(p.volumePath(key)); err != nil {
 		return err
@@ -83,9 +84,9 @@ func (p *Pool) forgetVolume(key string) error {
 	return nil
 }
 
-// origin finds what a volume is to be a copy of, empty for nothing, and notes
-// in v what that means. thick: the origin is a thick volume, whose space must
-// stay its own.
+// origin finds the file of which the volume is to be a copy, empty for none, and sets the
+// resulting facts in v. If thick is true, the origin is a thick volume, which must not share
+// its space.
 func (p *Pool) origin(spec volume.Spec, v *volume.Volume) (img string, thick bool, err error) {
 	var size int64
 	switch {
@@ -111,7 +112,8 @@ func (p *Pool) origin(spec volume.Spec, v *volume.Volume) (img string, thick boo
 		return "", false, nil
 	}
 	if v.Size < size {
-		return "", false, fault.New(fault.OutOfRange, "a copy of %d bytes was asked for, its origin has %d: ask for at least that", v.Size, size)
+		return "", false, fault.New(fault.OutOfRange,
+			"a copy of %d bytes was asked for, its origin has %d: ask for at least that", v.Size, size)
 	}
 	if err := wholeOrigin(img, size, v.Size); err != nil {
 		return "", false, err
@@ -121,8 +123,8 @@ func (p *Pool) origin(spec volume.Spec, v *volume.Volume) (img string, thick boo
 	return img, thick, nil
 }
 
-// checkThick refuses reservations where writing over reserved space may need
-// new space all the same.
+// checkThick refuses thick volumes on file systems where overwriting reserved space may need
+// new space.
 func (p *Pool) checkThick(thick bool) error {
 	if !thick {
 		return nil
@@ -138,27 +140,28 @@ func (p *Pool) checkThick(thick bool) error {
 	}
 	const btrfs, zfs = 0x9123683e, 0x2fc12fc1
 	if t := st.Type & 0xffffffff; t == btrfs || t == zfs {
-		return fault.New(fault.Invalid, "provisioning=thick cannot be kept in pool %s: %s is on a copy-on-write file system, where reserved "+
-			"space does not stay reserved", p.name, p.dir)
+		return fault.New(fault.Invalid,
+			"provisioning=thick cannot be kept in pool %s: %s is on a copy-on-write file system, where reserved "+
+				"space does not stay reserved", p.name, p.dir)
 	}
 	return nil
 }
 
-// fillSpec says what an image file is to hold.
+// fillSpec describes the content of an image file.
 type fillSpec struct {
 	img     string
 	origin  string // file to copy, empty for none
-	of      string // the volume that the file is of, empty for a snapshot's
+	of      string // the volume of the origin file, empty for a snapshot
 	size    int64
-	reserve bool // allocate every byte of it
-	share   bool // its extents may be shared with the origin's
+	reserve bool // allocate every byte
+	share   bool // extents may be shared with the origin
 	quiesce volume.Quiesce
 }
 
 // fill makes the image file, durably.
 func (p *Pool) fill(ctx context.Context, s fillSpec, progress *volume.Progress) (err error) {
-	// O_TRUNC, not O_EXCL: the record says that whatever lies there is an
-	// unfinished copy of ours.
+	// O_TRUNC, not O_EXCL: according to the record, an existing file is an unfinished copy of
+	// this pool.
 	f, err := os.OpenFile(s.img, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
@@ -187,7 +190,7 @@ func (p *Pool) fill(ctx context.Context, s fillSpec, progress *volume.Progress) 
 	return record.SyncDir(filepath.Dir(s.img))
 }
 
-// Delete destroys the volume. A repeated call goes on where one was cut short.
+// Delete destroys the volume. A repeated call continues an interrupted one.
 func (p *Pool) Delete(_ context.Context, id string) error {
 	key, r, err := p.volumes.Find(id)
 	if key == "" {
@@ -217,8 +220,8 @@ func (p *Pool) destroy(key string, r journal.VolumeRecord) error {
 	r.State = journal.Deleting
 	err = p.volumes.Put(key, r)
 	if fault.Is(err, fault.NoSpace) {
-		// What makes room must not need room. Cut short after this, the volume
-		// is one without a file, and a repeated call goes on here.
+		// Making room must not need room. A crash after this leaves a volume without a file,
+		// and a repeated call continues here.
 		if err := removeFile(img); err != nil {
 			return err
 		}

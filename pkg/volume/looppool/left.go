@@ -12,18 +12,18 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// left is a volume of a pool that this node is not configured with any more. Its
-// record and its file are out of sight. The kernel still tells which loop devices
-// are over a file of its name, which is made of a hash.
+// left is a volume of a pool that is no longer configured on this node. Its record and file are
+// not accessible. The kernel still shows which loop devices are bound to a file of its name,
+// which contains a hash.
 type left struct {
 	id, name string
 	loop     loopdev.Nodes
 	claimed  func(mounter.Device) (bool, error)
 }
 
-// Left gives what takes away a volume of a pool that is not configured; nil for
-// an id that no pool has made. claimed tells whether a device belongs to a pool
-// that is configured: such a device is never touched.
+// Left returns a Releaser for a volume of a pool that is not configured, or nil for an id that
+// no pool has made. The function claimed reports whether a device belongs to a configured pool;
+// such a device is never touched.
 func Left(id, nodesDir string, claimed func(mounter.Device) (bool, error)) volume.Releaser {
 	_, key, snapshot, ok := volume.ParseID(id)
 	if !ok || snapshot {
@@ -47,15 +47,16 @@ func (l left) devices() ([]loopdev.Device, error) {
 			continue
 		}
 		if len(own) > 0 && !d.SameFile(own[0]) {
-			return nil, fault.New(fault.State, "volume %s: its pool is not configured, and %s and %s are over two files of its name; start the "+
-				"driver with its pool again", l.id, own[0].Path, d.Path)
+			return nil, fault.New(fault.State,
+				"volume %s: its pool is not configured, and %s and %s are over two files of its name; start the "+
+					"driver with its pool again", l.id, own[0].Path, d.Path)
 		}
 		own = append(own, d)
 	}
 	return own, nil
 }
 
-// Attached gives the device that takes writes.
+// Attached returns the writable device.
 func (l left) Attached(string) (volume.Attachment, bool, error) {
 	own, err := l.devices()
 	for _, d := range own {
@@ -66,7 +67,7 @@ func (l left) Attached(string) (volume.Attachment, bool, error) {
 	return volume.Attachment{}, false, err
 }
 
-// Owns tells whether the device is one of the volume's.
+// Owns reports whether the device is one of the volume's.
 func (l left) Owns(dev mounter.Device) (string, bool, error) {
 	own, err := l.devices()
 	for _, d := range own {
@@ -77,7 +78,7 @@ func (l left) Owns(dev mounter.Device) (string, bool, error) {
 	return "", false, err
 }
 
-// DetachReadOnly releases the read-only devices but those in use.
+// DetachReadOnly releases the read-only devices, except those in use.
 func (l left) DetachReadOnly(_ context.Context, _ string, inUse []mounter.Device) error {
 	return l.detach(func(d loopdev.Device) bool { return d.ReadOnly && !slices.ContainsFunc(inUse, device(d).Same) })
 }

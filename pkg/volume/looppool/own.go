@@ -11,25 +11,24 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
-// The pool keeps a file, "reserve", that takes space and holds nothing. When a
-// record cannot be written because volumes have filled the pool, a part of the
-// reserve is given back, and the record takes its place. The reserve is filled
-// up again when there is room.
+// The pool keeps a file, "reserve", that takes space and has no content. If volumes have filled
+// the pool and a record cannot be written, a part of the reserve is freed for the record. The
+// reserve is filled up again when there is room.
 
 const (
 	defaultReserve = 64 << 20
-	// smallestPart of a pool that is kept by default: one in that many bytes.
+	// smallestPart limits the default reserve to 1/smallestPart of the pool.
 	smallestPart = 16
-	// A piece of the reserve is given back at a time: a record takes a few KiB,
-	// and its directory may need more.
+	// reservePiece is the part of the reserve that is freed at a time. A record takes a few
+	// KiB, and its directory may need more.
 	reservePiece = 1 << 20
 )
 
 type ownReserve struct {
-	mu   sync.Mutex // held while the file is changed
+	mu   sync.Mutex // held during changes of the file
 	file *os.File
-	size int64        // what is to be kept, a multiple of reservePiece; not changed after Open
-	held atomic.Int64 // what is kept: the first bytes of the file
+	size int64        // the target size, a multiple of reservePiece; not changed after Open
+	held atomic.Int64 // the allocated bytes, at the start of the file
 }
 
 func (r *ownReserve) state() (size, held int64) { return r.size, r.held.Load() }
@@ -48,8 +47,8 @@ func (p *Pool) openReserve(size int64) error {
 		if !errors.Is(err, linux.ENOSPC) {
 			return err
 		}
-		// Volumes filled the pool before it had a reserve. A file without a
-		// name takes no room; the next start tries again.
+		// Volumes filled the pool before it had a reserve. An anonymous file takes no room; the
+		// next start tries again.
 		if r.file, err = linux.Memfd("reserve"); err != nil {
 			return err
 		}
@@ -57,7 +56,7 @@ func (p *Pool) openReserve(size int64) error {
 		return nil
 	}
 	st, err := r.file.Stat()
-	if err == nil && st.Size() > r.size { // it was larger
+	if err == nil && st.Size() > r.size { // the reserve was larger before
 		err = linux.PunchHole(r.file, r.size, st.Size()-r.size)
 	}
 	if err == nil && st.Size() != r.size {
@@ -79,11 +78,11 @@ func (p *Pool) openReserve(size int64) error {
 func (p *Pool) refillReserve() {
 	r := &p.reserved
 	if !r.mu.TryLock() {
-		return // it is being filled, or given up
+		return // somebody fills or frees it now
 	}
 	defer r.mu.Unlock()
 	for r.held.Load() < r.size {
-		// Volumes that are short of space come first: what they lose is lost.
+		// Volumes come first, because a write that fails for lack of space loses data.
 		if c, err := p.space(); err != nil || c.Available < 2*reservePiece {
 			return
 		}
@@ -94,7 +93,7 @@ func (p *Pool) refillReserve() {
 	}
 }
 
-// giveUpReserve makes room for records, and tells whether it did.
+// giveUpReserve frees a part of the reserve for records, and reports whether it did.
 func (p *Pool) giveUpReserve() bool {
 	r := &p.reserved
 	r.mu.Lock()
@@ -110,7 +109,8 @@ func (p *Pool) giveUpReserve() bool {
 	return true
 }
 
-// write writes a record. On a full pool, one that is needed takes a part of the reserve.
+// write writes a record. If the record is needed and the pool is full, it uses a part of the
+// reserve.
 func (p *Pool) write(record func() error, needed bool) error {
 	err := record()
 	for needed && errors.Is(err, linux.ENOSPC) && p.giveUpReserve() {

@@ -1,17 +1,17 @@
-// Package looppool is a pool of volumes that are files in a directory, shown
-// as block devices by the loop driver.
+// Package looppool is a pool of volumes that are files in a directory, presented as block
+// devices by the loop driver.
 //
-// The directory holds all there is to know:
+// The directory is self-contained:
 //
-//	volumes/v<key>.json     what the volume is (a versioned record)
-//	volumes/v<key>.img      its bytes
+//	volumes/v<key>.json     the record of a volume (versioned)
+//	volumes/v<key>.img      its data
 //	snapshots/s<key>.json   the same for snapshots
 //	snapshots/s<key>.img
 //
-// A record is written before its file is made and marked before it is
-// destroyed, so that after a crash at any point every file can be accounted
-// for. The directory can be moved to another machine or be opened with another
-// state directory. One process at a time may have it open.
+// A record is written before its file is made, and marked before the file is destroyed. So
+// every file can be accounted for after a crash at any point. The directory can be moved to
+// another machine, or opened with another state directory. Only one process at a time can have
+// it open.
 package looppool
 
 import (
@@ -39,8 +39,7 @@ var (
 	snapshotType = record.Type{Kind: "crust-csi.loop-snapshot", Version: 1}
 )
 
-// Pool is one directory. Its methods may be called at once for different
-// volumes.
+// Pool is one directory. Its methods may be called concurrently for different volumes.
 type Pool struct {
 	journal.Records
 
@@ -55,39 +54,39 @@ type Pool struct {
 
 	overcommit float64
 	reserved   ownReserve
-	measuring  sync.Mutex // held while all files are looked at
+	measuring  sync.Mutex // held while measure examines all files
 
 	volumes   *journal.Book[journal.VolumeRecord]
 	snapshots *journal.Book[journal.SnapshotRecord]
 
-	mu       sync.Mutex                // guards the maps, never held over input or output
-	intended map[string]int64          // what volumes and snapshots are about to take, by key
-	attached map[string]loopdev.Device // read-write
-	owner    map[numbers]string        // of those, by device number
-	changed  map[string]string         // what pods changed of their devices
+	mu       sync.Mutex                // guards the maps, never held during I/O
+	intended map[string]int64          // bytes that volumes and snapshots are about to take, by key
+	attached map[string]loopdev.Device // the read-write device, by key
+	owner    map[numbers]string        // the key of attached, by device number
+	changed  map[string]string         // what pods changed on their devices, by key
 }
 
 type numbers struct{ major, minor uint32 }
 
 var _ volume.Pool = (*Pool)(nil)
 
-// Options of Open.
+// Options are the options of Open.
 type Options struct {
 	Name     string
 	Dir      string
-	NodesDir string            // where loop device nodes are made if /dev lacks them
-	Log      *slog.Logger      // nil for nobody
+	NodesDir string            // for loop device nodes that /dev lacks
+	Log      *slog.Logger      // nil: no log
 	Copied   func(bytes int64) // counts bytes of copies; may be nil
 
-	// Overcommit is how many times the pool's room may be promised: to volumes
-	// that do not fill it, by their sizes. 0 is 1: what was promised fits.
+	// Overcommit is the factor by which the pool's space may be promised to volumes, counted by
+	// their sizes. 0 means 1: everything promised fits.
 	Overcommit float64
-	// Reserve is how many bytes are kept for records, so that they can be
-	// written when volumes fill the pool. 0: 64 MiB, or a sixteenth of a small pool.
+	// Reserve is how many bytes are kept free for records, so that they can be written when
+	// volumes have filled the pool. 0: 64 MiB, or a sixteenth of a small pool.
 	Reserve int64
 }
 
-// Open takes a directory, made if it does not exist, as a pool.
+// Open opens a directory as a pool, and creates it if it does not exist.
 func Open(o Options) (*Pool, error) {
 	if err := volume.CheckPoolName(o.Name); err != nil {
 		return nil, err
@@ -130,9 +129,9 @@ func Open(o Options) (*Pool, error) {
 	return p, nil
 }
 
-// Empty is nil if the directory holds no volume and no snapshot: no record, no file of
-// one, and nothing that cannot be read. A directory that is not there proves nothing: its disk may not be mounted, or
-// not where this process looks. It writes nothing.
+// Empty returns nil if the directory holds no volume and no snapshot: no record, no file of
+// one, and nothing unreadable. A missing directory is an error: its disk may not be mounted, or
+// not where this process can see it. Empty writes nothing.
 func Empty(dir string) error {
 	if _, err := os.Stat(dir); err != nil {
 		return err
@@ -165,19 +164,19 @@ func (p *Pool) load() (err error) {
 	return nil
 }
 
-// Close releases the directory for another process. Attached devices stay.
+// Close releases the directory for another process. Devices stay attached.
 func (p *Pool) Close() error { return errors.Join(p.reserved.file.Close(), p.lock.Close()) }
 
-// Name is the pool's name.
+// Name returns the pool's name.
 func (p *Pool) Name() string { return p.name }
 
-// Dir is the pool's directory.
+// Dir returns the pool's directory.
 func (p *Pool) Dir() string { return p.dir }
 
-// Sizes are those of files.
+// Sizes returns volume.FileSizes.
 func (p *Pool) Sizes() volume.Sizes { return volume.FileSizes() }
 
-// Usable tells whether volumes can be made and attached.
+// Usable returns nil if volumes can be made and attached.
 func (p *Pool) Usable() error {
 	if err := linux.AccessWrite(p.dir); err != nil {
 		return fault.New(fault.State, "pool %s: %s cannot be written: %w", p.name, p.dir, err)
@@ -195,15 +194,15 @@ func (p *Pool) Usable() error {
 	return loopdev.Available()
 }
 
-// Answers returns when the pool's disk has taken a write. One that hangs, or whose file system is
-// frozen, takes none, and may still answer who asks for what the kernel remembers of it. A full
-// disk answers.
+// Answers returns after the pool's disk has taken a write. A disk that hangs, or whose file
+// system is frozen, takes none, although the kernel may still answer reads from its cache. A
+// full disk answers.
 func (p *Pool) Answers() error {
 	_, err := p.lock.WriteAt([]byte{'\n'}, 0) // the file's text means nothing
 	return errors.Join(err, p.lock.Sync())
 }
 
-// space asks the file system that the directory is on.
+// space returns the capacity of the file system of the directory.
 func (p *Pool) space() (volume.Capacity, error) {
 	dir, err := os.Open(p.dir)
 	if err != nil {
@@ -221,7 +220,7 @@ func (p *Pool) volumePath(key string) (img string) { return p.volumes.Path(key, 
 
 func (p *Pool) snapshotPath(key string) (img string) { return p.snapshots.Path(key, imageExtension) }
 
-// Health tells what is wrong with the pool or the volume's file.
+// Health reports problems of the pool or of the volume's file.
 func (p *Pool) Health(id string) []mounter.Ailment {
 	var found []mounter.Ailment
 	if key, r, err := p.volumes.Find(id); err == nil {
@@ -249,8 +248,8 @@ func (p *Pool) Health(id string) []mounter.Ailment {
 			p.name, c.Available>>10, c.Total>>20)})
 	case c.NearlyFull():
 		found = append(found, mounter.Ailment{Reason: "PoolNearlyFull", Message: fmt.Sprintf(
-			"pool %s has %d MiB of %d MiB left: thin volumes will fail writes when it is full; delete volumes or snapshots, or enlarge it", p.name,
-			c.Available>>20, c.Total>>20)})
+			"pool %s has %d MiB of %d MiB left: thin volumes will fail writes when it is full; delete volumes or snapshots, or enlarge it",
+			p.name, c.Available>>20, c.Total>>20)})
 	}
 	return found
 }
@@ -260,11 +259,12 @@ func exists(path string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// noSpace gives an error its kind where the pool's file system is full.
+// noSpace gives an error its kind if the pool's file system is full.
 func (p *Pool) noSpace(err error) error {
 	if errors.Is(err, linux.ENOSPC) {
 		c, _ := p.space()
-		return fault.New(fault.NoSpace, "pool %s (%s) is full: %d MiB of %d MiB are left: %w", p.name, p.dir, c.Available>>20, c.Total>>20, err)
+		return fault.New(fault.NoSpace, "pool %s (%s) is full: %d MiB of %d MiB are left: %w",
+			p.name, p.dir, c.Available>>20, c.Total>>20, err)
 	}
 	if errors.Is(err, linux.EFBIG) {
 		return fault.New(fault.OutOfRange, "pool %s: the file system of %s does not hold files that large: %w", p.name, p.dir, err)

@@ -8,19 +8,18 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
-// What a pool has promised are the sizes of its volumes, and what its snapshots
-// hold. What it may promise is the room that it has (what is free, and what its
-// own files take) times the overcommit.
+// A pool has promised the sizes of its volumes and the data that its snapshots hold. It may
+// promise its space (what is free, and what its own files take) times the overcommit.
 
-// fullBelow is what a pool that counts as full has left: a file system writes
-// its own records in pieces of this order.
+// fullBelow is the remaining space, in bytes, below which a pool counts as full. A file system
+// writes its own metadata in pieces of this order.
 const fullBelow = 1 << 20
 
-// forMaps: one in so many bytes of a pool is left to its file system, for the
+// forMaps is the part of a pool (1/forMaps) that is left to its file system, for the extent
 // maps of volumes' files.
 const forMaps = 128
 
-// Allocated is what the volume's file takes.
+// Allocated returns the bytes that the volume's file takes.
 func (p *Pool) Allocated(id string) (int64, error) {
 	key, _, err := p.volumes.Find(id)
 	if err != nil {
@@ -30,8 +29,8 @@ func (p *Pool) Allocated(id string) (int64, error) {
 	return allocated(img)
 }
 
-// Capacity tells what the pool has, and what of it is promised. It looks at every
-// file of the pool.
+// Capacity returns the pool's capacity and how much of it is promised. It examines every file
+// of the pool.
 func (p *Pool) Capacity() (volume.Capacity, error) {
 	c, l, err := p.measure()
 	if err != nil {
@@ -43,8 +42,9 @@ func (p *Pool) Capacity() (volume.Capacity, error) {
 	return c, nil
 }
 
-// account tells what is promised, and what is left: of what was promised then and is now, the larger. A snapshot takes what it
-// held when somebody looked, and its whole size where nobody did. The caller has p.mu.
+// account computes what is promised and what is left. For each key it takes the larger of what
+// was promised at the time of l and what is promised now. A snapshot counts with what it held
+// then, or with its full size if it was not examined. The caller holds p.mu.
 func (p *Pool) account(c *volume.Capacity, l look) {
 	takes := maps.Clone(p.intended)
 	for key, n := range l.takes {
@@ -67,7 +67,7 @@ func (p *Pool) account(c *volume.Capacity, l look) {
 	p.leaves(c)
 }
 
-// leaves tells what can still be promised.
+// leaves computes what can still be promised.
 func (p *Pool) leaves(c *volume.Capacity) {
 	var held int64
 	c.Reserve, held = p.reserved.state()
@@ -75,21 +75,21 @@ func (p *Pool) leaves(c *volume.Capacity) {
 	c.Left = max(int64(float64(max(have, 0))*p.overcommit)-c.Promised, 0)
 }
 
-// promise notes that the volume or snapshot of a key, which has so many bytes,
-// is about to have more, if they are left. The caller takes the note off (see
-// unpromise) when a record says the same, or nothing came of it.
+// promise notes that the volume or snapshot of a key, which has that many bytes, is about to
+// have more, if they are left. The caller removes the note (see unpromise) once a record says
+// the same, or if the operation failed.
 func (p *Pool) promise(what, key string, has, bytes int64) error {
 	p.refillReserve()
 	c, err := p.space()
 	if err != nil {
 		return err
 	}
-	// Most often no file has to be looked at: if all that is promised, taken to the full, fits into what is free, what the
-	// pool's files have already is on top.
+	// Most often no file needs to be examined: if all promises in full fit into the free space,
+	// the space of the pool's existing files is additional.
 	if p.noteIfLeft(&c, look{}, key, has, bytes) {
 		return nil
 	}
-	// A tenant decides how long this takes. Nothing waits for it.
+	// Tenants determine how long this takes. Nothing else waits for it.
 	c, l, err := p.measure()
 	if err != nil {
 		return err
@@ -103,7 +103,7 @@ func (p *Pool) promise(what, key string, has, bytes int64) error {
 		p.name, p.dir, what, bytes-has, c.Left, c.Promised, c.Available+c.Used, c.Available, c.Used, p.overcommit, c.Reserve)
 }
 
-// noteIfLeft looks and notes in one instant, so that no two promises have the same bytes.
+// noteIfLeft checks and notes atomically, so that no two promises use the same bytes.
 func (p *Pool) noteIfLeft(c *volume.Capacity, l look, key string, has, bytes int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,7 +121,7 @@ func (p *Pool) unpromise(key string) {
 	delete(p.intended, key)
 }
 
-// mayNeedSpace tells whether a write to the volume may need room in the pool.
+// mayNeedSpace reports whether a write to the volume may need space in the pool.
 func (p *Pool) mayNeedSpace(id string) bool {
 	_, r, err := p.volumes.Find(id)
 	return err != nil || !r.Volume.Thick

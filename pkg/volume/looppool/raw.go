@@ -11,7 +11,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// ForPod makes ready what a pod is given the node of: see rawdevice.
+// ForPod prepares the device whose node a pod receives: see rawdevice.
 func (p *Pool) ForPod(_ context.Context, id string, d mounter.Device) (mounter.Device, error) {
 	found, err := p.devices(id)
 	if err != nil {
@@ -31,11 +31,11 @@ func (p *Pool) ForPod(_ context.Context, id string, d mounter.Device) (mounter.D
 		}
 		return published, nil
 	}
-	return mounter.Device{}, fault.New(fault.State, "volume %s: %s is not bound to its file any more; unstage and stage it again", id, d.Path)
+	return mounter.Device{}, fault.New(fault.State,
+		"volume %s: %s is not bound to its file any more; unstage and stage it again", id, d.Path)
 }
 
-// mend sets back what a pod changed of a device that it was given, and remembers
-// that for Health.
+// mend reverts what a pod changed on a device that it was given, and records it for Health.
 func (p *Pool) mend(key string, d loopdev.Device) error {
 	img := p.volumePath(key)
 	changed, err := p.loop.Mend(d, img)
@@ -49,8 +49,8 @@ func (p *Pool) mend(key string, d loopdev.Device) error {
 	p.mu.Unlock()
 	id := p.name + "." + key
 	if !known || err != nil {
-		p.log.Warn("a raw block device was changed by a program that was given it; it is set back", "volume_id", id, "device", d.Path, "changed",
-			changed, "error", err)
+		p.log.Warn("a raw block device was changed by a program that was given it; it is set back",
+			"volume_id", id, "device", d.Path, "changed", changed, "error", err)
 	}
 	if err != nil {
 		return fmt.Errorf("volume %s: %w", id, err)
@@ -58,7 +58,7 @@ func (p *Pool) mend(key string, d loopdev.Device) error {
 	return nil
 }
 
-// Mend sets back what pods changed of the volume's devices.
+// Mend reverts what pods changed on the volume's devices.
 func (p *Pool) Mend(_ context.Context, id string) error {
 	key, _, err := p.volumes.Find(id)
 	if err != nil {
@@ -76,7 +76,7 @@ func (p *Pool) Mend(_ context.Context, id string) error {
 	return nil
 }
 
-// rawHealth tells of the devices that pods were given.
+// rawHealth reports problems of the devices that pods were given.
 func (p *Pool) rawHealth(key string) []mounter.Ailment {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,8 +91,7 @@ func (p *Pool) rawHealth(key string) []mounter.Ailment {
 	return found
 }
 
-// ownsHeld finds the volume of a device that shows another file than it did when
-// it was held.
+// ownsHeld finds the volume of a device that shows another file than when it was held.
 func (p *Pool) ownsHeld(d mounter.Device) (string, bool, error) {
 	held, ok, err := p.loop.HeldFile(d.Major, d.Minor)
 	if err != nil || !ok {

@@ -10,9 +10,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// refill fills the holes of a thick volume's file: mkfs, and a write of zeros,
-// may have made some. A pool that has no room for them does not keep the
-// volume from being used: Health tells of it.
+// refill allocates the holes of a thick volume's file, which mkfs or writes of zeros may have
+// made. If the pool has no room, the volume stays usable, and Health reports it.
 func (p *Pool) refill(img string, v volume.Volume) error {
 	f, err := os.OpenFile(img, os.O_RDWR, 0)
 	if err != nil {
@@ -27,10 +26,9 @@ func (p *Pool) refill(img string, v volume.Volume) error {
 	return err
 }
 
-// reserve allocates what is not allocated yet of the first size bytes of a
-// file: all of it or, where it can be told before, nothing. It asks for the
-// holes only: xfs wants free space for all that it is asked for, before it
-// looks what is there.
+// reserve allocates the missing parts of the first size bytes of a file: all or, if it can tell
+// beforehand, nothing. It requests only the holes, because xfs wants free space for the whole
+// range before it checks what is allocated.
 func (p *Pool) reserve(f *os.File, size int64) error {
 	need, err := unallocated(f, size, true)
 	if err != nil || need == 0 {
@@ -52,15 +50,15 @@ func (p *Pool) reserve(f *os.File, size int64) error {
 	})
 }
 
-// unallocated is how many of the first size bytes of a file take no space.
+// unallocated returns how many of the first size bytes of a file take no space.
 func unallocated(f *os.File, size int64, sync bool) (n int64, err error) {
 	err = holes(f, size, sync, func(h linux.Range) error { n += h.Length; return nil })
 	return n, err
 }
 
-// holes hands each the holes of the first size bytes of a file: a tenant decides how many there are. Where the
-// file system does not tell of them, a file that takes less space than that is
-// all hole.
+// holes calls each for the holes in the first size bytes of a file. A tenant determines how
+// many there are. If the file system does not report holes, a file that takes less space than
+// size counts as one hole.
 func holes(f *os.File, size int64, sync bool, each func(linux.Range) error) error {
 	var stopped error
 	err := linux.Holes(f, size, sync, func(h linux.Range) error { stopped = each(h); return stopped })
@@ -74,14 +72,14 @@ func holes(f *os.File, size int64, sync bool, each func(linux.Range) error) erro
 	return each(linux.Range{Start: 0, Length: size})
 }
 
-// unreserved tells of a thick volume whose file has holes.
+// unreserved reports a thick volume whose file has holes.
 func (p *Pool) unreserved(img string, v volume.Volume) []mounter.Ailment {
 	f, err := os.Open(img)
 	if err != nil {
-		return nil // Health tells of the pool
+		return nil // Health reports the pool's problem
 	}
 	defer f.Close()
-	missing, err := unallocated(f, v.Size, false) // health is asked often, and must write nothing
+	missing, err := unallocated(f, v.Size, false) // Health is called often and must not write
 	if err != nil || missing == 0 {
 		return nil
 	}

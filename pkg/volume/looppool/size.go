@@ -12,12 +12,12 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
-// The size of a volume is that of its file. Its record follows: a crash may
-// leave a file that is larger than its record says, and devices and file
-// systems may have grown into it since. No file is ever made shorter.
+// The size of a volume is the size of its file. The record follows: after a crash, a file may
+// be larger than its record says, and devices and file systems may have grown into it since. No
+// file is ever truncated to a smaller size.
 
-// follow makes the record of a volume say how large its file is. A file that
-// is shorter than its record lost data: that is a fault State.
+// follow sets the size in a volume's record to that of its file. A file that is shorter than
+// its record has lost data: that is a fault State.
 func (p *Pool) follow(key string, r journal.VolumeRecord) (journal.VolumeRecord, error) {
 	img := p.volumePath(key)
 	st, err := os.Lstat(img)
@@ -38,8 +38,8 @@ func (p *Pool) follow(key string, r journal.VolumeRecord) (journal.VolumeRecord,
 	return r, nil
 }
 
-// followAll is follow for everything in the pool. What cannot be followed is
-// refused when it is used.
+// followAll calls follow for everything in the pool. It ignores errors, because they recur when
+// the volume is used.
 func (p *Pool) followAll() {
 	for key, r := range p.volumes.All() {
 		if r.State == journal.Ready {
@@ -54,8 +54,8 @@ func (p *Pool) followAll() {
 	}
 }
 
-// keepVolume is Put for what the file says as well: where the record
-// cannot be written, it holds for this process, and the next one finds it again.
+// keepVolume is like Put for facts that the file shows too. If the record cannot be written,
+// the change holds for this process, and the next one finds it again.
 func (p *Pool) keepVolume(key string, r journal.VolumeRecord) {
 	if err := p.volumes.Put(key, r); err != nil {
 		p.log.Warn("a volume's record could not be written; its file says the same",
@@ -73,8 +73,8 @@ func short(what, img string, have, want int64) error {
 		"somebody truncated it, and what lay behind its end is lost; restore a snapshot or a backup, or delete it", what, img, have, want)
 }
 
-// wholeOrigin refuses to copy a file that is shorter than it should be, or
-// larger than the copy will be.
+// wholeOrigin refuses to copy a file that is shorter than its record, or larger than the copy
+// would be.
 func wholeOrigin(img string, size, copySize int64) error {
 	st, err := os.Lstat(img)
 	if err != nil {
@@ -89,7 +89,7 @@ func wholeOrigin(img string, size, copySize int64) error {
 	return nil
 }
 
-// lengthen makes a file that long; one that is longer is a fault and not cut.
+// lengthen extends a file to that size. A larger file is a fault and is not truncated.
 func lengthen(f *os.File, size int64) error {
 	st, err := f.Stat()
 	if err != nil {
@@ -101,8 +101,8 @@ func lengthen(f *os.File, size int64) error {
 	return f.Truncate(size)
 }
 
-// Expand makes the volume larger, and its devices. What can fail for lack of
-// space comes first: when it does, nothing has changed.
+// Expand grows the volume and its devices. Steps that can fail for lack of space come first: if
+// they fail, nothing has changed.
 func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume, error) {
 	key, r, err := p.volumes.Find(id)
 	if err == nil {
@@ -116,7 +116,7 @@ func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume
 			return volume.Volume{}, err
 		}
 		defer p.unpromise(key)
-		// A growth that is due needlessly does nothing.
+		// An unnecessary GrowDue does no harm.
 		r.Volume.Facts.GrowDue = true
 		if err := p.expandFile(key, r, size); err != nil {
 			return volume.Volume{}, p.noSpace(err)
@@ -155,8 +155,8 @@ func (p *Pool) expandFile(key string, r journal.VolumeRecord, size int64) error 
 	return f.Sync()
 }
 
-// releaseBehindEnd gives back what was reserved behind the end of a file, by
-// truncating it to the length that it has.
+// releaseBehindEnd frees space reserved beyond the end of a file, by truncating it to its
+// current length.
 func releaseBehindEnd(f *os.File) error {
 	st, err := f.Stat()
 	if err != nil {

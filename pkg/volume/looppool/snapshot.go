@@ -12,9 +12,9 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
-// CreateSnapshot copies a volume as it is now. The snapshot of a thick volume
-// shares nothing with it: shared space would have to be had anew at the next
-// write, which is what thick promises never to need.
+// CreateSnapshot copies a volume's current content. The snapshot of a thick volume shares no
+// space with it: the next write to shared space would have to allocate, and a thick volume must
+// never need that.
 func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, progress *volume.Progress) (volume.Snapshot, error) {
 	vkey, v, err := p.volumes.Find(spec.Volume)
 	if err == nil {
@@ -72,7 +72,7 @@ func (p *Pool) forgetSnapshot(key string) error {
 	return nil
 }
 
-// DeleteSnapshot destroys a snapshot. Volumes made from it are their own.
+// DeleteSnapshot destroys a snapshot. Volumes made from it are independent of it.
 func (p *Pool) DeleteSnapshot(_ context.Context, id string) error {
 	key, ok := p.snapshots.Key(id)
 	if !ok {
@@ -102,8 +102,8 @@ func (p *Pool) DeleteSnapshot(_ context.Context, id string) error {
 	return p.forgetSnapshot(key)
 }
 
-// Recover undoes what was being made when the last process stopped (nobody was
-// told of it, so nobody misses it) and finishes what was being deleted.
+// Recover removes what the last process left unfinished (no caller has been given it) and
+// completes deletions.
 func (p *Pool) Recover(thaw volume.Thaw) error {
 	var errs []error
 	if err := p.rememberAll(); err != nil {
@@ -128,7 +128,7 @@ func (p *Pool) Recover(thaw volume.Thaw) error {
 	return errors.Join(errs...)
 }
 
-// later logs that something is not deleted yet: a repeated delete goes on with it.
+// later logs a failed deletion. A repeated delete continues it.
 func (p *Pool) later(what string, err error) {
 	if err != nil {
 		p.log.Error("what was being deleted is still there; delete it again", "what", what, "error", err)

@@ -12,7 +12,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
-// withVolume gives a pool that has one volume.
+// withVolume returns a pool that has one volume.
 func withVolume(t *testing.T) (*Pool, volume.Volume) {
 	t.Helper()
 	p, err := Open(Options{Name: "p", Dir: t.TempDir(), NodesDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
@@ -27,8 +27,8 @@ func withVolume(t *testing.T) (*Pool, volume.Volume) {
 	return p, v
 }
 
-// D06: whoever asks a pool to make what it has, or what a file without a record may be, gets an error, and nothing of it is
-// changed. The driver looks first; this is for the day on which it could not.
+// D06: to create an object that exists, or whose file may belong to somebody, is an error and
+// changes nothing. The driver checks first; this covers the case that it could not.
 func TestD06_WhatIsThereIsNotMadeAgain(t *testing.T) {
 	p, v := withVolume(t)
 	snapshot := func(name string) (volume.Snapshot, error) {
@@ -62,7 +62,8 @@ func TestD06_WhatIsThereIsNotMadeAgain(t *testing.T) {
 	}
 }
 
-// D06: what cannot be removed keeps its record. A file that no record tells of takes room for ever.
+// D06: an object that cannot be removed keeps its record. A file without a record would take
+// room forever.
 func TestD06_AFileThatIsNotRemovedKeepsItsRecord(t *testing.T) {
 	p, v := withVolume(t)
 	s, err := p.CreateSnapshot(t.Context(), volume.SnapshotSpec{Name: "s", Volume: v.ID}, &volume.Progress{})

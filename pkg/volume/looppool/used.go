@@ -13,17 +13,18 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/journal"
 )
 
-// mostPieces is how many pieces of shared files are kept in mind at once (16 bytes each). A tenant's writes decide how many there are.
+// mostPieces is the maximum number of pieces of shared files in memory (16 bytes each).
+// Tenants' writes determine how many there are.
 const mostPieces = 1 << 20
 
-// look is what was learnt by a look at all files. Its zero value is none.
+// look is the result of examining all files. The zero value has no results.
 type look struct {
-	takes map[string]int64 // what was promised when it began, by key: what is gone since may still count as room
-	held  map[string]int64 // what snapshots hold that were finished then
+	takes map[string]int64 // what was promised at its start, by key; files deleted since may still count as room
+	held  map[string]int64 // the data of snapshots that were finished at its start
 }
 
-// measure tells how large the pool's file system is, what is free, and what the pool's files take. One runs at a time, for the
-// memory that it takes.
+// measure returns the size and free space of the pool's file system, and the space that the
+// pool's files take. Only one runs at a time, because of the memory that it needs.
 func (p *Pool) measure() (c volume.Capacity, l look, err error) {
 	p.measuring.Lock()
 	defer p.measuring.Unlock()
@@ -48,14 +49,14 @@ func (p *Pool) measure() (c volume.Capacity, l look, err error) {
 		files, keys = append(files, img), append(keys, key)
 		kin.join(key, r.Snapshot.Volume)
 		if r.State != journal.Ready {
-			continue // it may have all of its size by the time that anybody asks
+			continue // it may have reached its full size by the time of use
 		}
 		if l.held[key], err = allocated(img); err != nil {
 			return c, l, err
 		}
 		l.takes[key] = max(l.takes[key], l.held[key])
 	}
-	lost := kin.lost(volumes, snapshots) // the link may have led to anybody
+	lost := kin.lost(volumes, snapshots) // the missing link may have led to any file
 	families := map[string][]string{}
 	for i, key := range keys {
 		eldest := ""
@@ -75,12 +76,13 @@ func (p *Pool) measure() (c volume.Capacity, l look, err error) {
 	if err != nil {
 		return c, l, err
 	}
-	// What was written meanwhile counts at most once.
+	// Writes during the measurement count at most once.
 	c.Available = min(c.Available, after.Available)
 	return c, l, nil
 }
 
-// kinship says which volumes and snapshots were copied from one another, by their keys: only their files may lie in the same place.
+// kinship records which volumes and snapshots were copied from one another, by key. Only files
+// of one family can share extents.
 type kinship map[string]string // a key to an older one of its family
 
 func (k kinship) eldest(key string) string {
@@ -90,7 +92,7 @@ func (k kinship) eldest(key string) string {
 	return key
 }
 
-// join takes the id of an origin, which may have the name that the pool had before.
+// join adds the id of an origin, which may contain a former name of the pool.
 func (k kinship) join(key, origin string) {
 	_, of, _, ok := volume.ParseID(origin)
 	if a, b := k.eldest(key), k.eldest(of); ok && a != b {
@@ -98,7 +100,7 @@ func (k kinship) join(key, origin string) {
 	}
 }
 
-// lost tells whether an origin has no record any more, and what it was copied from is not known.
+// lost reports whether an origin has no record any more, so that its own origin is unknown.
 func (k kinship) lost(volumes map[string]journal.VolumeRecord, snapshots map[string]journal.SnapshotRecord) bool {
 	for _, of := range k {
 		_, isVolume := volumes[of]
@@ -110,7 +112,7 @@ func (k kinship) lost(volumes map[string]journal.VolumeRecord, snapshots map[str
 	return false
 }
 
-// allocated is how many bytes a file takes; one that is gone takes none.
+// allocated returns how many bytes a file takes; a missing file takes none.
 func allocated(img string) (int64, error) {
 	st, err := linux.StatxPath(img)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -119,8 +121,9 @@ func allocated(img string) (int64, error) {
 	return st.Allocated, err
 }
 
-// usedBy is how many bytes the files of a family take together. What several of them share counts once. Files that lie in more
-// pieces than can be kept in mind may take more than that, and never less: a pool then promises too little, not too much.
+// usedBy returns how many bytes the files of a family take together. Shared space counts once.
+// If there are more pieces than fit in memory, the result may be too large, but never too
+// small: the pool then promises too little, not too much.
 func usedBy(files []string, most int) (int64, error) {
 	if len(files) == 1 {
 		return allocated(files[0])
@@ -135,18 +138,18 @@ func usedBy(files []string, most int) (int64, error) {
 		own += alone
 		largest = max(largest, shared)
 	}
-	// Of one file, all pieces lie in places of their own.
+	// The pieces of a single file never overlap.
 	return own + max(common.length(), largest), nil
 }
 
-// union is where pieces lie, which may lie upon each other.
+// union is a set of ranges on the disk, which may overlap.
 type union struct {
 	pieces []linux.Range
 	most   int
 	full   bool
 }
 
-// add takes a piece in, unless there are too many.
+// add adds a range, unless there are too many.
 func (u *union) add(r linux.Range) {
 	if n := len(u.pieces); n > 0 && u.pieces[n-1].Start+u.pieces[n-1].Length == r.Start {
 		u.pieces[n-1].Length += r.Length
@@ -162,7 +165,7 @@ func (u *union) add(r linux.Range) {
 	}
 }
 
-// merge makes one piece of those that touch.
+// merge combines adjacent and overlapping ranges.
 func (u *union) merge() {
 	slices.SortFunc(u.pieces, func(a, b linux.Range) int { return cmp.Compare(a.Start, b.Start) })
 	merged := u.pieces[:0]
@@ -184,8 +187,8 @@ func (u *union) length() (total int64) {
 	return total
 }
 
-// takes gives how many bytes a file takes for itself, and how many beside that, perhaps together with others. It hands where
-// those lie.
+// takes returns how many bytes a file takes alone, and how many it may share with others. It
+// calls lies with the ranges of the latter.
 func takes(img string, lies func(linux.Range)) (own, shared int64, err error) {
 	f, err := os.Open(img)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -14,7 +14,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// shared is a directory on a file system of 320 MiB whose files can share extents.
+// shared returns a directory on a file system of 320 MiB whose files can share extents.
 func shared(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,7 +31,8 @@ func shared(t *testing.T) string {
 	return on
 }
 
-// A05: what files share counts once, and a tenant who has them lie in very many pieces takes no memory for it.
+// A05: extents that files share count once, and files with very many extents do not use more
+// memory.
 func TestA05_SharedPiecesCountOnceInBoundedMemory(t *testing.T) {
 	dir := shared(t)
 	script := `cd "$1"; dd if=/dev/urandom of=a bs=64k count=128 status=none; cp --reflink=always a b
@@ -45,7 +46,7 @@ func TestA05_SharedPiecesCountOnceInBoundedMemory(t *testing.T) {
 			t.Errorf("with %d pieces in mind: %d bytes, %v; want 12 MiB", most, n, err)
 		}
 	}
-	for _, distinct := range []int64{100, 10_000} { // beside what a union keeps in mind
+	for _, distinct := range []int64{100, 10_000} { // more than a union holds in memory
 		u := union{most: 1000}
 		for range 20 {
 			for _, i := range rand.Perm(int(distinct)) {
@@ -58,8 +59,8 @@ func TestA05_SharedPiecesCountOnceInBoundedMemory(t *testing.T) {
 	}
 }
 
-// A05: what a volume shares with its copy counts once, also when what was between them is deleted, and in a pool
-// that has another name since.
+// A05: extents that a volume shares with its copy count once, also if the object between them
+// was deleted, or if the pool was renamed since.
 func TestA05_CopiesOfWhatIsGoneShareAllTheSame(t *testing.T) {
 	dir, nodes := filepath.Join(shared(t), "pool"), t.TempDir()
 	open := func(name string) *Pool {
@@ -83,7 +84,8 @@ func TestA05_CopiesOfWhatIsGoneShareAllTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, key, _, _ := volume.ParseID(v.ID)
-	out, err := exec.Command("dd", "if=/dev/urandom", "of="+p.volumePath(key), "bs=1M", "count=16", "conv=notrunc,fsync", "status=none").CombinedOutput()
+	out, err := exec.Command("dd", "if=/dev/urandom", "of="+p.volumePath(key), "bs=1M", "count=16", "conv=notrunc,fsync",
+		"status=none").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -109,7 +111,7 @@ func TestA05_CopiesOfWhatIsGoneShareAllTheSame(t *testing.T) {
 	}
 }
 
-// A05: promises that come at once do not have the same bytes.
+// A05: concurrent promises do not use the same bytes.
 func TestA05_PromisesAtOnce(t *testing.T) {
 	p, err := Open(Options{Name: "p", Dir: newPooled(t).dir, NodesDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

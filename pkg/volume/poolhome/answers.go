@@ -9,17 +9,18 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// hangAfter is how long a small write may take before the pool is said to hang. It is as
-// long as calls wait.
+// hangAfter is the time after which a small write counts as hanging. It equals the time that
+// calls wait.
 const hangAfter = 5 * time.Second
 
-// asked is when writes began that are not back yet; the oldest first.
+// asked holds the start times of unfinished writes, oldest first.
 type asked struct {
 	mu    sync.Mutex
 	since []time.Time
 }
 
-// Answers returns when the pool's disk has taken a write. It may hang. A pool that was never there has no disk to ask.
+// Answers returns after the pool's disk has taken a write. It may hang. For a pool that was
+// never available, it returns nil.
 func (p *Pool) Answers() error {
 	disk, ok := p.known().(volume.Answerer)
 	if !ok {
@@ -37,7 +38,7 @@ func (p *Pool) Answers() error {
 	return err
 }
 
-// Hangs tells of a pool whose disk was asked by Answers and has not answered. It waits for nothing.
+// Hangs returns an error if a call of Answers has been hanging. It does not wait.
 func (p *Pool) Hangs() error {
 	p.asked.mu.Lock()
 	defer p.asked.mu.Unlock()

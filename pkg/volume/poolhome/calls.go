@@ -8,10 +8,11 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// Name is the pool's name.
+// Name returns the pool's name.
 func (p *Pool) Name() string { return p.o.Name }
 
-// Sizes are those of the pool. Before it was there once nothing is made in it, and any do.
+// Sizes returns the sizes of the pool. Before the pool was first available, nothing can be made
+// in it, and the result does not matter.
 func (p *Pool) Sizes() volume.Sizes {
 	if in := p.known(); in != nil {
 		return in.Sizes()
@@ -19,7 +20,7 @@ func (p *Pool) Sizes() volume.Sizes {
 	return volume.FileSizes()
 }
 
-// Usable is that of the pool, if it is there.
+// Usable returns the pool's Usable, or why it is unavailable.
 func (p *Pool) Usable() error {
 	in, err := p.here()
 	if err != nil {
@@ -28,8 +29,8 @@ func (p *Pool) Usable() error {
 	return in.Usable()
 }
 
-// Recover is done now or when the pool comes. A pool that cannot be recovered is opened and recovered anew by the next
-// call, and its trouble is not the driver's.
+// Recover recovers the pool now or when it becomes available. If that fails, the next call
+// opens and recovers it again. Such a failure must not stop the driver, so it returns nil.
 func (p *Pool) Recover(thaw volume.Thaw) error {
 	p.recovery.Lock()
 	p.thaw = thaw
@@ -45,7 +46,7 @@ func (p *Pool) Recover(thaw volume.Thaw) error {
 	return nil
 }
 
-// recover recovers a pool that was opened before it was known how. The caller holds mu.
+// recover recovers a pool that was opened before Recover was called. The caller holds mu.
 func (p *Pool) recover() {
 	p.recovery.Lock()
 	defer p.recovery.Unlock()
@@ -70,7 +71,7 @@ func (p *Pool) Close() error {
 	return nil
 }
 
-// Owns gives the volume that a device in use belongs to.
+// Owns returns the volume to which a device in use belongs.
 func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
 	in, err := p.here()
 	if err != nil {
@@ -79,7 +80,7 @@ func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
 	return in.Owns(d)
 }
 
-// List gives the volumes that are known.
+// List returns the known volumes.
 func (p *Pool) List() []volume.Volume {
 	if in := p.known(); in != nil {
 		return in.List()
@@ -87,7 +88,7 @@ func (p *Pool) List() []volume.Volume {
 	return nil
 }
 
-// ListSnapshots gives the snapshots that are known.
+// ListSnapshots returns the known snapshots.
 func (p *Pool) ListSnapshots() []volume.Snapshot {
 	if in := p.known(); in != nil {
 		return in.ListSnapshots()
@@ -95,7 +96,7 @@ func (p *Pool) ListSnapshots() []volume.Snapshot {
 	return nil
 }
 
-// Health tells what is wrong with where the volume's data lies.
+// Health reports problems of the volume's storage.
 func (p *Pool) Health(id string) []mounter.Ailment {
 	in, err := p.here()
 	if err != nil {
@@ -104,7 +105,7 @@ func (p *Pool) Health(id string) []mounter.Ailment {
 	return in.Health(id)
 }
 
-// with calls f with the pool, if it is there.
+// with calls f with the pool, if it is available.
 func with[T any](p *Pool, f func(volume.Pool) (T, error)) (T, error) {
 	in, err := p.here()
 	if err != nil {
@@ -122,25 +123,25 @@ func (p *Pool) do(f func(volume.Pool) error) error {
 	return f(in)
 }
 
-// The others are those of the pool, if it is there.
+// The remaining methods call those of the pool, if it is available.
 
-// Get gives a volume.
+// Get returns a volume.
 func (p *Pool) Get(id string) (volume.Volume, error) {
 	return with(p, func(in volume.Pool) (volume.Volume, error) { return in.Get(id) })
 }
 
-// Allocated is what a volume takes of the pool.
+// Allocated returns the bytes that a volume takes in the pool.
 func (p *Pool) Allocated(id string) (int64, error) {
 	return with(p, func(in volume.Pool) (int64, error) { return in.Allocated(id) })
 }
 
-// Capacity of the pool.
+// Capacity returns the pool's capacity.
 func (p *Pool) Capacity() (volume.Capacity, error) { return with(p, volume.Pool.Capacity) }
 
-// Check tells what in the pool does not fit together.
+// Check reports inconsistencies in the pool.
 func (p *Pool) Check() ([]volume.Finding, error) { return with(p, volume.Pool.Check) }
 
-// Attached gives what Attach made.
+// Attached returns what Attach made.
 func (p *Pool) Attached(id string) (a volume.Attachment, ok bool, err error) {
 	in, err := p.here()
 	if err != nil {
@@ -169,22 +170,22 @@ func (p *Pool) Detach(ctx context.Context, id string) error {
 	return p.do(func(in volume.Pool) error { return in.Detach(ctx, id) })
 }
 
-// ForPod gives the device whose node a pod may have.
+// ForPod returns the device whose node a pod may have.
 func (p *Pool) ForPod(ctx context.Context, id string, d mounter.Device) (mounter.Device, error) {
 	return with(p, func(in volume.Pool) (mounter.Device, error) { return in.ForPod(ctx, id, d) })
 }
 
-// Mend sets back what pods changed of their devices.
+// Mend reverts what pods changed on their devices.
 func (p *Pool) Mend(ctx context.Context, id string) error {
 	return p.do(func(in volume.Pool) error { return in.Mend(ctx, id) })
 }
 
-// Refresh makes an attached device as large as its volume.
+// Refresh grows an attached device to the size of its volume.
 func (p *Pool) Refresh(ctx context.Context, id string) error {
 	return p.do(func(in volume.Pool) error { return in.Refresh(ctx, id) })
 }
 
-// SetFacts keeps the facts with the volume.
+// SetFacts stores the facts with the volume.
 func (p *Pool) SetFacts(id string, facts volume.Facts) error {
 	return p.do(func(in volume.Pool) error { return in.SetFacts(id, facts) })
 }
@@ -199,7 +200,7 @@ func (p *Pool) Delete(ctx context.Context, id string) error {
 	return p.do(func(in volume.Pool) error { return in.Delete(ctx, id) })
 }
 
-// Expand makes a volume larger.
+// Expand grows a volume.
 func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume, error) {
 	return with(p, func(in volume.Pool) (volume.Volume, error) { return in.Expand(ctx, id, size) })
 }
@@ -214,7 +215,7 @@ func (p *Pool) DeleteSnapshot(ctx context.Context, id string) error {
 	return p.do(func(in volume.Pool) error { return in.DeleteSnapshot(ctx, id) })
 }
 
-// GetSnapshot gives a snapshot.
+// GetSnapshot returns a snapshot.
 func (p *Pool) GetSnapshot(id string) (volume.Snapshot, error) {
 	return with(p, func(in volume.Pool) (volume.Snapshot, error) { return in.GetSnapshot(id) })
 }

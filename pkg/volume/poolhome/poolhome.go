@@ -1,12 +1,12 @@
-// Package poolhome keeps a pool from being taken for another directory that lies at
-// its path: the bare mount point of a disk that is not mounted, or another disk.
+// Package poolhome protects a pool from another directory at its path: the bare mount point of
+// an unmounted disk, or another disk.
 //
-// A pool's directory has an identity, in the file pool.json, and the node's state says
-// which identity belongs to the pool's name. While the directory has another one, or
-// none, nothing is made there and the pool's calls fail with fault.Unavailable. It is
-// looked for at each call, so that the pool is there when its disk is. The same holds for
-// a pool that keeps its name and is configured in another directory: it is there if it was
-// moved, with its identity, or if it had no volumes.
+// A pool's directory has an identity, in the file pool.json. The node's state records which
+// identity belongs to the pool's name. While the directory has another identity or none, the
+// pool is unavailable: nothing is made there, and its calls fail with fault.Unavailable. Each
+// call checks again, so the pool becomes available with its disk. The same applies to a pool
+// that keeps its name and is configured in another directory: it is available if it was moved
+// there with its identity, or if it had no volumes.
 package poolhome
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// file is the name of the identity in a pool's directory.
+// file is the name of the identity's file in a pool's directory.
 const file = "pool.json"
 
 var (
@@ -36,61 +36,62 @@ var (
 	knownType    = record.Type{Kind: "crust-csi.known-pool", Version: 1}
 )
 
-// identity is what a pool's directory says.
+// identity is the content of that file.
 type identity struct {
 	ID string `json:"id"`
 }
 
-// known is what the node's state says.
+// known is the node's record of a pool.
 type known struct {
 	ID  string `json:"id"`
 	Dir string `json:"dir"`
 }
 
-// Options of Open.
+// Options are the options of Open.
 type Options struct {
 	Name, Dir string
-	State     string       // the directory of what the node knows of its pools
-	Log       *slog.Logger // nil for nobody
-	// Open opens the directory, which is the pool's.
+	State     string       // the directory of the node's records of its pools
+	Log       *slog.Logger // nil: no log
+	// Open opens the directory after it was verified as the pool's.
 	Open func() (volume.Pool, error)
-	// Empty is nil if a directory that was the pool's is proven to hold no volume and no
-	// snapshot. It writes nothing. nil: nothing is proven.
+	// Empty returns nil if a former directory of the pool provably holds no volume and no
+	// snapshot. It writes nothing. If Empty is nil, nothing is proven.
 	Empty func(dir string) error
 }
 
-// place is where the identity's file was seen.
+// place identifies the inode of the identity's file.
 type place struct {
 	major, minor uint32
 	ino          uint64
 }
 
-// Pool is a pool that may be away.
+// Pool is a pool that may be unavailable.
 type Pool struct {
 	o   Options
-	id  string // empty: its directory takes no identity, so any will do
-	was string // the directory where it was, while that is not the configured one
+	id  string // empty: the directory cannot store an identity, so any directory is accepted
+	was string // the former directory, if it differs from the configured one
 
-	looked atomic.Bool // the first look at the disk has come back
+	looked atomic.Bool // the first access to the disk has returned
 
-	mu    sync.Mutex  // held while the disk is looked at, which may hang
-	inner volume.Pool // nil until it was there once
+	mu    sync.Mutex  // held while the disk is accessed, which may hang
+	inner volume.Pool // nil until it was available once
 	seen  place
-	said  bool // the log has that it is away
+	said  bool // its absence has been logged
 
 	recovery  sync.Mutex
-	thaw      volume.Thaw // what Recover was given; nil before that
+	thaw      volume.Thaw // the argument of Recover; nil before
 	recovered bool
 
-	once  atomic.Pointer[volume.Pool] // inner, for who must not wait for the disk
+	once  atomic.Pointer[volume.Pool] // inner, for callers that must not wait for the disk
 	asked asked
 }
 
 // patience is how long Open waits for the pool's disk.
 const patience = 5 * time.Second
 
-// Open takes a pool. One that is away, cannot be used or has a disk that does not answer is no error, unless it was
-// never there: the first time, the directory is made and gets an identity.
+// Open opens a pool. It is no error if the pool is unavailable or unusable, or if its disk does
+// not answer, unless it was never available: the first time, the directory is created and gets
+// an identity.
 func Open(o Options) (*Pool, error) {
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	p := &Pool{o: o}
@@ -114,12 +115,12 @@ func Open(o Options) (*Pool, error) {
 	return p, nil
 }
 
-// firstLook gives an error only if the driver has to end.
+// firstLook returns an error only if the driver must end.
 func (p *Pool) firstLook(before bool) error {
 	p.mu.Lock()
 	err := p.identify()
 	if err != nil {
-		p.id = nobody // for a look that comes back late: no directory is the pool's
+		p.id = nobody // for a look that returns late: accept no directory
 	}
 	p.mu.Unlock()
 	if err != nil {
@@ -133,8 +134,8 @@ func (p *Pool) firstLook(before bool) error {
 
 func (p *Pool) path() string { return filepath.Join(p.o.Dir, file) }
 
-// Known gives the directories of the pools that a node has or had, by their names: see Options.State. What cannot be read
-// is among the errors.
+// Known returns the directories of the current and former pools of a node, by name: see
+// Options.State. The error joins those of unreadable records.
 func Known(state string) (dirs map[string]string, err error) {
 	names, err := record.Names(state)
 	dirs = map[string]string{}
@@ -151,10 +152,10 @@ func Known(state string) (dirs map[string]string, err error) {
 
 func (p *Pool) statePath() string { return filepath.Join(p.o.State, p.o.Name+record.Extension) }
 
-// nobody is the identity of no directory: which one is the pool's is not known any more.
+// nobody is the identity of no directory: the record of the pool's directory is lost.
 const nobody = "-"
 
-// identify learns which identity is the pool's.
+// identify determines which identity is the pool's.
 func (p *Pool) identify() error {
 	var k known
 	err := knownType.Read(p.statePath(), &k)
@@ -168,9 +169,10 @@ func (p *Pool) identify() error {
 	case errors.Is(err, fs.ErrNotExist):
 		return p.first(false)
 	case linux.Short(err):
-		return err // it says nothing about the record
+		return err // the error is not about the record
 	case err != nil:
-		p.o.Log.Warn("which directory is the pool's is not known any more; the one that has an identity is taken", "pool", p.o.Name, "error", err)
+		p.o.Log.Warn("which directory is the pool's is not known any more; the one that has an identity is taken",
+			"pool", p.o.Name, "error", err)
 		return p.first(true)
 	}
 	if i, err := readFrom(k.Dir); err == nil && i.ID == k.ID && p.o.Empty != nil && p.o.Empty(k.Dir) == nil {
@@ -181,8 +183,8 @@ func (p *Pool) identify() error {
 	return nil
 }
 
-// first takes the directory that is there for the pool's. A pool that was somewhere
-// before has an identity; its bare mount point has none, and is not given one.
+// first accepts the existing directory as the pool's. If the pool existed before, its directory
+// has an identity; its bare mount point has none, and gets none.
 func (p *Pool) first(before bool) error {
 	here, err := p.read()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -195,7 +197,8 @@ func (p *Pool) first(before bool) error {
 			err = identityType.Write(p.path(), here)
 		}
 		if errors.Is(err, linux.ENOSPC) || errors.Is(err, linux.EROFS) {
-			p.o.Log.Warn("the pool's directory takes no identity: another one at its place would not be noticed", "pool", p.o.Name, "error", err)
+			p.o.Log.Warn("the pool's directory takes no identity: another one at its place would not be noticed",
+				"pool", p.o.Name, "error", err)
 			return nil
 		}
 	}
@@ -205,7 +208,7 @@ func (p *Pool) first(before bool) error {
 	return p.learn(here.ID)
 }
 
-// learn notes that the directory with this identity is the pool's.
+// learn records that the directory with this identity is the pool's.
 func (p *Pool) learn(id string) error {
 	if err := os.MkdirAll(p.o.State, 0o700); err != nil {
 		return err
@@ -229,7 +232,8 @@ func readFrom(dir string) (identity, error) {
 	return i, err
 }
 
-// here gives the pool if its directory is there. Nobody waits for a disk that has not answered since the start.
+// here returns the pool if its directory is there. It does not wait for a disk that has not
+// answered since the start.
 func (p *Pool) here() (volume.Pool, error) {
 	if !p.looked.Load() {
 		return nil, fault.New(fault.Unavailable, "pool %s has not answered since the driver was started, so its disk or server does not "+
@@ -262,7 +266,7 @@ func (p *Pool) enter() (volume.Pool, error) {
 	return p.inner, nil
 }
 
-// open opens the directory, which is the pool's.
+// open opens the directory after it was verified as the pool's.
 func (p *Pool) open() error {
 	inner, err := p.o.Open()
 	if err != nil {
@@ -281,12 +285,13 @@ func (p *Pool) open() error {
 	return nil
 }
 
-// unusable is an error of a pool that is there. The next call tries again.
+// unusable returns the error for a pool whose directory is there but cannot be used. The next
+// call tries again.
 func (p *Pool) unusable(err error) error {
 	return fault.New(fault.Unavailable, "pool %s at %s cannot be used: %w", p.o.Name, p.o.Dir, err)
 }
 
-// look tells whether the directory is the pool's.
+// look verifies that the directory is the pool's.
 func (p *Pool) look() error {
 	if p.id == "" {
 		return nil
@@ -319,8 +324,8 @@ func (p *Pool) look() error {
 	return nil
 }
 
-// moved tells whether nothing of the pool is left where it was. Half of a pool is no pool: what has not arrived would
-// count as deleted.
+// moved reports whether nothing of the pool is left in its former directory. A partial move
+// does not count, because volumes that have not arrived would look deleted.
 func (p *Pool) moved() bool {
 	was, err := linux.StatxPath(filepath.Join(p.was, file))
 	if now, nerr := linux.StatxPath(p.path()); err == nil && nerr == nil && was.Ino == now.Ino && was.DevMajor == now.DevMajor &&
@@ -330,7 +335,7 @@ func (p *Pool) moved() bool {
 	return p.o.Empty != nil && p.o.Empty(p.was) == nil
 }
 
-// away says why the pool is not there, and the way out.
+// away returns an error with the reason why the pool is unavailable, and the remedy.
 func (p *Pool) away(why error) error {
 	way := "Mount its disk there"
 	if p.was != "" {
@@ -340,8 +345,8 @@ func (p *Pool) away(why error) error {
 		p.o.Name, p.o.Dir, why, way, p.statePath())
 }
 
-// known gives the pool where it was there once, whether or not it is now. It waits for no
-// disk.
+// known returns the pool if it was available once, whether or not it is now. It does not wait
+// for the disk.
 func (p *Pool) known() volume.Pool {
 	if inner := p.once.Load(); inner != nil {
 		return *inner
@@ -349,7 +354,7 @@ func (p *Pool) known() volume.Pool {
 	return nil
 }
 
-// Away tells why the pool is away, nil while it is there.
+// Away returns the reason why the pool is unavailable, or nil.
 func (p *Pool) Away() error {
 	_, err := p.here()
 	return err

@@ -12,8 +12,8 @@ type one struct{ volume.Pool }
 
 func (one) List() []volume.Volume { return []volume.Volume{{ID: "v"}} }
 
-// What is known of a pool is known while its disk hangs. The look at the disk holds the
-// lock meanwhile.
+// Known data about a pool is available while its disk hangs, although the access to the disk
+// holds the lock.
 func TestMonitoring_WhatIsKnownOfAPoolNeedsNoDisk(t *testing.T) {
 	p := &Pool{o: Options{Open: func() (volume.Pool, error) { return one{}, nil }}}
 	p.looked.Store(true)
@@ -30,7 +30,8 @@ func TestMonitoring_WhatIsKnownOfAPoolNeedsNoDisk(t *testing.T) {
 	}
 }
 
-// A record without an identity says as little as one that cannot be read: it does not make any directory the pool.
+// A record without an identity is like an unreadable one: it does not make any directory the
+// pool's.
 func TestB03_ARecordThatNamesNoIdentity(t *testing.T) {
 	o := Options{Name: "pool", Dir: t.TempDir(), State: t.TempDir(),
 		Open: func() (volume.Pool, error) { return one{}, nil }}

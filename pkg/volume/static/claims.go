@@ -13,15 +13,15 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// claim is a device that a volume has, while it is staged or being staged.
+// claim is the device of a volume that is staged or being staged.
 type claim struct {
 	device   mounter.Device
 	identity mounter.Identity
 }
 
-// Attach finds the device again, and claims it for the volume until Release or
-// Detach: two volumes cannot have one device, or parts of it that overlap. A
-// device that somebody else on this node uses is refused.
+// Attach finds the device and claims it for the volume until Release or Detach: two volumes
+// cannot have one device or overlapping parts of it. A device that somebody else on this node
+// uses is refused.
 func (s *Source) Attach(_ context.Context, id string) (volume.Attachment, error) {
 	e, err := s.find(id)
 	if err != nil {
@@ -52,7 +52,7 @@ func (s *Source) Attach(_ context.Context, id string) (volume.Attachment, error)
 	return volume.Attachment{Device: d}, nil
 }
 
-// claim takes the device for the volume; again is true when it had it before.
+// claim claims the device for the volume; again is true if the volume had it already.
 func (s *Source) claim(id string, c claim) (again bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,19 +73,19 @@ func (s *Source) claim(id string, c claim) (again bool, err error) {
 	return again, nil
 }
 
-// replaced: a device's number is given to the next disk when its own is gone.
+// replaced returns the error for a replaced disk: the kernel may reuse the device number of a
+// disk that is gone.
 func replaced(id string, had claim, now mounter.Identity) error {
 	return fault.New(fault.State, "volume %s is staged as the disk %s, and %s is the disk %s now; "+
 		"unstage it, and stage it again where its own disk is", id, had.identity, had.device.Path, now)
 }
 
-// unused refuses a device that is mounted, or held by somebody else: two
-// writers would ruin what is on it, and of a file system the host's own mount
-// would show through.
+// unused refuses a device that is mounted or held by somebody else. Two writers would ruin its
+// content, and a file system would be shared with the host's own mount.
 func (s *Source) unused(e entry, d mounter.Device) error {
-	patience := time.Second // partition scanners hold a device for moments
+	patience := time.Second // partition scanners hold a device briefly
 	if e.Volume.Facts.Formatting != nil {
-		patience = 10 * time.Second // a mkfs that an earlier driver started is being killed
+		patience = 10 * time.Second // a mkfs of an earlier driver process is being killed
 	}
 	for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
 		busy, err := mounter.Busy(d.Path)
@@ -104,7 +104,7 @@ func (s *Source) unused(e entry, d mounter.Device) error {
 	}
 }
 
-// Release gives a device up that was claimed and is not staged.
+// Release releases a device that was claimed and is not staged.
 func (s *Source) Release(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +112,7 @@ func (s *Source) Release(id string) {
 	delete(s.changed, id)
 }
 
-// Attached gives the device, if it is still the one that was attached.
+// Attached returns the device, if it is still the one that was attached.
 func (s *Source) Attached(id string) (volume.Attachment, bool, error) {
 	e, err := s.find(id)
 	if err != nil {
@@ -137,8 +137,8 @@ func (s *Source) Attached(id string) (volume.Attachment, bool, error) {
 	}
 	if !now.Same(known) {
 		return volume.Attachment{}, false, fault.New(fault.State,
-			"volume %s: %s is now another device (%d:%d, was %d:%d); unstage and stage it again", id, known.Path, now.Major, now.Minor, known.Major,
-			known.Minor)
+			"volume %s: %s is now another device (%d:%d, was %d:%d); unstage and stage it again",
+			id, known.Path, now.Major, now.Minor, known.Major, known.Minor)
 	}
 	identity, err := mounter.Identify(now)
 	if err != nil {
@@ -150,12 +150,12 @@ func (s *Source) Attached(id string) (volume.Attachment, bool, error) {
 	return volume.Attachment{Device: now}, true, nil
 }
 
-// Remember takes up a device that an earlier process attached, whether or not
-// its path leads to it still.
+// Remember registers a device that an earlier process attached, whether or not its path still
+// leads to it.
 func (s *Source) Remember(id string, d mounter.Device) {
 	c := claim{device: d}
-	// By the path only while that leads to the device: an unknown identity
-	// claims the device's number alone.
+	// Identify the device only if the path leads to it. An unknown identity claims just the
+	// device number.
 	if now, err := mounter.FindDevice(d.Path); err == nil && now.Same(d) {
 		if identity, err := mounter.Identify(d); err == nil {
 			c.identity = identity
@@ -169,8 +169,8 @@ func (s *Source) Remember(id string, d mounter.Device) {
 	s.attached[id] = c
 }
 
-// Owns gives the volume that the device, or the one below a read-only loop
-// device, belongs to.
+// Owns returns the volume to which the device belongs, or the device below a read-only loop
+// device.
 func (s *Source) Owns(d mounter.Device) (string, bool, error) {
 	if id, ok := s.attachedAs(d.Same); ok {
 		return id, true, nil
@@ -194,8 +194,8 @@ func (s *Source) attachedAs(is func(mounter.Device) bool) (string, bool) {
 	return "", false
 }
 
-// Detach releases what Attach and AttachReadOnly made. The device itself
-// stays; it must not be mounted anywhere.
+// Detach releases what Attach and AttachReadOnly made. The device itself stays. It must not be
+// mounted anywhere.
 func (s *Source) Detach(ctx context.Context, id string) error {
 	s.mu.Lock()
 	c, ok := s.attached[id]
@@ -217,7 +217,7 @@ func (s *Source) Detach(ctx context.Context, id string) error {
 		return fmt.Errorf("volume %s: %w", id, err)
 	}
 	busy, err := d.Held(s.loop.Dir)
-	// As linux.Outlast: another program's child may have a copy of its mounts for a moment.
+	// As linux.Outlast: another program's child may briefly have a copy of its mounts.
 	for begin := time.Now(); err == nil && busy && time.Since(begin) < time.Second; busy, err = d.Held(s.loop.Dir) {
 		time.Sleep(10 * time.Millisecond)
 	}

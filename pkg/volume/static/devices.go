@@ -20,8 +20,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// deviceRecord is what was done to a device, under whatever volume's id. An id is
-// what somebody chose; a disk stays the same disk under another one.
+// deviceRecord records what was done to a device, independently of the volume's id. Somebody
+// chooses the id; a disk stays the same disk under another one.
 type deviceRecord struct {
 	Identity mounter.Identity `json:"identity"`
 	Path     string           `json:"path"` // where it was found last
@@ -31,7 +31,7 @@ type deviceRecord struct {
 
 var deviceType = record.Type{Kind: "crust-csi.static-device", Version: 1}
 
-// readRecord is how far a device was read to prove that it is blank.
+// readRecord records how far a device has been read to prove that it is blank.
 type readRecord struct {
 	Identity mounter.Identity `json:"identity"`
 	BootID   string           `json:"bootID"`
@@ -79,7 +79,7 @@ func (s *Source) loadDevices() error {
 		return err
 	}
 	for _, key := range names {
-		// Of an earlier boot, or torn by its end: what happened meanwhile nobody knows.
+		// A record of an earlier boot, or one torn by its end: what happened since is unknown.
 		var r readRecord
 		if err := readType.Read(s.readPath(key), &r); err == nil && r.BootID == s.boot {
 			continue
@@ -91,8 +91,7 @@ func (s *Source) loadDevices() error {
 	return nil
 }
 
-// learn brings together what is known of a volume and of the device that was
-// found for it.
+// learn combines the records of a volume and of the device found for it.
 func (s *Source) learn(e entry, d mounter.Device, identity mounter.Identity) error {
 	id := e.Volume.ID
 	if e.Identity.Burnt() && identity.Burnt() && !e.Identity.SameDisk(identity) {
@@ -124,7 +123,7 @@ func (s *Source) learn(e entry, d mounter.Device, identity mounter.Identity) err
 	return s.save(e)
 }
 
-// union is what holds when either may: each forbids something.
+// union combines facts so that every restriction of either applies.
 func union(a, b volume.Facts) volume.Facts {
 	if a.Formatting == nil {
 		a.Formatting = b.Formatting
@@ -141,7 +140,7 @@ func union(a, b volume.Facts) volume.Facts {
 
 func (s *Source) saveDevice(key string, r deviceRecord) error {
 	if s.bad[s.devicePath(key)] != nil {
-		return nil // it is kept for a person to look at, and forbids to format the device
+		return nil // kept for a person to examine; it prevents formatting
 	}
 	if err := deviceType.Write(s.devicePath(key), r); err != nil {
 		return err
@@ -152,8 +151,8 @@ func (s *Source) saveDevice(key string, r deviceRecord) error {
 	return nil
 }
 
-// SetFacts keeps the facts in the state directory: with the device first, then
-// with the volume.
+// SetFacts stores the facts in the state directory: first with the device, then with the
+// volume.
 func (s *Source) SetFacts(id string, facts volume.Facts) error {
 	e, err := s.find(id)
 	if err != nil {
@@ -181,8 +180,8 @@ func (s *Source) SetFacts(id string, facts volume.Facts) error {
 	return s.save(e)
 }
 
-// neverRaw refuses a device that somebody was given raw: its users may have
-// written anywhere, and zeros may be what they wrote.
+// neverRaw refuses a device that was ever given out raw: its users may have written anywhere,
+// and zeros may be their data.
 func (s *Source) neverRaw(id string, c claim) error {
 	refuse := func(as, doubt string) error {
 		return fault.New(fault.State, "volume %s: %s was given out as a raw block device before (as volume %s%s), so it is not formatted: "+
@@ -201,10 +200,11 @@ func (s *Source) neverRaw(id string, c claim) error {
 		case r.Identity.Overlaps(c.identity):
 			return refuse(r.RawAs, "")
 		case !c.identity.Lasting() && (r.Path == c.device.Path || !r.Identity.Lasting() && r.Identity.Boot != c.identity.Boot):
-			return refuse(r.RawAs, "; nothing tells this disk from that one: it has no serial number or other identity that outlasts a reboot")
+			return refuse(r.RawAs,
+				"; nothing tells this disk from that one: it has no serial number or other identity that outlasts a reboot")
 		}
 	}
-	// Records of the first version: the device was not found since.
+	// Records of version 1, whose device has not been found since.
 	for other, e := range volumes {
 		if !e.Volume.Facts.GivenRaw || e.Identity.Known() {
 			continue
@@ -219,9 +219,9 @@ func (s *Source) neverRaw(id string, c claim) error {
 	return nil
 }
 
-// ProveBlank proves that nothing on the device could be lost: by reading all of
-// it, or by the administrator's word that a probe is enough. The reading goes on
-// where an earlier one of this boot stopped.
+// ProveBlank proves that the device holds nothing that could be lost: by reading all of it, or
+// by a probe if the administrator declared that sufficient. It continues an earlier reading of
+// this boot.
 func (s *Source) ProveBlank(ctx context.Context, id string, progress *volume.Progress) (superblock.Result, superblock.BlankDevice, error) {
 	var nothing superblock.Result
 	e, err := s.find(id)
@@ -253,7 +253,7 @@ func (s *Source) ProveBlank(ctx context.Context, id string, progress *volume.Pro
 	return res, blank, err
 }
 
-// reading keeps and tells how far the reading of a device has come.
+// reading stores and reports the progress of reading a device.
 func (s *Source) reading(ctx context.Context, id string, c claim, progress *volume.Progress) (superblock.Reading, error) {
 	path := s.readPath(keyOf(c.identity))
 	var before readRecord
@@ -282,13 +282,14 @@ func (s *Source) reading(ctx context.Context, id string, c claim, progress *volu
 			if from > 0 {
 				what = "the reading of every byte of the device goes on where it stopped"
 			}
-			log.InfoContext(ctx, what, "from", from, "bytes", bytes, "identity", c.identity.String(), "instead", AttrFormat+": "+IfProbedBlank)
+			log.InfoContext(ctx, what, "from", from, "bytes", bytes,
+				"identity", c.identity.String(), "instead", AttrFormat+": "+IfProbedBlank)
 		},
 		Note: func(r superblock.Read) error {
 			if err := readType.WriteVolatile(path, readRecord{Identity: c.identity, BootID: s.boot, Read: r}); err != nil {
 				return err
 			}
-			done.Store(r.Done) // what is told of is not read again
+			done.Store(r.Done) // only stored progress is reported, so that it never goes back
 			if time.Since(logged) > logEvery {
 				logged = time.Now()
 				log.InfoContext(ctx, "the device is being read", "so_far", percent())

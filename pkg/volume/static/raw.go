@@ -13,7 +13,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// AttachReadOnly gives a read-only loop device on top of the device.
+// AttachReadOnly returns a read-only loop device on top of the device.
 func (s *Source) AttachReadOnly(_ context.Context, id string) (mounter.Device, error) {
 	a, ok, err := s.Attached(id)
 	if err != nil || !ok || a.Device.ReadOnly {
@@ -37,8 +37,7 @@ func (s *Source) readOnlyLoops(id string) ([]loopdev.Device, error) {
 	return found, err
 }
 
-// DetachReadOnly releases the devices of AttachReadOnly but those that are in
-// use.
+// DetachReadOnly releases the devices of AttachReadOnly, except those in use.
 func (s *Source) DetachReadOnly(_ context.Context, id string, inUse []mounter.Device) error {
 	found, err := s.readOnlyLoops(id)
 	if err != nil {
@@ -55,8 +54,8 @@ func (s *Source) DetachReadOnly(_ context.Context, id string, inUse []mounter.De
 	return nil
 }
 
-// ForPod makes ready what a pod is given the node of. A device that is no loop
-// device is given as it is.
+// ForPod prepares the device whose node a pod receives. It returns a device that is not a loop
+// device unchanged.
 func (s *Source) ForPod(_ context.Context, id string, d mounter.Device) (mounter.Device, error) {
 	loop, ok, err := s.loop.Open(d.Major, d.Minor)
 	if err != nil || !ok {
@@ -70,7 +69,7 @@ func (s *Source) ForPod(_ context.Context, id string, d mounter.Device) (mounter
 	return published, nil
 }
 
-// release takes off what ForPod put on the volume's own device.
+// release undoes ForPod for the volume's own device.
 func (s *Source) release(d mounter.Device) error {
 	loop, ok, err := s.loop.Open(d.Major, d.Minor)
 	if err != nil || !ok {
@@ -79,7 +78,7 @@ func (s *Source) release(d mounter.Device) error {
 	return s.raw.Release(loop)
 }
 
-// Mend sets back what pods changed of the volume's devices.
+// Mend reverts what pods changed on the volume's devices.
 func (s *Source) Mend(_ context.Context, id string) error {
 	s.mu.Lock()
 	c, ok := s.attached[id]
@@ -121,8 +120,8 @@ func (s *Source) Mend(_ context.Context, id string) error {
 	return nil
 }
 
-// Health tells of the devices that pods were given; of the others see
-// DeviceHealth.
+// Health reports problems of the devices that pods were given. For other devices, see
+// mounter.DeviceHealth.
 func (s *Source) Health(id string) []mounter.Ailment {
 	s.mu.Lock()
 	c, attached := s.attached[id]

@@ -1,6 +1,6 @@
-// Package static finds volumes that somebody else made: a block device that
-// the node's administrator allows, or an NFS share. What was learnt of such a
-// volume (above all, that it was formatted) is kept in the state directory.
+// Package static provides volumes that somebody else made: a block device that the node's
+// administrator allows, or an NFS share. It stores what it learns of such a volume (above all,
+// that it was formatted) in the state directory.
 package static
 
 import (
@@ -34,21 +34,21 @@ const (
 	AttrDevice = "device"
 	AttrServer = "server"
 	AttrShare  = "share"
-	// AttrFormat says when a device may be formatted, one of FormatWords.
+	// AttrFormat selects when a device may be formatted: one of FormatWords.
 	AttrFormat = "format"
 )
 
-// What AttrFormat may say.
+// The values of AttrFormat.
 const (
-	// IfProvenBlank: when every byte of it is zero. The default.
+	// IfProvenBlank formats if every byte is zero. It is the default.
 	IfProvenBlank = "IfProvenBlank"
-	// IfProbedBlank: when it holds nothing where formats keep their marks and
-	// the copies of those. It is the administrator's word that data in other
-	// places may go.
+	// IfProbedBlank formats if there is nothing at the places where formats have their
+	// signatures and the copies of those. The administrator thereby declares that data
+	// elsewhere may be lost.
 	IfProbedBlank = "IfProbedBlank"
 )
 
-// FormatWords are what AttrFormat may say, the default first.
+// FormatWords returns the values of AttrFormat, the default first.
 func FormatWords() []string { return []string{IfProvenBlank, IfProbedBlank} }
 
 // entry is a volume's record. Version 2 added Format and Identity.
@@ -58,8 +58,8 @@ type entry struct {
 	Server string        `json:"server,omitempty"`
 	Share  string        `json:"share,omitempty"`
 	Format string        `json:"format,omitempty"` // empty: IfProvenBlank
-	// Identity is that of the device that was found last; unknown in a record of
-	// version 1 until the device is found.
+	// Identity is that of the device found last. It is unknown in a record of version 1 until
+	// the device is found.
 	Identity mounter.Identity `json:"identity"`
 }
 
@@ -80,9 +80,9 @@ type Source struct {
 	volumes  map[string]entry
 	attached map[string]claim
 	devices  map[string]deviceRecord // by key of their identity
-	changed  map[string]string       // what pods changed of their devices
+	changed  map[string]string       // what pods changed on their devices, by volume
 
-	bad map[string]error // of records that cannot be used, by path; never changed after Open
+	bad map[string]error // unusable records, by path; not changed after Open
 }
 
 var (
@@ -90,18 +90,18 @@ var (
 	_ volume.Prover       = (*Source)(nil)
 )
 
-// Options of Open.
+// Options are the options of Open.
 type Options struct {
-	Dir      string       // where records are kept
-	Allow    []string     // globs of device paths that volumes may name
-	ToAllow  string       // how an administrator allows a device: a refusal ends with it
+	Dir      string       // the directory of the records
+	Allow    []string     // globs of the device paths that volumes may name
+	ToAllow  string       // how an administrator allows a device; appended to refusals
 	NodesDir string       // for device nodes that /dev lacks
-	Log      *slog.Logger // of records that cannot be used; nil for nobody
-	// Claimed gives the volume of a pool that a device belongs to; an error where it cannot tell.
+	Log      *slog.Logger // nil: no log
+	// Claimed returns the pool volume to which a device belongs, or an error if it cannot tell.
 	Claimed func(mounter.Device) (id string, ok bool, err error)
 }
 
-// Open reads the records.
+// Open reads the records and returns the source.
 func Open(o Options) (*Source, error) {
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, err
@@ -132,7 +132,7 @@ func Open(o Options) (*Source, error) {
 			err = fmt.Errorf("%s: the record is of volume %q, and does not belong there", path, e.Volume.ID)
 		}
 		if record.Untold(err) {
-			return nil, err // it says nothing about the record
+			return nil, err // the error is not about the record
 		}
 		if err != nil {
 			s.unusable(path, err)
@@ -143,8 +143,8 @@ func Open(o Options) (*Source, error) {
 	return s, s.loadDevices()
 }
 
-// Allow sets which devices volumes may name from now on. A volume that is staged keeps
-// its device.
+// Allow replaces the globs of the devices that volumes may name. A staged volume keeps its
+// device. A glob that is malformed or not absolute is a fault.Invalid.
 func (s *Source) Allow(globs []string) error {
 	for _, glob := range globs {
 		if _, err := filepath.Match(glob, ""); err != nil || !filepath.IsAbs(glob) {
@@ -156,7 +156,7 @@ func (s *Source) Allow(globs []string) error {
 	return nil
 }
 
-// unusable keeps a record that cannot be used from being taken for none.
+// unusable remembers an unusable record, so that it does not count as missing.
 func (s *Source) unusable(path string, err error) {
 	s.bad[path] = record.Unusable(err)
 	s.log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", s.bad[path])
@@ -167,7 +167,7 @@ func (s *Source) path(id string) string {
 	return filepath.Join(s.dir, hex.EncodeToString(sum[:16])+record.Extension)
 }
 
-// Claims tells whether the attributes describe a static volume.
+// Claims reports whether the attributes describe a static volume.
 func (s *Source) Claims(attributes map[string]string) bool {
 	for _, k := range []string{AttrDevice, AttrServer, AttrShare} {
 		if _, ok := attributes[k]; ok {
@@ -177,12 +177,13 @@ func (s *Source) Claims(attributes map[string]string) bool {
 	return false
 }
 
-// Adopt takes a volume as its attributes describe it.
+// Adopt accepts a volume as its attributes describe it.
 func (s *Source) Adopt(id string, attributes map[string]string) (volume.Volume, error) {
 	e := entry{Device: attributes[AttrDevice], Server: attributes[AttrServer], Share: attributes[AttrShare], Format: attributes[AttrFormat]}
 	switch {
 	case e.Device != "" && (e.Server != "" || e.Share != ""):
-		return volume.Volume{}, fault.New(fault.Invalid, "volume %s: the attribute %q excludes %q and %q", id, AttrDevice, AttrServer, AttrShare)
+		return volume.Volume{}, fault.New(fault.Invalid, "volume %s: the attribute %q excludes %q and %q",
+			id, AttrDevice, AttrServer, AttrShare)
 	case e.Device == "" && (e.Server == "" || e.Share == ""):
 		return volume.Volume{}, fault.New(fault.Invalid, "volume %s: give the attribute %q, or both %q and %q", id, AttrDevice, AttrServer,
 			AttrShare)
@@ -199,8 +200,9 @@ func (s *Source) Adopt(id string, attributes map[string]string) (volume.Volume, 
 	s.mu.Unlock()
 	if ok {
 		if known.Device != e.Device || known.Server != e.Server || known.Share != e.Share {
-			return volume.Volume{}, fault.New(fault.Invalid, "volume %s was %s and is now asked for as %s: an id stands for one volume; use "+
-				"another volumeHandle", id, known, e)
+			return volume.Volume{}, fault.New(fault.Invalid,
+				"volume %s was %s and is now asked for as %s: an id stands for one volume; use "+
+					"another volumeHandle", id, known, e)
 		}
 		if known.Format == e.Format {
 			return known.Volume, nil
@@ -218,7 +220,7 @@ func (s *Source) Adopt(id string, attributes map[string]string) (volume.Volume, 
 	return e.Volume, s.save(e)
 }
 
-const maxSource = 255 // "server:/share" for fsconfig(2)
+const maxSource = 255 // limit of fsconfig(2) for "server:/share"
 
 func checkShare(id string, e entry) error {
 	host := e.Server
@@ -262,7 +264,7 @@ func (s *Source) save(e entry) error {
 	return nil
 }
 
-// resolve finds the allowed block device that the attribute names.
+// resolve returns the block device that the attribute names, if it is allowed.
 func (s *Source) resolve(id, attr string) (mounter.Device, error) {
 	path := filepath.Clean(attr)
 	if !s.allowed(path) {
@@ -317,13 +319,13 @@ func (s *Source) find(id string) (entry, error) {
 	return e, nil
 }
 
-// Get gives a volume that was adopted.
+// Get returns an adopted volume.
 func (s *Source) Get(id string) (volume.Volume, error) {
 	e, err := s.find(id)
 	return e.Volume, err
 }
 
-// List gives the volumes that were adopted.
+// List returns the adopted volumes, by id.
 func (s *Source) List() []volume.Volume {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -335,5 +337,5 @@ func (s *Source) List() []volume.Volume {
 	return list
 }
 
-// Refresh does nothing: a device has the size that it has.
+// Refresh does nothing, because the size of such a device is not managed here.
 func (s *Source) Refresh(context.Context, string) error { return nil }

@@ -15,7 +15,7 @@ func from(snapshot string) func(*volume.Spec) {
 
 func long(bytes int64) func(*volume.Spec) { return func(spec *volume.Spec) { spec.Size = bytes } }
 
-// snapshots hold what the volume had when they were taken, whatever happens to it.
+// snapshots: a snapshot keeps the content of its moment, whatever happens to the volume.
 func snapshots(s *suite) {
 	v := s.create("v", func(spec *volume.Spec) { spec.FSType = fsType })
 	s.ok(s.SetFacts(v.ID, volume.Facts{Formatted: fsType, GivenToGuest: true}))
@@ -37,7 +37,8 @@ func snapshots(s *suite) {
 			s.Errorf("the list is %+v", all)
 		}
 		for _, want := range []volume.Snapshot{one, two} {
-			if got, err := s.GetSnapshot(want.ID); err != nil || got.Volume != v.ID || got.Facts != want.Facts || !got.Created.Equal(want.Created) {
+			if got, err := s.GetSnapshot(want.ID); err != nil || got.Volume != v.ID || got.Facts != want.Facts ||
+				!got.Created.Equal(want.Created) {
 				s.Errorf("have %+v, %v; want %+v", got, err, want)
 			}
 		}
@@ -66,10 +67,11 @@ func snapshots(s *suite) {
 	_, err = s.try("c", from(one.ID))
 	s.refused("a copy of a snapshot that was deleted", err, fault.NotFound)
 	s.has(s.attach(a.ID), size, map[int64]string{0: "one"})
-	s.ok(s.DeleteSnapshot(s.Context(), two.ID)) // one without its volume may be told of
+	s.ok(s.DeleteSnapshot(s.Context(), two.ID)) // Check may report one without its volume
 }
 
-// quiesceIsUndone: a volume that was made to stand still goes on, once, whatever became of the copy.
+// quiesceIsUndone: a quiesced volume is resumed exactly once, whether or not the copy
+// succeeded.
 func quiesceIsUndone(s *suite) {
 	v := s.create("v")
 	d := s.attach(v.ID)
@@ -101,7 +103,8 @@ func quiesceIsUndone(s *suite) {
 	}
 }
 
-// copiesAreApart: of a volume in use, and from each other.
+// copiesAreApart: a copy is independent of its origin, even if that is in use, and of other
+// copies.
 func copiesAreApart(s *suite) {
 	v := s.create("v")
 	s.ok(s.SetFacts(v.ID, volume.Facts{Formatted: fsType}))
@@ -122,7 +125,7 @@ func copiesAreApart(s *suite) {
 	s.has(c, 3*size, map[int64]string{0: "copied"})
 }
 
-// aCopyThatFails is not there, and what was to be its origin is as before.
+// aCopyThatFails: a failed copy leaves nothing, and its origin is unchanged.
 func aCopyThatFails(s *suite) {
 	v := s.create("v")
 	for name, spec := range map[string]func(*volume.Spec){
@@ -158,7 +161,7 @@ func aCopyThatFails(s *suite) {
 	}}
 	made := 1
 	if _, err := s.Create(left, spec, &volume.Progress{}); err == nil {
-		made = 2 // a pool may be done before it looks
+		made = 2 // a pool may finish before it checks the context
 	}
 	if all := s.List(); len(all) != made {
 		s.Errorf("the list is %+v", all)

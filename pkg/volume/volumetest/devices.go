@@ -8,8 +8,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// theDeviceHasTheData: what was written is there when the volume is attached again, and after a restart, which must
-// find the device that is in use.
+// theDeviceHasTheData: written data is there when the volume is attached again, and after a
+// restart, which must find the device in use.
 func theDeviceHasTheData(s *suite) {
 	v := s.create("v")
 	d := s.attach(v.ID)
@@ -40,7 +40,7 @@ func theDeviceHasTheData(s *suite) {
 	s.has(s.attach(v.ID), size, texts)
 }
 
-// sizesAreAsToldBefore: a volume has the size that was asked for, to the byte, if it is one that the pool says it can make.
+// sizesAreAsToldBefore: a volume has exactly the requested size, if Sizes permits that size.
 func sizesAreAsToldBefore(s *suite) {
 	can := s.Sizes()
 	if can.Fine <= 0 || can.Step < can.Fine || can.Step%can.Fine != 0 || can.Most < size || size%can.Fine != 0 {
@@ -57,7 +57,7 @@ func sizesAreAsToldBefore(s *suite) {
 	s.has(s.attach(v.ID), asked+can.Fine, nil)
 }
 
-// volumesAreApart: each has its own device and bytes.
+// volumesAreApart: each volume has its own device and data.
 func volumesAreApart(s *suite) {
 	a, b := s.create("a"), s.create("b")
 	da, db := s.attach(a.ID), s.attach(b.ID)
@@ -72,11 +72,11 @@ func volumesAreApart(s *suite) {
 	s.has(db, size, map[int64]string{0: "b"})
 	s.ok(s.Delete(s.Context(), a.ID))
 	s.has(db, size, map[int64]string{0: "b"})
-	// What was deleted is nobody's to read.
+	// Deleted data must not be readable.
 	s.has(s.attach(s.create("a").ID), size, nil)
 }
 
-// inUseIsLeftAlone: a volume whose device somebody holds is neither released nor destroyed.
+// inUseIsLeftAlone: a volume whose device somebody holds is neither detached nor destroyed.
 func inUseIsLeftAlone(s *suite) {
 	v := s.create("v")
 	d := s.attach(v.ID)
@@ -101,7 +101,7 @@ func inUseIsLeftAlone(s *suite) {
 	s.has(s.attach(v.ID), size, map[int64]string{0: "data", 4096: "more"})
 }
 
-// readOnlyDevices: nobody writes through them, and they show what was written.
+// readOnlyDevices: read-only devices take no writes and show what was written.
 func readOnlyDevices(s *suite) {
 	v := s.create("v")
 	d := s.attach(v.ID)
@@ -128,10 +128,10 @@ func readOnlyDevices(s *suite) {
 	if _, err := s.AttachReadOnly(s.Context(), v.ID); err != nil {
 		s.Error(err)
 	}
-	s.detach(v.ID) // all of them
+	s.detach(v.ID) // releases both devices
 }
 
-// devicesForPods: a pod has the bytes, and its device is the volume's.
+// devicesForPods: a pod sees the data, and its device belongs to the volume.
 func devicesForPods(s *suite) {
 	v := s.create("v", func(spec *volume.Spec) { spec.Block = true })
 	d := s.attach(v.ID)
@@ -147,7 +147,7 @@ func devicesForPods(s *suite) {
 	s.has(s.attach(v.ID), size, map[int64]string{0: "data", 4096: "pod"})
 }
 
-// itGrows: with its device where it has one. Nothing ever makes it shorter.
+// itGrows: the volume grows with its device, if it has one. Nothing ever shrinks it.
 func itGrows(s *suite) {
 	v := s.create("v")
 	d := s.attach(v.ID)

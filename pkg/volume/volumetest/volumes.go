@@ -11,7 +11,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// whatIsMadeIsFound: by its id, in the list, after a restart, and not made again.
+// whatIsMadeIsFound: a volume is found by its id, in the list and after a restart, and is not
+// made again.
 func whatIsMadeIsFound(s *suite) {
 	begin := time.Now().Add(-time.Second)
 	want := map[string]volume.Volume{}
@@ -21,7 +22,8 @@ func whatIsMadeIsFound(s *suite) {
 			spec.FSType, spec.Block = fsType, name == "b"
 		})
 		if v.ID != volume.VolumeID(Name, name) || v.Name != name || v.Size != size || v.FSType != fsType || v.Block != (name == "b") ||
-			v.Parameters["k"] != name || v.Created.Before(begin) || v.Created.After(time.Now().Add(time.Second)) || v.Facts != (volume.Facts{}) {
+			v.Parameters["k"] != name || v.Created.Before(begin) || v.Created.After(time.Now().Add(time.Second)) ||
+			v.Facts != (volume.Facts{}) {
 			s.Errorf("%+v was made", v)
 		}
 		want[v.ID] = v
@@ -73,7 +75,7 @@ func compare(a, b string) int {
 	return 0
 }
 
-// nobodyElsesIsFound: ids of other pools, of snapshots, of nothing, and texts that are no ids.
+// nobodyElsesIsFound: ids of other pools, of snapshots, of nothing, and texts that are not ids.
 func nobodyElsesIsFound(s *suite) {
 	v := s.create("v")
 	snap := s.snapshot("v", v.ID)
@@ -96,7 +98,7 @@ func nobodyElsesIsFound(s *suite) {
 			},
 		}
 		if id == "" {
-			delete(calls, "a copy") // it is a copy of nothing
+			delete(calls, "a copy") // a copy of nothing is an empty volume
 		}
 		for name, call := range calls {
 			s.refused(fmt.Sprintf("%s of %q", name, id), call(), fault.NotFound)
@@ -123,7 +125,8 @@ func nobodyElsesIsFound(s *suite) {
 	}
 }
 
-// factsAreKept: what was done to a volume decides whether it is ever formatted, so a restart must not forget it.
+// factsAreKept: the facts decide whether a volume is ever formatted, so they must survive a
+// restart.
 func factsAreKept(s *suite) {
 	v := s.create("v")
 	facts := volume.Facts{Formatted: fsType, GivenRaw: true, GivenToGuest: true, GrowDue: true, IdentityDue: true}
@@ -136,7 +139,8 @@ func factsAreKept(s *suite) {
 	}
 }
 
-// whatIsPromisedIsCounted: the sizes of volumes, until they are deleted. More than there is, is refused.
+// whatIsPromisedIsCounted: the sizes of volumes count until they are deleted. More than there
+// is, is refused.
 func whatIsPromisedIsCounted(s *suite) {
 	promised := func(want int64) volume.Capacity {
 		s.Helper()
@@ -166,7 +170,8 @@ func whatIsPromisedIsCounted(s *suite) {
 	promised(size)
 }
 
-// thickIsReserved: all of a thick volume is the pool's to give; a pool that cannot reserve says so.
+// thickIsReserved: the whole of a thick volume is reserved. A pool that cannot reserve refuses
+// it (fault.Invalid).
 func thickIsReserved(s *suite) {
 	thin := s.create("thin")
 	v, err := s.try("thick", func(spec *volume.Spec) { spec.Thick = true })
@@ -192,7 +197,7 @@ func thickIsReserved(s *suite) {
 	s.detach(v.ID)
 }
 
-// manyAtOnce: calls for different volumes do not meet.
+// manyAtOnce: concurrent calls for different volumes do not interfere.
 func manyAtOnce(s *suite) {
 	var all sync.WaitGroup
 	for i := range 12 {
@@ -210,7 +215,8 @@ func manyAtOnce(s *suite) {
 				if err := write(a.Device, 4096, name); err != nil {
 					return err
 				}
-				snap, err := s.CreateSnapshot(s.Context(), volume.SnapshotSpec{Name: name, Volume: v.ID, Quiesce: s.quiesce(v.ID, nil)}, &volume.Progress{})
+				snap, err := s.CreateSnapshot(s.Context(),
+					volume.SnapshotSpec{Name: name, Volume: v.ID, Quiesce: s.quiesce(v.ID, nil)}, &volume.Progress{})
 				if err != nil {
 					return err
 				}

@@ -1,5 +1,6 @@
-// Package volumetest is what a pool has to pass before a driver serves it. It makes volumes, devices, snapshots and
-// copies for real, as root, and looks at what their users would notice: the bytes on the devices.
+// Package volumetest is a conformance test for pools. A pool must pass it before a driver
+// serves it. The suite makes real volumes, devices, snapshots and copies, as root, and checks
+// what users would notice: the data on the devices.
 package volumetest
 
 import (
@@ -16,20 +17,21 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// Open opens the pool that is kept in a directory, and is called Name. What a pool made there that was closed
-// is there again.
+// Open opens the pool called Name in a directory. What a closed pool made there must be there
+// again.
 type Open func(t testing.TB, dir string) volume.Pool
 
-// Name is how the pool has to be called.
+// Name is the required name of the pool.
 const Name = "suite"
 
-// size is that of the suite's volumes: no pool is too small for some, and reading one is quick.
+// size is the size of the suite's volumes, in bytes: small enough for any pool, and quick to
+// read.
 const size = 16 << 20
 
-// fsType is what a volume is said to have. No pool has to know it.
+// fsType is the file system type given to volumes. A pool need not know it.
 const fsType = "anyfs"
 
-// TestPool runs the suite. Each part has a pool of its own, which has to be empty when it ends.
+// TestPool runs the suite. Each part has a pool of its own, which must be empty at the end.
 func TestPool(t *testing.T, open Open) {
 	for _, part := range []struct {
 		name string
@@ -69,7 +71,7 @@ type suite struct {
 	volume.Pool
 }
 
-// reopen is what a restart of the driver does to its pools.
+// reopen simulates a restart of the driver.
 func (s *suite) reopen() {
 	s.Helper()
 	if s.Pool != nil {
@@ -83,7 +85,7 @@ func (s *suite) reopen() {
 	s.ok(s.Recover(func(volume.Source, string) error { return nil }))
 }
 
-// end takes everything away, and looks for what is left.
+// end removes everything and checks that nothing is left.
 func (s *suite) end() {
 	s.Helper()
 	found, err := s.Check()
@@ -128,7 +130,7 @@ func (s *suite) ok(err error) {
 	}
 }
 
-// refused wants an error of one of the kinds.
+// refused expects an error of one of the kinds.
 func (s *suite) refused(what string, err error, kinds ...fault.Kind) {
 	s.Helper()
 	if !slices.ContainsFunc(kinds, func(k fault.Kind) bool { return fault.Is(err, k) }) {
@@ -158,7 +160,7 @@ func (s *suite) snapshot(name, id string) volume.Snapshot {
 	return snap
 }
 
-// quiesce writes out the volume's device, as the driver does.
+// quiesce writes back the volume's device, as the driver does.
 func (s *suite) quiesce(id string, resumed *int) volume.Quiesce {
 	return func(context.Context) (volume.Stillness, error) {
 		still := volume.Stillness{Resume: func() error {
@@ -194,7 +196,7 @@ func (s *suite) detach(id string) {
 	}
 }
 
-// owned wants a device to be the volume's.
+// owned expects a device to belong to the volume.
 func (s *suite) owned(d mounter.Device, id string) {
 	s.Helper()
 	if got, ok, err := s.Owns(d); got != id || !ok || err != nil {
@@ -220,7 +222,7 @@ func write(d mounter.Device, at int64, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// has wants a device to be so large, to have the texts, and nothing but zeros beside them.
+// has expects a device of that size in bytes, with the texts and zeros elsewhere.
 func (s *suite) has(d mounter.Device, bytesLong int64, texts map[int64]string) {
 	s.Helper()
 	if n, err := mounter.DeviceSize(d); err != nil || n != bytesLong {
@@ -244,7 +246,8 @@ func (s *suite) has(d mounter.Device, bytesLong int64, texts map[int64]string) {
 	}
 	for i := range have {
 		if have[i] != want[i] {
-			s.Errorf("%s has %q at %d, want %q", d.Path, have[i:min(i+24, len(have))], i, strings.TrimRight(string(want[i:min(i+24, len(want))]), "\x00"))
+			s.Errorf("%s has %q at %d, want %q", d.Path, have[i:min(i+24, len(have))], i,
+				strings.TrimRight(string(want[i:min(i+24, len(want))]), "\x00"))
 			return
 		}
 	}

@@ -1,11 +1,11 @@
-// Command pod is what the tests of package adversary run in a container: a program
-// that tries everything its descriptors allow. It says what it reached that no pod
-// may reach, one "REACHED ..." a line, and ends with "END".
+// Command pod runs in a container, started by the tests of package adversary. It tries everything
+// that its descriptors allow, prints one line "REACHED ..." for each thing that no pod may reach,
+// and ends with "END".
 //
 //	pod raw NODE   all ioctls of loop and block devices on a device node
 //	pod files DIR  all ioctls of the file systems, and trees that are hard on programs
 //
-// Both try the way out by /proc, /sys and device nodes first.
+// Both first try to escape through /proc, /sys and device nodes.
 package main
 
 import (
@@ -36,9 +36,10 @@ func main() {
 
 func reached(format string, args ...any) { fmt.Printf("REACHED "+format+"\n", args...) }
 
-// escape tries what leads out of a container.
+// escape tries known ways out of a container.
 func escape() {
-	for _, path := range []string{"/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/kcore", "/proc/1/root/../../etc/shadow", "/dev/mem", "/dev/loop-control", "/dev/mapper/control"} {
+	for _, path := range []string{"/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/kcore", "/proc/1/root/../../etc/shadow",
+		"/dev/mem", "/dev/loop-control", "/dev/mapper/control"} {
 		if f, err := os.OpenFile(path, os.O_RDWR, 0); err == nil {
 			reached("%s for writing", path)
 			f.Close()
@@ -74,9 +75,8 @@ func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) unix.Errno {
 	return errno
 }
 
-// raw does what the node of a device allows. Each ioctl is done with no argument,
-// with small numbers, with a file of the volume's size, and with memory that holds
-// zeros, ones and small numbers.
+// raw tries every ioctl on a device node: with no argument, with small numbers, with a file of the
+// volume's size, and with memory that holds zeros, ones and small numbers.
 func raw(node string) error {
 	f, err := os.OpenFile(node, os.O_RDWR, 0)
 	if err != nil {
@@ -106,7 +106,7 @@ func raw(node string) error {
 	for _, group := range []uintptr{0x4c00, 0x1200, 0x0300, 0x2200, 0x5300} {
 		for number := range uintptr(0x100) {
 			request := group + number
-			// What would wait for an answer or ends the program is left out: none is known.
+			// No ioctl is left out: none is known to wait for an answer or to end the program.
 			for _, arg := range []uintptr{0, 1, 4096, decoy.Fd()} {
 				try(request, arg)
 			}
@@ -119,7 +119,7 @@ func raw(node string) error {
 			}
 		}
 	}
-	// And those that say their size: block, device-mapper, NVMe, persistent reservations.
+	// Ioctls that encode their size: block, device-mapper, NVMe, persistent reservations.
 	for _, group := range []uintptr{0x12, 0xfd, 'N', 'p'} {
 		for number := range uintptr(0x100) {
 			for _, length := range []uintptr{4, 8, 16, 24, 40, 72, 312} {
@@ -131,7 +131,7 @@ func raw(node string) error {
 		}
 	}
 	fmt.Println("ioctls that were taken:", done)
-	// What is last must hold: cut it, move it, unbind it.
+	// The last attempts: cut the device, move it, unbind it.
 	for _, part := range [][2]uint64{{4096, 8192}, {0, 1 << 20}} {
 		var info unix.LoopInfo64
 		info.Offset, info.Sizelimit, info.Flags = part[0], part[1], 12
@@ -141,7 +141,7 @@ func raw(node string) error {
 	return nil
 }
 
-// files makes what is hard on whoever walks, copies, grows or removes a tree.
+// files makes a tree that is hard to walk, copy, grow or remove.
 func files(dir string) error {
 	if err := os.Chdir(dir); err != nil {
 		return err
@@ -186,7 +186,8 @@ func files(dir string) error {
 	}
 	defer sparse.Close()
 	for at := int64(1) << 20; at > 0 && at < 1<<62; at *= 2 {
-		if _, err := sparse.WriteAt([]byte("x"), at); err != nil && !errors.Is(err, unix.EFBIG) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSPC) {
+		if _, err := sparse.WriteAt([]byte("x"), at); err != nil && !errors.Is(err, unix.EFBIG) && !errors.Is(err, unix.EINVAL) &&
+			!errors.Is(err, unix.ENOSPC) {
 			return fmt.Errorf("at %d: %w", at, err)
 		}
 	}
@@ -199,7 +200,7 @@ func files(dir string) error {
 			return err
 		}
 		const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
-		_ = unix.Fallocate(int(f.Fd()), punch, i<<20, 512<<10) // as much as it takes
+		_ = unix.Fallocate(int(f.Fd()), punch, i<<20, 512<<10) // as much as the file system accepts
 	}
 	return deep(2500)
 }
@@ -222,8 +223,8 @@ func deep(levels int) error {
 	return nil
 }
 
-// allIoctls does the ioctls of ext4, xfs, btrfs and of all file systems, with
-// memory that holds zeros. What they refuse without capabilities is the point.
+// allIoctls tries the ioctls of ext4, xfs, btrfs and of all file systems, with memory that holds
+// zeros. Without capabilities most must be refused.
 func allIoctls(f *os.File) {
 	const dataLost = 0x8004587d // EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN
 	down := uint32(2)

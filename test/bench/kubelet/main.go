@@ -1,6 +1,6 @@
-// Command kubelet gives a directory to a group as the kubelet does, with its own
-// code, and prints how many nanoseconds that took. It is a module of its own:
-// what the kubelet needs is nothing that the driver needs.
+// Command kubelet gives a directory to a group with the kubelet's own code and prints how many
+// nanoseconds that took. It is a module of its own, so that the driver does not get the kubelet's
+// dependencies.
 package main
 
 import (
@@ -14,7 +14,7 @@ import (
 	"k8s.io/kubernetes/pkg/volume"
 )
 
-// published is a volume's mount, of which the walk asks the path only.
+// published is a volume's mount. The walk uses only its path.
 type published string
 
 func (p published) GetPath() string                          { return string(p) }

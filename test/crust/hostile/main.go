@@ -1,6 +1,6 @@
-// Command hostile takes the agent's place in a microVM, as root of a guest can,
-// and answers what harms: texts of 100 MiB, escape sequences, numbers below zero,
-// paths that lead elsewhere, nothing at all, noise. Meanwhile the clock jumps.
+// Command hostile takes the agent's place in a microVM, as a guest's root can, and gives harmful
+// answers: texts of 100 MiB, escape sequences, negative numbers, paths that lead elsewhere, nothing
+// at all, noise. Meanwhile the clock jumps.
 package main
 
 import (
@@ -51,7 +51,7 @@ func main() {
 	}
 }
 
-// noisy is a listener whose connections are noise in that mode.
+// noisy is a listener whose connections send noise in that mode.
 type noisy struct {
 	net.Listener
 	a *agent
@@ -80,7 +80,7 @@ func magic() []byte {
 	return b
 }
 
-// killAgents ends the agents, and those who took their place before.
+// killAgents kills the agents and the processes that took their place before.
 func killAgents() {
 	names, _ := filepath.Glob("/proc/[0-9]*/exe")
 	for _, name := range names {
@@ -94,7 +94,7 @@ func killAgents() {
 
 type agent struct {
 	guestv1.UnimplementedGuestServer
-	mode atomic.Value // of string; Exec changes it
+	mode atomic.Value // a string; Exec changes it
 }
 
 func (a *agent) text() string {
@@ -129,7 +129,8 @@ func (a *agent) Unmount(context.Context, *guestv1.UnmountRequest) (*guestv1.Unmo
 
 func (a *agent) Stats(context.Context, *guestv1.StatsRequest) (*guestv1.StatsResponse, error) {
 	return &guestv1.StatsResponse{
-		TotalBytes: math.MinInt64, AvailableBytes: math.MaxInt64, UsedBytes: -1, TotalInodes: -1, AvailableInodes: math.MinInt64, Ailment: a.text(),
+		TotalBytes: math.MinInt64, AvailableBytes: math.MaxInt64, UsedBytes: -1, TotalInodes: -1, AvailableInodes: math.MinInt64,
+		Ailment: a.text(),
 	}, nil
 }
 

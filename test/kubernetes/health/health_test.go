@@ -1,9 +1,9 @@
 //go:build kubernetes
 
-// Package health_test shows what a kubelet makes of the driver's health. That of Kubernetes 1.37 is
-// the first that calls NodeGetVolumeHealth and NodeGetStorageHealth, with the feature gate
-// CSIVolumeHealth (pkg/kubelet/volumemanager/volumehealth/manager.go there); so this runs on a node
-// of its own, of that version: "make test-kubernetes-health".
+// Package health_test tests what a kubelet does with the driver's health. Kubernetes 1.37 is the
+// first whose kubelet calls NodeGetVolumeHealth and NodeGetStorageHealth, with the feature gate
+// CSIVolumeHealth (pkg/kubelet/volumemanager/volumehealth/manager.go there). So this runs on its
+// own node of that version: "make test-kubernetes-health".
 package health_test
 
 import (
@@ -20,7 +20,7 @@ import (
 
 const project = "../../.."
 
-// TestMain brings a node of the next Kubernetes up, and down unless CRUST_KUBERNETES_KEEP is set.
+// TestMain starts a node of the next Kubernetes, and stops it unless CRUST_KUBERNETES_KEEP is set.
 func TestMain(m *testing.M) {
 	code := 1
 	if err := install(); err != nil {
@@ -43,7 +43,8 @@ func install() error {
 		return err
 	}
 	for k, v := range map[string]string{"CRUST_KUBERNETES_STATE": root + "/.cache/kubernetes/health",
-		"CRUST_KUBERNETES_BIN": root + "/.cache/kubernetes/next", "CRUST_KUBERNETES_GATES": "CSIVolumeHealth=true", "CRUST_KUBERNETES_NODES": "1"} {
+		"CRUST_KUBERNETES_BIN": root + "/.cache/kubernetes/next", "CRUST_KUBERNETES_GATES": "CSIVolumeHealth=true",
+		"CRUST_KUBERNETES_NODES": "1"} {
 		if err := os.Setenv(k, v); err != nil {
 			return err
 		}
@@ -88,7 +89,7 @@ func on(t testing.TB, script string) string {
 	return out
 }
 
-// until waits for something that kubectl or the node says.
+// until waits for a condition on a script's output.
 func until(t testing.TB, what, script string, is func(string) bool) {
 	t.Helper()
 	begin, got := time.Now(), ""
@@ -116,10 +117,11 @@ func lacks(word string) func(string) bool {
 	return func(s string) bool { return !strings.Contains(s, word) }
 }
 
-// 11.5: a volume that is sick is in the status of its pod, as the driver says it, and the pod's status can
-// still be written; one that is well is not.
+// 11.5: the status of a pod shows a sick volume with the driver's message, and can still be
+// written. It does not show a healthy one.
 func TestHealth_AKubeletShowsASickVolume(t *testing.T) {
-	if _, err := cluster(time.Minute, `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data}, spec: {storageClassName: crust-ext4,
+	if _, err := cluster(time.Minute,
+		`{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data}, spec: {storageClassName: crust-ext4,
 accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}}
 ---
 {apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {terminationGracePeriodSeconds: 1, containers: [{name: c, image: "localhost/test/busybox:1",
@@ -140,12 +142,12 @@ volumeMounts: [{name: mine, mountPath: /data}]}], volumes: [{name: mine, persist
 		dev=$(awk '/kubernetes.io~csi.pvc-/ && / - ext4 / {print $3}' /proc/1/mountinfo | head -1)
 		echo 1 >/sys/fs/ext4/$(basename $(readlink /sys/dev/block/$dev))/trigger_fs_error`)
 	until(t, "the pod's status has it", status, has(`"name":"mine"`, `"reason":"`, "ext4"))
-	// Other changes of the pod's status are not held up by it.
+	// It does not delay other changes of the pod's status.
 	on(t, `ctr -n k8s.io tasks kill -s KILL $(ctr -n k8s.io containers ls -q 'labels."io.kubernetes.pod.name"==p,labels."io.cri-containerd.kind"==container')`)
 	until(t, "the status of the pod goes on", "kubectl get pod p -o 'jsonpath={.status.containerStatuses[0].restartCount}'", has("1"))
 }
 
-// 11.5: a pool that is nearly full is in the node's CSINode and in the kubelet's metrics, until it has
+// 11.5: the node's CSINode and the kubelet's metrics show a pool that is nearly full, until it has
 // room again.
 func TestHealth_AKubeletShowsASickPool(t *testing.T) {
 	const status = "kubectl get csinode node -o 'jsonpath={.status.storageHealth}'"
@@ -156,7 +158,8 @@ func TestHealth_AKubeletShowsASickPool(t *testing.T) {
 	const filler = "/var/lib/crust-csi/filler"
 	t.Cleanup(func() { on(t, "rm -f "+filler) })
 	on(t, `fallocate -l $(( $(stat -f -c '(%a - %b / 40) * %S' /var/lib/crust-csi) )) `+filler)
-	until(t, "the CSINode has it", status, has(`"name":"csi.crust.dev"`, `"reason":"PoolNearlyFull"`, `"status":"StorageDegraded"`, "pool default "))
+	until(t, "the CSINode has it", status,
+		has(`"name":"csi.crust.dev"`, `"reason":"PoolNearlyFull"`, `"status":"StorageDegraded"`, "pool default "))
 	until(t, "the kubelet's metrics have it", metric, has(`driver_name="csi.crust.dev"`, `reason="PoolNearlyFull"`, "} 1"))
 	on(t, "rm "+filler)
 	until(t, "the CSINode has it no more", status, lacks("PoolNearlyFull"))

@@ -12,14 +12,8 @@ mkdir -p "$S/log"; ln -s "$S/log" $CRUST_KUBERNETES_STATE/log
 cp -r "$S/pki" $CRUST_KUBERNETES_STATE/
 cp "$S"/cni/* /usr/lib/cni/
 for m in overlay veth xfs; do modprobe "$m"; done
-# Debian's policy does not have the types that its lxc_contexts names.
-cat >/etc/selinux/default/contexts/lxc_contexts <<'C'
-process = "system_u:system_r:svirt_t:s0"
-file = "system_u:object_r:svirt_image_t:s0"
-ro_file = "system_u:object_r:svirt_image_t:s0"
-C
-dd if="$project/.cache/vm/container-policy" of=/sys/fs/selinux/load bs=16M status=none # the kernel wants it in one write
-echo 1000000 >/proc/sys/kernel/printk_ratelimit_burst                                     # every denial is logged
+. test/kubernetes/selinux/policy.sh "$project"
+echo 1000000 >/proc/sys/kernel/printk_ratelimit_burst # every denial is logged
 echo 1 >/sys/fs/selinux/enforce
 node() { test/kubernetes/cluster.sh exec "$@"; }
 denials() { dmesg | grep 'avc:  denied' || true; }

@@ -1,7 +1,7 @@
 //go:build kubernetes
 
-// Package selinux_test runs pods with SELinux levels under a real kubelet and
-// containerd, in a guest of test/vm: see guest.sh.
+// Package selinux_test runs pods with SELinux levels under a real kubelet and containerd, in a
+// guest of test/vm: see guest.sh.
 package selinux_test
 
 import (
@@ -14,11 +14,12 @@ import (
 	"time"
 )
 
-// level is of a pod that names none: the container runtime chooses it.
+// level matches the level that the container runtime chooses for a pod that names none.
 var level = regexp.MustCompile(`s0:c[0-9]+,c[0-9]+`)
 
-// S01, S02: a kubelet and a container runtime on a node whose kernel enforces SELinux. A pod's label comes with the
-// mount, the kernel denies a volume to a pod of another level, and where no label is asked for, the runtime's stays.
+// S01, S02: a kubelet and a container runtime on a node whose kernel enforces SELinux. A pod's
+// label comes with the mount. The kernel denies a volume to a pod of another level. If no label is
+// requested, the runtime's label stays.
 func TestS01_S02_AKubeletOnANodeThatEnforcesSELinux(t *testing.T) {
 	const (
 		project, vm = "../../..", ".cache/vm/vm"
@@ -69,7 +70,7 @@ func TestS01_S02_AKubeletOnANodeThatEnforcesSELinux(t *testing.T) {
 		has(pod+" mount", `context="`+image+at.level+`"`)
 		has(pod+" node", `context="`+image+at.level+`"`)
 	}
-	// It is the level: a pod that differs in nothing else may use the owner's file.
+	// Only the level matters: a pod that differs in nothing else may use the owner's file.
 	is("same read", "line")
 	is("same write", "")
 	is("same denials", "0")

@@ -1,5 +1,5 @@
-// Command versions runs tests of the driver with other versions of Kubernetes, containerd and OCI runtimes, and
-// writes docs/versions.md of what it saw: `make test-versions`. It wants root and an hour.
+// Command versions tests the driver with other versions of Kubernetes, containerd and OCI runtimes,
+// and writes the results to docs/versions.md: `make test-versions`. It needs root and an hour.
 //
 //	versions               runs every row of the file list, then writes the table
 //	versions -only REGEX   runs these rows
@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// Directories, below the project's, where this is started.
+// Directories, relative to the project's, in which the command starts.
 const (
 	here  = "test/kubernetes/versions"
 	cache = ".cache/kubernetes"
@@ -58,7 +58,8 @@ func run(only string, write bool) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", r.Name, err)
 		}
-		fmt.Printf("=== %s: %d passed, %d failed, %d not supported, after %.0f s; %s\n", r.Name, got.count("pass"), got.count("fail"), got.count("skip"),
+		fmt.Printf("=== %s: %d passed, %d failed, %d not supported, after %.0f s; %s\n", r.Name, got.count("pass"), got.count("fail"),
+			got.count("skip"),
 			time.Since(begin).Seconds(), got.Error)
 		if n := got.count("fail"); n > 0 {
 			errs = append(errs, fmt.Errorf("%s: %d tests failed; %s/versions/%s/log", r.Name, n, cache, r.Name))
@@ -83,7 +84,7 @@ func run(only string, write bool) error {
 	return errors.Join(append(errs, os.WriteFile(doc, []byte(text), 0o644))...)
 }
 
-// output is what a program printed. Its last words are in the error.
+// output returns what a program printed. The error contains the end of it.
 func output(name string, argv ...string) (string, error) {
 	b, err := exec.Command(name, argv...).CombinedOutput()
 	text := strings.TrimSpace(string(b))
@@ -98,7 +99,7 @@ func last(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// one runs a row. What does not build or start is the result's error; an error is of this machine.
+// one runs a row. The result's Error says what did not build or start; err is this machine's.
 func one(r row) (result, error) {
 	got := result{Row: r, Date: time.Now().UTC().Format(time.DateOnly)}
 	var err error
@@ -133,15 +134,18 @@ func one(r row) (result, error) {
 	}
 	state := filepath.Join(dir, "node")
 	argv := []string{"bash", here + "/row.sh", "^(" + strings.Join(names, "|") + ")$"}
-	env := []string{"CRUST_VERSIONS_TESTS=" + dir + "/kubernetes.test", "CRUST_KUBERNETES_BIN=" + bin, "CRUST_KUBERNETES_OCI=" + strings.Split(r.OCI, "-")[0]}
+	env := []string{"CRUST_VERSIONS_TESTS=" + dir + "/kubernetes.test", "CRUST_KUBERNETES_BIN=" + bin,
+		"CRUST_KUBERNETES_OCI=" + strings.Split(r.OCI, "-")[0]}
 	if kernel, guest := strings.CutPrefix(r.Place, "guest-"); guest {
 		if _, err := output("bash", here+"/guest.sh"); err != nil {
 			return got, err
 		}
 		state = "/var/lib/node"
 		files := filepath.Join(filepath.Dir(dir), "guest")
-		env = append(env, "CRUST_VERSIONS_GUEST="+files, "CRUST_KUBERNETES_IMAGES="+files+"/images", "CRUST_KUBERNETES_PATIENCE=8", "CRUST_VERSIONS_PARALLEL=2")
-		argv = append([]string{".cache/vm/vm", "run", "-kernel", kernel, "-memory", "5G", "-cpus", "2", ".cache/vm/vm", "exec", "/bin/bash"}, argv[1:]...)
+		env = append(env, "CRUST_VERSIONS_GUEST="+files, "CRUST_KUBERNETES_IMAGES="+files+"/images", "CRUST_KUBERNETES_PATIENCE=8",
+			"CRUST_VERSIONS_PARALLEL=2")
+		argv = append([]string{".cache/vm/vm", "run", "-kernel", kernel, "-memory", "5G", "-cpus", "2",
+			".cache/vm/vm", "exec", "/bin/bash"}, argv[1:]...)
 	}
 	c := exec.Command(argv[0], argv[1:]...)
 	c.Env = append(os.Environ(), append(env, "CRUST_KUBERNETES_STATE="+state)...)
@@ -163,7 +167,7 @@ func one(r row) (result, error) {
 	return got, nil
 }
 
-// read takes what row.sh has printed.
+// read parses the output of row.sh.
 func (r *result) read(words string) error {
 	ran, asked, _ := strings.Cut(words, "ASKED\n")
 	c := exec.Command("go", "tool", "test2json")

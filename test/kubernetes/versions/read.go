@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// answers reads what ask.sh has printed.
+// answers parses the output of ask.sh.
 func answers(text string) (seen, error) {
 	var s seen
 	fields := map[string]*string{"apiServer": &s.APIServer, "kubelet": &s.Kubelet, "containerRuntime": &s.ContainerRuntime, "oci": &s.OCI,
@@ -34,10 +34,11 @@ func answers(text string) (seen, error) {
 	return s, nil
 }
 
-// said is a line that a test itself printed: T.Log and its kin put its file before it.
+// said matches a line that a test itself printed: T.Log and similar methods prefix it with the
+// file.
 var said = regexp.MustCompile(`^\s*[a-z_]+_test\.go:\d+: (.*)`)
 
-// outcomes reads the events of test2json. A test with parts counts as its parts.
+// outcomes reads the events of test2json. A test with subtests counts as its subtests.
 func outcomes(events []byte) (map[string]outcome, error) {
 	all, words := map[string]outcome{}, map[string][]string{}
 	for d := json.NewDecoder(bytes.NewReader(events)); ; {
@@ -64,7 +65,7 @@ func outcomes(events []byte) (map[string]outcome, error) {
 			if len(w) == 0 {
 				w = []string{"no words; see the log"}
 			}
-			// What counts is said first: a failed test also tells what it kept.
+			// The first line is the reason: a failed test also logs what it saved.
 			all[e.Test] = outcome{Result: e.Action, Words: w[0]}
 		}
 	}
@@ -78,14 +79,14 @@ func outcomes(events []byte) (map[string]outcome, error) {
 	}
 	whole := maps.Clone(all)
 	maps.DeleteFunc(whole, func(name string, o outcome) bool {
-		// What fails beside its parts is a failure of its own.
+		// A failure outside the subtests counts by itself.
 		return parts(name, "") && (o.Result != "fail" || parts(name, "fail"))
 	})
 	return whole, nil
 }
 
-// programs builds what a row asks for, and fills a directory with all that its node runs: what is not of a version
-// of its own is the ordinary cluster's.
+// programs builds what a row needs and fills a directory with all programs of its node. Programs
+// without a version of their own come from the ordinary cluster.
 func programs(r row, dir string) (string, error) {
 	ordinary, err := filepath.Abs(filepath.Join(cache, "bin"))
 	if err != nil {
@@ -100,7 +101,7 @@ func programs(r row, dir string) (string, error) {
 	from := []string{ordinary}
 	for _, part := range []string{"kube-" + r.Kubernetes, "containerd-" + r.Containerd, r.OCI} {
 		if _, err := os.Stat(filepath.Join(here, "modules", part+".mod")); err != nil {
-			continue // the ordinary one; the run's end compares what it says
+			continue // the ordinary one; the end of the run compares its version
 		}
 		if _, err := output("bash", here+"/build.sh", part); err != nil {
 			return "", err

@@ -11,8 +11,7 @@ if [ -n "${CRUST_VERSIONS_GUEST:-}" ]; then # what prepare-guest.sh made
 	cp -r "$CRUST_VERSIONS_GUEST/pki" "$S/"
 	cp "$CRUST_VERSIONS_GUEST"/cni/* /usr/lib/cni/
 	[ -e /dev/fd ] || ln -s /proc/self/fd /dev/fd # bash's <(...)
-	# Debian's policy does not have the types that its lxc_contexts names: ../selinux/guest.sh.
-	printf '%s = "system_u:%s:s0"\n' process system_r:svirt_t file object_r:svirt_image_t ro_file object_r:svirt_image_t >/etc/selinux/default/contexts/lxc_contexts
+	. selinux/policy.sh "$(cd ../.. && pwd)" || exit 2
 	for m in overlay veth xfs btrfs loop; do modprobe "$m"; done
 fi
 "$CRUST_VERSIONS_TESTS" -test.v=test2json -test.parallel "${CRUST_VERSIONS_PARALLEL:-12}" -test.timeout 90m -test.run "$1"

@@ -13,31 +13,32 @@ import (
 	"strings"
 )
 
-// row is what a line of the file list asks for.
+// row is a line of the file list.
 type row struct {
 	Name, Kubernetes, Containerd, OCI, Place, Tests string
 }
 
-// seen is what the programs of a row said of themselves while they ran: ask.sh.
+// seen is what the programs of a row reported about themselves while they ran: ask.sh.
 type seen struct {
 	APIServer, Kubelet, ContainerRuntime, OCI, Cgroups, Kernel, Architecture, Features, Driver string
 }
 
-// outcome is a test's end; words say why, of all but "pass".
+// outcome is a test's result. Words say why, for all but "pass".
 type outcome struct{ Result, Words string }
 
-// result is what a run of a row leaves behind, in results/NAME.json.
+// result is the outcome of a row's run, in results/NAME.json.
 type result struct {
 	Row    row
 	Date   string // the day, UTC
 	Commit string // of this project
 	Seen   seen
-	// Error is why nothing was run: the words of what does not build or start. Empty for a row that ran.
+	// Error is why nothing ran: the output of what does not build or start. Empty for a row that
+	// ran.
 	Error string             `json:",omitempty"`
 	Tests map[string]outcome `json:",omitempty"`
 }
 
-// columns gives the words of each line of a file that is no comment; each has n.
+// columns returns the words of each line of a file that is no comment. Each line must have n.
 func columns(path string, n int) ([][]string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -72,7 +73,7 @@ func rows(dir string) ([]row, error) {
 	return all, nil
 }
 
-// tests are the names of a set: "some", or "all", which has these too.
+// tests returns the names of a set: "some", or "all", which includes these.
 func tests(dir, set string) ([]string, error) {
 	lines, err := columns(filepath.Join(dir, "tests.txt"), 2)
 	if err != nil {
@@ -90,11 +91,11 @@ func tests(dir, set string) ([]string, error) {
 	return names, nil
 }
 
-// never is the Error of a row that is in the list and has no result yet.
+// never is the Error of a listed row that has no result yet.
 const never = "It was never run."
 
-// results reads what the runs of these rows have left, which has to be of what the row asks for today: a row that was
-// changed in the list is run again before it is in the table.
+// results reads the results of these rows. Each must match the row's current line: a row that
+// changed in the list must run again before it enters the table.
 func results(dir string, of []row) ([]result, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "results", "*.json"))
 	if err != nil {
@@ -139,7 +140,7 @@ func results(dir string, of []row) ([]result, error) {
 	return all, errors.Join(errs...)
 }
 
-// honest tells whether what ran is what the row asks for, by what the programs say, and whether each of these
+// honest returns an error unless the programs report the versions of the row and each of these
 // tests has an outcome.
 func (r result) honest(tests []string) error {
 	if strings.HasSuffix(r.Commit, "-dirty") {

@@ -9,14 +9,15 @@ import (
 
 const head = `# Versions
 
-What was really run. ` + "`make test-versions`" + ` builds each row's programs, starts a node with them, installs the driver with CRUST by its
+What was really run. ` + "`make test-versions`" +
+	` builds each row's programs, starts a node with them, installs the driver with CRUST by its
 ordinary manifests, and runs the tests named below, which are those of ` + "`test/kubernetes`" + `. The table is written by that run:
 versions are what the running programs answer when they are asked. It is not edited by hand; a test compares it with the records in
 ` + "`test/kubernetes/versions/results`" + `. Rows are pairs, not every combination. Every row's control plane is of the kubelet's version.
 
 `
 
-// table draws docs/versions.md.
+// table writes docs/versions.md.
 func table(all []result, names func(set string) ([]string, error)) (string, error) {
 	var b strings.Builder
 	b.WriteString(head)
@@ -42,8 +43,10 @@ func table(all []result, names func(set string) ([]string, error)) (string, erro
 			hierarchies = append(hierarchies, name)
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %d | %d | %d | %s | %s |\n", r.Row.Name, kubernetes,
-			strings.TrimPrefix(strings.TrimPrefix(r.Seen.ContainerRuntime, "containerd://"), "v"), strings.Replace(r.Seen.OCI, " version", "", 1),
-			strings.Join(hierarchies, ", "), r.Seen.Kernel, r.Row.Tests, r.count("pass"), r.count("fail"), r.count("skip"), r.Date, r.Commit)
+			strings.TrimPrefix(strings.TrimPrefix(r.Seen.ContainerRuntime, "containerd://"), "v"),
+			strings.Replace(r.Seen.OCI, " version", "", 1),
+			strings.Join(hierarchies, ", "), r.Seen.Kernel, r.Row.Tests, r.count("pass"), r.count("fail"),
+			r.count("skip"), r.Date, r.Commit)
 	}
 	b.WriteString("\nA test of which every part has a name (`TestDynamicVolumes/xfs`) counts as its parts.\n")
 	for _, s := range []struct{ title, none, result string }{
@@ -53,7 +56,7 @@ func table(all []result, names func(set string) ([]string, error)) (string, erro
 		fmt.Fprintf(&b, "\n## %s\n\n", s.title)
 		lines := reasons(all, s.result)
 		if s.result == "skip" && lines != "" {
-			b.WriteString("The tests look that a pod that asks for it is refused and does not run without it. The refusal's words:\n\n")
+			b.WriteString("The tests check that a pod that asks for it is refused and does not run without it. The refusals:\n\n")
 		}
 		if lines == "" {
 			lines = s.none + "\n"
@@ -69,7 +72,8 @@ func table(all []result, names func(set string) ([]string, error)) (string, erro
 				r.Row.Kubernetes, r.Row.Containerd, r.Row.OCI, r.Row.Place, r.Row.Name)
 		} else if r.Error != "" {
 			none = false
-			fmt.Fprintf(&b, "- %s (Kubernetes %s, containerd %s, %s):\n\n  ```text\n  %s\n  ```\n", r.Row.Name, r.Row.Kubernetes, r.Row.Containerd, r.Row.OCI,
+			fmt.Fprintf(&b, "- %s (Kubernetes %s, containerd %s, %s):\n\n  ```text\n  %s\n  ```\n", r.Row.Name, r.Row.Kubernetes,
+				r.Row.Containerd, r.Row.OCI,
 				strings.ReplaceAll(strings.TrimSpace(r.Error), "\n", "\n  "))
 		}
 	}
@@ -104,20 +108,21 @@ func (r result) count(what string) int {
 	return n
 }
 
-// reasons lists the tests that ended so, each with its words.
+// reasons lists the tests with this result, each with its words.
 func reasons(all []result, what string) string {
 	var b strings.Builder
 	for _, r := range all {
 		for _, name := range slices.Sorted(maps.Keys(r.Tests)) {
 			if o := r.Tests[name]; o.Result == what {
-				fmt.Fprintf(&b, "- %s, `%s`:\n\n  ```text\n  %s\n  ```\n", r.Row.Name, name, strings.ReplaceAll(strings.TrimSpace(o.Words), "\n", "\n  "))
+				fmt.Fprintf(&b, "- %s, `%s`:\n\n  ```text\n  %s\n  ```\n", r.Row.Name, name,
+					strings.ReplaceAll(strings.TrimSpace(o.Words), "\n", "\n  "))
 			}
 		}
 	}
 	return b.String()
 }
 
-// grouped gives each value once, with the rows that have it.
+// grouped returns each value once, with the rows that have it.
 func grouped(all []result, of func(result) string) []string {
 	rows := map[string][]string{}
 	var values []string

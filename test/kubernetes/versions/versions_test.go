@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// The page is what the records of the runs say, and each row of the list has one. Who edits one of them by hand, or
-// changes the list without a run, is told so.
+// The page matches the results, and each row of the list has one. The test fails if somebody edits
+// one of them by hand, or changes the list without a run.
 func TestVersions_ThePageIsMadeByTheRuns(t *testing.T) {
 	list, err := rows(".")
 	if err != nil {
@@ -32,7 +32,7 @@ func TestVersions_ThePageIsMadeByTheRuns(t *testing.T) {
 	}
 }
 
-// Every name in tests.txt is a test: a name that nothing matches would run nothing.
+// Every name in tests.txt is a test: an unknown name would run nothing.
 func TestVersions_TheTestsExist(t *testing.T) {
 	var text strings.Builder
 	for _, f := range []string{"volumes", "crust"} {
@@ -120,7 +120,8 @@ func TestVersions_AnswersOfPrograms(t *testing.T) {
 	}
 }
 
-// A row is in the table only if the programs that ran were those it asks for, and every test of it has an end.
+// A row enters the table only if the programs had the versions of the row, and every test has an
+// outcome.
 func TestVersions_ARowIsWhatRan(t *testing.T) {
 	said, err := answers(asked)
 	if err != nil {
@@ -159,9 +160,12 @@ func TestVersions_TheTable(t *testing.T) {
 	}
 	said.Cgroups = "v1 (cpu memory), beside v2 (hugetlb)"
 	text, err := table([]result{
-		{Row: row{"oldest", "1.34", "1.7", "crun", "machine", "all"}, Date: "2026-11-23", Commit: "0123456789ab", Seen: said, Tests: map[string]outcome{
-			"TestA/ext4": {Result: "pass"}, "TestA/xfs": {Result: "pass"}, "TestB": {"skip", "no such thing"}, "TestC": {"fail", "it broke\ninto two"}}},
-		{Row: row{"broken", "1.99", "1.7", "runc", "machine", "all"}, Date: "2026-11-23", Commit: "0123456789ab", Error: "undefined: kubelet.New"},
+		{Row: row{"oldest", "1.34", "1.7", "crun", "machine", "all"}, Date: "2026-11-23", Commit: "0123456789ab", Seen: said,
+			Tests: map[string]outcome{
+				"TestA/ext4": {Result: "pass"}, "TestA/xfs": {Result: "pass"}, "TestB": {"skip", "no such thing"},
+				"TestC": {"fail", "it broke\ninto two"}}},
+		{Row: row{"broken", "1.99", "1.7", "runc", "machine", "all"}, Date: "2026-11-23", Commit: "0123456789ab",
+			Error: "undefined: kubelet.New"},
 	}, func(string) ([]string, error) { return []string{"TestA", "TestB", "TestC"}, nil })
 	if err != nil {
 		t.Fatal(err)
@@ -178,7 +182,7 @@ func TestVersions_TheTable(t *testing.T) {
 	}
 }
 
-// A row that the list has otherwise today is not in the table, and a result of no row is told.
+// A row that changed in the list is not in the table, and a result without a row is reported.
 func TestVersions_AChangedRowIsRunAgain(t *testing.T) {
 	said, err := answers(asked)
 	if err != nil {
@@ -215,13 +219,14 @@ func TestVersions_AChangedRowIsRunAgain(t *testing.T) {
 			t.Errorf("%v, want %q", err, what)
 		}
 	}
-	// A row without a result is in the table, as what was never run.
+	// A row without a result is in the table, as never run.
 	all, err := results(dir, []row{was, {"newest", "1.37", "2.4", "runc", "machine", "some"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if text, err := table(all, func(string) ([]string, error) { return nil, nil }); err != nil ||
-		!strings.Contains(text, "| newest | 1.37 | 2.4 | runc | | | some | never run | | |  |  |\n") || !strings.Contains(text, "- newest (Kubernetes 1.37, containerd 2.4, runc, machine) was never run:") {
+		!strings.Contains(text, "| newest | 1.37 | 2.4 | runc | | | some | never run | | |  |  |\n") ||
+		!strings.Contains(text, "- newest (Kubernetes 1.37, containerd 2.4, runc, machine) was never run:") {
 		t.Errorf("%v\n%s", err, text)
 	}
 }

@@ -1,5 +1,5 @@
-// Package picture draws a dashboard of Grafana's as SVG, from the answers to its own
-// queries: titles, lines and legends, as far as a picture in a document needs them.
+// Package picture draws a Grafana dashboard as SVG from the answers to its own queries: titles,
+// lines and legends, as far as a document needs them.
 package picture
 
 import (
@@ -19,21 +19,21 @@ type Line struct {
 	Points []Point
 }
 
-// Point is a value at a time, in seconds since the begin.
+// Point is a value at a time, in seconds since the beginning.
 type Point struct{ At, Value float64 }
 
-// Query answers an expression.
+// Query evaluates an expression.
 type Query func(expr string) []Line
 
 const (
 	column, rowHeight = 52.0, 27.0 // of Grafana's grid
 	gap               = 6.0
-	glyph             = 6.2 // width of a letter, about
+	glyph             = 6.2 // approximate width of a letter
 )
 
 var colours = []string{"#3274d9", "#e0752d", "#299c46", "#a352cc", "#e02f44", "#0aa3a3", "#b8860b", "#6b7280", "#c2185b", "#5d4037"}
 
-// Draw makes the picture of a dashboard over so many seconds.
+// Draw returns the picture of a dashboard over so many seconds.
 func Draw(d monitoring.Dashboard, seconds float64, query Query) string {
 	var b strings.Builder
 	bottom := 0
@@ -123,7 +123,7 @@ func chart(b *strings.Builder, p monitoring.Panel, at box, seconds float64, quer
 	}
 }
 
-// line draws points; where some are missing it is interrupted.
+// line draws points, with a gap for missing ones.
 func line(b *strings.Builder, points []Point, plot box, seconds, top float64, colour string) {
 	var piece []string
 	flush := func() {
@@ -152,8 +152,8 @@ func line(b *strings.Builder, points []Point, plot box, seconds, top float64, co
 	flush()
 }
 
-// key draws the legend upwards from the foot of a box, in three rows at most, and gives
-// how many there are.
+// key draws the legend upwards from the bottom of a box, in at most three rows, and returns how
+// many.
 func key(b *strings.Builder, lines []named, foot box) (rows int) {
 	const most = 3
 	type entry struct {
@@ -195,7 +195,7 @@ func legend(format string, labels map[string]string) string {
 	return placeholder.ReplaceAllStringFunc(format, func(m string) string { return labels[placeholder.FindStringSubmatch(m)[1]] })
 }
 
-// scale gives the distance of the lines across, and the topmost.
+// scale returns the distance of the grid lines and the topmost value.
 func scale(lines []named, unit string, limit *float64) (step, top float64) {
 	high := 0.0
 	for _, l := range lines {
@@ -231,7 +231,7 @@ func scale(lines []named, unit string, limit *float64) (step, top float64) {
 	return step, math.Ceil(high/step) * step
 }
 
-// number writes a value in its unit.
+// number formats a value in its unit.
 func number(v float64, unit string) string {
 	short := func(v float64) string {
 		return strings.TrimSuffix(strings.TrimRight(fmt.Sprintf("%.3f", v), "0"), ".")

@@ -1,4 +1,4 @@
-// Command inside is what the tests run in containers, or as one.
+// Command inside is what the tests run in a container, or as one.
 //
 //	inside FILE...            writes the first file and prints owner and group of all of them
 //	inside as-pod NODE OP...  gives up every capability, opens the block device node and does

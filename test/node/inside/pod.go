@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asPod does what a process of a pod can do with a block device node that it was
-// given. Operations are NAME or NAME=ARGUMENT:
+// asPod does what a pod's process can do with a block device node that it was given. Operations are
+// NAME or NAME=ARGUMENT:
 //
 //	clear                   LOOP_CLR_FD
 //	status=OFF,LIMIT,FLAGS  LOOP_SET_STATUS64; old-status=... is LOOP_SET_STATUS
@@ -27,7 +27,7 @@ import (
 //	size
 //	wait                    until standard input ends
 func asPod(node string, ops []string) {
-	runtime.LockOSThread() // capabilities are a thread's
+	runtime.LockOSThread() // capabilities belong to a thread
 	check(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 	for c := uintptr(0); unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0) == nil; c++ {
 	}
@@ -126,7 +126,7 @@ func do(f *os.File, name, arg string) (string, error) {
 		return strconv.FormatInt(n, 10), err
 	case "wait":
 		var b [1]byte
-		_, _ = os.Stdin.Read(b[:]) // the end of it
+		_, _ = os.Stdin.Read(b[:]) // wait until it ends
 		return "done", nil
 	}
 	return "", fmt.Errorf("no such operation")

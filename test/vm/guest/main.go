@@ -1,6 +1,5 @@
-// Command guest is PID 1 of a test's microVM: it moves to the root disk, mounts
-// the project's directory, loads the SELinux policy, and runs what the launcher
-// asks for. See test/vm.
+// Command guest is PID 1 of a test's microVM. It moves to the root disk, mounts the project's
+// directory, loads the SELinux policy, and runs the launcher's programs. See test/vm.
 package main
 
 import (
@@ -21,12 +20,11 @@ import (
 	"github.com/crust-csi/crust-csi/test/vm/protocol"
 )
 
-// slowest is how long a device may take to appear in a guest that is emulated
-// on a busy machine.
+// slowest is how long a device may take to appear in an emulated guest on a busy machine.
 const slowest = 5 * time.Minute
 
 func main() {
-	err := boot() // returns only when it failed
+	err := boot() // returns only on failure
 	fmt.Println("guest:", err)
 	time.Sleep(time.Second) // for the console to drain
 	os.Exit(1)              // the kernel panics, and QEMU ends
@@ -145,8 +143,8 @@ func switchRoot(device string) error {
 	return os.Chdir("/")
 }
 
-// loadPolicy loads Debian's policy where the kernel was started with SELinux.
-// The kernel wants it in one write.
+// loadPolicy loads Debian's policy if the kernel runs with SELinux. The kernel needs it in one
+// write.
 func loadPolicy() error {
 	if _, err := os.Stat("/sys/fs/selinux"); err != nil {
 		return nil

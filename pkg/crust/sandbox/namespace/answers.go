@@ -2,6 +2,7 @@ package namespace
 
 import (
 	"context"
+	"strings"
 
 	"github.com/crust-csi/crust-csi/pkg/crust/engine"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
@@ -27,9 +28,11 @@ func (s *box) mounted(v sandbox.Volume, f func(*mounter.State) error) error {
 func (s *box) Stats(_ context.Context, v sandbox.Volume) (u mounter.Usage, ailment string, err error) {
 	err = s.mounted(v, func(st *mounter.State) error {
 		var err error
+		var messages []string
 		for _, a := range st.Ailments(v.Device) {
-			ailment += a.Message + " "
+			messages = append(messages, a.Message)
 		}
+		ailment = strings.Join(messages, "; ")
 		u, err = st.Usage()
 		return err
 	})

@@ -1,8 +1,7 @@
-// Package namespace has sandboxes that are private mount namespaces of the
-// host's kernel. A volume is mounted at its host target path inside one of them
-// only: containers started in it see the volume, the host's mount table does
-// not. It protects the host's mount table and paths, not the host's kernel,
-// which parses the file system as ever.
+// Package namespace is the backend for private mount namespaces on the host's kernel. A volume is
+// mounted at its host target path inside one of them only. Containers started in it see the volume;
+// the host's mount table does not. This protects the host's mount table and paths, but not the
+// host's kernel, which still parses the file system.
 package namespace
 
 import (
@@ -28,27 +27,27 @@ import (
 
 // Backend keeps mount namespaces below a directory:
 //
-//	ns/<hash of the id>           what the namespace is bound to
-//	binds/<hash>/<hash of path>   where sub-paths are shown, inside the namespace
+//	ns/<hash of the id>           the namespace is bound to it
+//	binds/<hash>/<hash of path>   sub-paths are bound here, inside the namespace
 //	scratch/<hash>                for mount(2), see engine.Request
 type Backend struct {
 	dir        string
 	kubeletDir string
 }
 
-// New takes a directory for the state.
+// New keeps the backend's state in dir.
 func New(dir, kubeletDir string) (*Backend, error) {
 	b := &Backend{dir: dir, kubeletDir: kubeletDir}
 	pins := filepath.Join(dir, "ns")
 	if err := os.MkdirAll(pins, 0o700); err != nil {
 		return nil, err
 	}
-	// A namespace can only be bound where nothing propagates: a copy of the
-	// binding inside the namespace itself would keep it for ever.
+	// Bind namespaces on a private mount only: a copy of the binding that propagates into the
+	// namespace would keep it for ever.
 	return b, linux.PrivateMount(pins)
 }
 
-// Close takes the directory's mount off when no namespace is bound there.
+// Close unmounts the directory if no namespace is bound there.
 func (b *Backend) Close() error {
 	pins := filepath.Join(b.dir, "ns")
 	left, err := os.ReadDir(pins)
@@ -58,7 +57,7 @@ func (b *Backend) Close() error {
 	return linux.Unmount(pins)
 }
 
-// Forget unpins the namespace of a sandbox that has ended.
+// Forget unpins the namespace of an ended sandbox.
 func (b *Backend) Forget(spec sandbox.Spec) error {
 	return (&box{b: b, spec: spec, pin: filepath.Join(b.dir, "ns", engine.Name(spec.ID))}).unpin()
 }
@@ -70,7 +69,7 @@ func (b *Backend) Kind() string { return "namespace" }
 func (b *Backend) Capabilities() []crust.Capability {
 	list := append(sandbox.BasicCapabilities(mounter.SELinux().Answer == mounter.Yes), crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL)
 	if slices.ContainsFunc(fstype.Formats(), mounter.GrowsOffline) {
-		// It is said for all file systems or for none.
+		// This capability covers all file systems or none.
 		kept := list[:0]
 		for _, c := range list {
 			if c != crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE {
@@ -82,20 +81,20 @@ func (b *Backend) Capabilities() []crust.Capability {
 	return list
 }
 
-// FileSystems asks the kernel for those that it can mount.
+// FileSystems returns those that the kernel can mount.
 func (b *Backend) FileSystems(context.Context) ([]string, error) { return mounter.Mountable() }
 
-// Mounts tells whether the kernel has a file system. Where that cannot be told, the mount will tell.
+// Mounts tells whether the kernel has a file system. If unknown, it returns true; the mount
+// decides.
 func (b *Backend) Mounts(fstype string) bool {
 	list, err := mounter.Mountable()
 	return err != nil || slices.Contains(list, fstype)
 }
 
-// Process finds none: a namespace that is registered without one is there until
-// it is deregistered.
+// Process returns 0: a namespace registered without a process lives until it is deregistered.
 func (b *Backend) Process(context.Context, sandbox.Spec) (int, error) { return 0, nil }
 
-// Open makes the namespace, or finds the one of an earlier process.
+// Open creates the namespace, or finds the one of an earlier process.
 func (b *Backend) Open(_ context.Context, o sandbox.Opening) (sandbox.Sandbox, error) {
 	var how registration
 	if err := o.Reach(&how); err != nil {
@@ -115,7 +114,7 @@ func (b *Backend) Open(_ context.Context, o sandbox.Opening) (sandbox.Sandbox, e
 		return nil, err
 	}
 	if how.UserNamespace != "" {
-		// Pinned as well: by the time of a restart the path may be another process's.
+		// Pin this one too: after a restart the path may belong to another process.
 		if _, err = pinned(s.userPin(), o.Published, func(pin string) error { return linux.BindFile(how.UserNamespace, pin) }); err == nil {
 			s.userns, err = linux.Open(s.userPin(), os.O_RDONLY)
 		}
@@ -126,8 +125,8 @@ func (b *Backend) Open(_ context.Context, o sandbox.Opening) (sandbox.Sandbox, e
 	return s, nil
 }
 
-// pinned makes sure that a namespace is bound to the file. One that has to be
-// there is not made anew: an empty one is no substitute.
+// pinned binds a namespace to the file unless one is bound there. With must, a missing one is an
+// error: a new, empty namespace is no substitute.
 func pinned(pin string, must bool, bind func(string) error) (fresh bool, err error) {
 	f, err := os.OpenFile(pin, os.O_CREATE|os.O_RDONLY, 0o600)
 	if err != nil {
@@ -139,8 +138,9 @@ func pinned(pin string, must bool, bind func(string) error) (fresh bool, err err
 	case err != nil || st.MountRoot:
 		return false, err
 	case must:
-		return false, fault.New(fault.State, "what was bound to %s is not there any more (was the state directory unmounted, or this server "+
-			"restarted in another mount namespace?)", pin)
+		return false, fault.New(fault.State,
+			"what was bound to %s is not there any more (was the state directory unmounted, or this server "+
+				"restarted in another mount namespace?)", pin)
 	}
 	return true, bind(pin)
 }
@@ -156,7 +156,7 @@ type box struct {
 func (s *box) userPin() string        { return s.pin + ".user" }
 func (s *box) MountNamespace() string { return s.ns.Path() }
 
-// inside runs f with the volume's target as it is in the namespace.
+// inside runs f in the namespace, with the volume's target there.
 func (s *box) inside(target string, f func(*mounter.Target) error) error {
 	return s.ns.Do(func() error {
 		root, err := mounter.OpenRoot(s.b.kubeletDir)
@@ -173,7 +173,7 @@ func (s *box) inside(target string, f func(*mounter.Target) error) error {
 	})
 }
 
-// ours tells whether the volume is what is mounted at the target.
+// ours tells whether the volume is mounted at the target.
 func ours(t *mounter.Target, v sandbox.Volume) (*mounter.State, bool, error) {
 	st, err := t.Glance()
 	if err != nil {
@@ -193,14 +193,14 @@ func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, err
 		if there {
 			return nil
 		}
-		// The kernel would give a second mount of the same file system, read-write, to
-		// whoever asks.
+		// The kernel would give any caller a second read-write mount of the same file system.
 		busy, err := mounter.Busy(v.Device.Path)
 		if err != nil {
 			return err
 		}
 		if busy && !v.Shared {
-			return fault.New(fault.State, "%s is in use outside of this sandbox, so it was not mounted%s", v.Device.Path, mounter.HeldBy(v.Device))
+			return fault.New(fault.State, "%s is in use outside of this sandbox, so it was not mounted%s",
+				v.Device.Path, mounter.HeldBy(v.Device))
 		}
 		m, err := engine.Open(ctx, engine.Request{
 			Device: v.Device, Type: v.Type, Options: v.Options, ReadOnly: v.ReadOnly, Group: v.Group, Policy: v.Policy,
@@ -253,8 +253,8 @@ func (s *box) Unpublish(_ context.Context, v sandbox.Volume) error {
 	if v.ReadOnly && err == nil {
 		return nil // another sandbox may read it too
 	}
-	// Containers have copies of the mount. And where the target cannot be reached,
-	// nothing was mounted there, or not any more: the device knows.
+	// Containers have copies of the mount. At an unreachable target nothing is mounted, or not any
+	// more. The device decides.
 	busy, berr := mounter.Busy(v.Device.Path)
 	switch {
 	case errors.Is(berr, fs.ErrNotExist):
@@ -262,18 +262,18 @@ func (s *box) Unpublish(_ context.Context, v sandbox.Volume) error {
 	case berr != nil:
 		return errors.Join(err, berr)
 	case busy:
-		return errors.Join(err, fault.New(fault.State, "%s is still in use: a container of the sandbox has it, or somebody else%s", v.Device.Path,
-			mounter.HeldBy(v.Device)))
+		return errors.Join(err, fault.New(fault.State, "%s is still in use: a container of the sandbox has it, or somebody else%s",
+			v.Device.Path, mounter.HeldBy(v.Device)))
 	}
 	return nil
 }
 
-// binds is where sub-paths of a volume are shown inside the namespace.
+// binds is the directory inside the namespace for a volume's sub-paths.
 func (s *box) binds(v sandbox.Volume) string {
 	return filepath.Join(s.b.dir, "binds", engine.Name(s.spec.ID), engine.Name(v.Target))
 }
 
-// unbind takes them away.
+// unbind removes them.
 func (s *box) unbind(v sandbox.Volume) error {
 	dir := s.binds(v)
 	places, err := os.ReadDir(dir)
@@ -298,8 +298,7 @@ func (s *box) unbind(v sandbox.Volume) error {
 	return removePlaces(dir)
 }
 
-// removePlaces removes the places of binds, which are empty outside the
-// namespace, and their directory.
+// removePlaces removes the binds' mount points, empty outside the namespace, and their directory.
 func removePlaces(dir string) error {
 	places, err := os.ReadDir(dir)
 	errs := []error{ignoreNotExist(err)}
@@ -309,7 +308,7 @@ func removePlaces(dir string) error {
 	return errors.Join(append(errs, ignoreNotExist(os.Remove(dir)))...)
 }
 
-// Detach leaves the namespace as it is, for the next process.
+// Detach leaves the namespace for the next process.
 func (s *box) Detach() {
 	s.ns.Close()
 	if s.userns != nil {
@@ -317,7 +316,7 @@ func (s *box) Detach() {
 	}
 }
 
-// Close unpins the namespace: its mounts end with its last process.
+// Close unpins the namespace. Its mounts end with its last process.
 func (s *box) Close() error {
 	s.Detach()
 	return s.unpin()
@@ -333,7 +332,7 @@ func (s *box) unpin() error {
 		return err
 	}
 	errs := []error{ignoreNotExist(os.Remove(s.pin)), ignoreNotExist(os.Remove(s.userPin()))}
-	// The places of the binds, which were mounted inside the namespace only.
+	// The binds' mount points; they are mounted inside the namespace only.
 	dir := filepath.Join(s.b.dir, "binds", engine.Name(s.spec.ID))
 	volumes, err := os.ReadDir(dir)
 	errs = append(errs, ignoreNotExist(err))

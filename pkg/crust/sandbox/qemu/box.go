@@ -35,7 +35,7 @@ type box struct {
 
 func (s *box) MountNamespace() string { return "" }
 
-// qmp gives the connection to QEMU, a new one where the last has broken.
+// qmp returns the connection to QEMU. It reconnects if the last one broke.
 func (s *box) qmp(ctx context.Context) (*qmp.Client, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,15 +60,15 @@ func (s *box) ended() bool {
 	}
 }
 
-// said gives a guest's error its words: whose they are, and that the machine is
-// gone, if it is.
+// said marks an error as the guest's, or reports that the machine is gone.
 func (s *box) said(err error) error {
 	if err == nil {
 		return nil
 	}
 	if code := status.Code(err); code == codes.Unavailable || code == codes.Canceled || errors.Is(err, qmp.ErrGone) ||
 		errors.Is(err, context.Canceled) {
-		// A connection ended; if the machine did, that is seen in a moment. QEMU's own ends with it.
+		// The connection broke. If the machine ended, that shows in a moment; QEMU closes its own
+		// socket first.
 		patience := time.Second
 		if errors.Is(err, qmp.ErrGone) {
 			patience = 10 * time.Second
@@ -81,8 +81,7 @@ func (s *box) said(err error) error {
 	if s.ended() {
 		return fault.New(fault.State, "the microVM has ended; its console says why: %s", clip(err.Error()))
 	}
-	// The guest chooses its words, and of codes only those that mean no more than
-	// a refusal.
+	// The guest controls the text, and of the codes only those that mean a refusal.
 	switch st, ok := status.FromError(err); {
 	case !ok:
 		return fmt.Errorf("in the guest: %w", err)
@@ -95,8 +94,8 @@ func (s *box) said(err error) error {
 	}
 }
 
-// within runs f until the sandbox ends, or the connection to QEMU: a guest whose
-// machine is gone answers nothing any more.
+// within runs f until the sandbox or the connection to QEMU ends: a guest whose machine is gone
+// never answers.
 func (s *box) within(ctx context.Context, f func(context.Context, *qmp.Client) error) error {
 	q, err := s.qmp(ctx)
 	if err != nil {
@@ -128,19 +127,20 @@ func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, err
 			return err
 		}
 		r, err = s.guest.Mount(ctx, &guestv1.MountRequest{
-			Serial: v.Serial(), FileSystem: v.Type, Options: v.Options.List(), ReadOnly: v.ReadOnly, Group: v.Group, GroupPolicy: string(v.Policy),
+			Serial: v.Serial(), FileSystem: v.Type, Options: v.Options.List(), ReadOnly: v.ReadOnly, Group: v.Group,
+			GroupPolicy: string(v.Policy),
 		})
 		return err
 	})
 	return sandbox.Place{Device: clip(r.GetDevice()), Path: clip(r.GetPath())}, err
 }
 
-// clip makes a guest's text that is kept and shown plain and short.
+// clip makes a guest's text plain and short.
 func clip(s string) string { return plain.Text(s, plain.Most) }
 
 func (s *box) Unpublish(ctx context.Context, v sandbox.Volume) error {
 	if s.ended() {
-		return nil // and all its disks with it
+		return nil // its disks have gone with it
 	}
 	err := s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
 		disk, err := attached(ctx, q, v.Serial())
@@ -148,7 +148,7 @@ func (s *box) Unpublish(ctx context.Context, v sandbox.Volume) error {
 			return err
 		}
 		if disk {
-			// Unplugging asks nobody: what is mounted then is torn off.
+			// Unplugging asks nobody: a mounted disk would be cut off.
 			if _, err := s.guest.Unmount(ctx, &guestv1.UnmountRequest{Serial: v.Serial()}); err != nil {
 				return err
 			}
@@ -164,7 +164,7 @@ func (s *box) Unpublish(ctx context.Context, v sandbox.Volume) error {
 func (s *box) Stats(ctx context.Context, v sandbox.Volume) (u mounter.Usage, ailment string, err error) {
 	err = s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
 		r, err := s.guest.Stats(ctx, &guestv1.StatsRequest{Serial: v.Serial()})
-		// Never negative, whatever the guest says.
+		// A guest may send negative numbers.
 		u = mounter.Usage{
 			TotalBytes: max(0, r.GetTotalBytes()), AvailableBytes: max(0, r.GetAvailableBytes()), UsedBytes: max(0, r.GetUsedBytes()),
 			TotalInodes: max(0, r.GetTotalInodes()), AvailableInodes: max(0, r.GetAvailableInodes()), UsedInodes: max(0, r.GetUsedInodes()),
@@ -204,7 +204,7 @@ func (s *box) Exec(ctx context.Context, argv []string, stdin []byte) (output []b
 	return output, code, err
 }
 
-// Detach closes the connections; QEMU goes on.
+// Detach closes the connections. QEMU goes on.
 func (s *box) Detach() {
 	s.end()
 	s.mu.Lock()

@@ -15,7 +15,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// attached tells whether the disk is there.
+// attached tells whether QEMU has the disk.
 func attached(ctx context.Context, q *qmp.Client, serial string) (bool, error) {
 	var list []struct {
 		Name string `json:"name"`
@@ -31,7 +31,7 @@ func attached(ctx context.Context, q *qmp.Client, serial string) (bool, error) {
 	return false, nil
 }
 
-// refusedWith tells a refusal of QEMU's by its words; it has no codes for them.
+// refusedWith identifies a refusal of QEMU by its text; QEMU has no codes for them.
 func refusedWith(err error, words string) bool {
 	var e *qmp.Error
 	return errors.As(err, &e) && strings.Contains(e.Desc, words)
@@ -43,8 +43,7 @@ func attach(ctx context.Context, q *qmp.Client, v sandbox.Volume) error {
 	if err != nil || disk {
 		return err
 	}
-	// A node may have been left by a call that was cut short. It may also be of a
-	// device that had this name before.
+	// An interrupted call may have left a node, or one of another device that had this name before.
 	if err := removeNode(ctx, q, serial); err != nil {
 		return err
 	}
@@ -54,14 +53,13 @@ func attach(ctx context.Context, q *qmp.Client, v sandbox.Volume) error {
 	return q.Run(ctx, "device_add", map[string]any{"driver": "scsi-hd", "id": serial, "drive": serial, "bus": Bus, "serial": serial}, nil)
 }
 
-// addNode gives QEMU the device, opened here: it needs no right to open it
-// itself, and cannot be led to another. Opened exclusively for writing, the
-// kernel lets nobody on this host mount it or open it so for as long as QEMU has
-// it, whatever becomes of this process (C19).
+// addNode opens the device and passes the descriptor to QEMU, which needs no right to open it and
+// cannot be led to another. The open is exclusive: while QEMU has the descriptor, the kernel lets
+// nobody on this host mount the device or open it so, even after this process ends (C19).
 func addNode(ctx context.Context, q *qmp.Client, v sandbox.Volume) error {
 	mode := os.O_RDWR | linux.OExcl
 	if v.ReadOnly || v.Device.ReadOnly {
-		// Exclusively too: a reader of what somebody else writes reads nonsense.
+		// Exclusively too: reading while somebody else writes returns garbage.
 		mode = os.O_RDONLY | linux.OExcl
 	}
 	f, err := linux.Open(v.Device.Path, mode)
@@ -91,7 +89,7 @@ func addNode(ctx context.Context, q *qmp.Client, v sandbox.Volume) error {
 	}, nil)
 }
 
-// removeNode takes what QEMU has of a volume beside its disk.
+// removeNode removes what QEMU has of a volume, except its disk.
 func removeNode(ctx context.Context, q *qmp.Client, serial string) error {
 	if err := q.Run(ctx, "blockdev-del", map[string]any{"node-name": serial}, nil); err != nil && !refusedWith(err, "Failed to find node") {
 		return err
@@ -99,7 +97,7 @@ func removeNode(ctx context.Context, q *qmp.Client, serial string) error {
 	return removeFiles(ctx, q, serial)
 }
 
-// removeFiles takes the descriptors of a volume from QEMU.
+// removeFiles closes QEMU's descriptors of a volume.
 func removeFiles(ctx context.Context, q *qmp.Client, serial string) error {
 	var sets []struct {
 		ID  int `json:"fdset-id"`
@@ -142,7 +140,7 @@ func detach(ctx context.Context, q *qmp.Client, serial string) error {
 	return removeNode(ctx, q, serial)
 }
 
-// deleted waits until the guest has let go of a disk.
+// deleted waits until the guest has released a disk.
 func deleted(ctx context.Context, q *qmp.Client, events <-chan qmp.Event, serial string) error {
 	again := time.NewTicker(500 * time.Millisecond)
 	defer again.Stop()

@@ -32,7 +32,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// asBytes sends bytes as the message that they are taken for.
+// asBytes sends raw bytes as a message.
 type asBytes struct{}
 
 func (asBytes) Name() string                         { return "proto" }
@@ -41,7 +41,7 @@ func (asBytes) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(*v.(*[]byte))}, nil
 }
 
-// port echoes the marker of each connection, as a guest's end does.
+// port echoes the marker of each connection, as a guest does.
 type port struct{ net.Listener }
 
 func (p port) Accept() (net.Conn, error) {
@@ -118,15 +118,15 @@ func newLiar(f testing.TB) *liar {
 	return l
 }
 
-// isPlain tells whether a guest's text is short, and can be shown to anybody.
+// isPlain tells whether a guest's text is short and safe to show.
 func isPlain(s string) bool { return len(s) <= plain.Most+100 && plain.Text(s, len(s)) == s }
 
-// methods are those that try knows.
+// methods counts those that try knows.
 const methods = 6
 
-// try has the guest answer a call with a message, and more bytes that mean nothing, or
-// with a refusal. The host takes it for no more than it may be: text that is short and
-// plain, numbers that are not negative, a refusal that has no other meaning than that.
+// try lets the guest answer a call with a message and meaningless extra bytes, or with a refusal.
+// The host must take no more from it than short plain text, non-negative numbers, and a refusal
+// that means only that.
 func (l *liar) try(t *testing.T, method uint8, message []byte, more, code uint32, text string) {
 	t.Helper()
 	answer := append(make([]byte, 0, len(message)+int(more)+10), message...)
@@ -145,7 +145,7 @@ func (l *liar) try(t *testing.T, method uint8, message []byte, more, code uint32
 	if c := codes.Code(code); c == codes.Unavailable || c == codes.Canceled {
 		gone := make(chan struct{})
 		close(gone)
-		s.gone = gone // otherwise the end is waited for
+		s.gone = gone // otherwise it waits for the end
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -168,7 +168,8 @@ func (l *liar) try(t *testing.T, method uint8, message []byte, more, code uint32
 			l.answer = func() ([]byte, error) {
 				return proto.Marshal(&guestv1.InfoResponse{Kernel: "other", FileSystems: []string{"ext2"}})
 			}
-			if _, err := b.ask(ctx, s); err != nil || b.known.Kernel != facts.Kernel || !slices.Equal(b.known.FileSystems, facts.FileSystems) {
+			if _, err := b.ask(ctx, s); err != nil || b.known.Kernel != facts.Kernel ||
+				!slices.Equal(b.known.FileSystems, facts.FileSystems) {
 				t.Errorf("a later guest changed %+v to %+v (%v)", facts, b.known, err)
 			}
 		}
@@ -217,7 +218,7 @@ func (l *liar) try(t *testing.T, method uint8, message []byte, more, code uint32
 	runtime.KeepAlive(answer)
 }
 
-// FuzzGuest is a guest that answers what it likes.
+// FuzzGuest is a guest with arbitrary answers.
 func FuzzGuest(f *testing.F) {
 	l := newLiar(f)
 	add := func(method uint8, m proto.Message, more uint32) {
@@ -230,13 +231,15 @@ func FuzzGuest(f *testing.F) {
 	add(0, &guestv1.InfoResponse{Kernel: "6.12\x1b[2J", FileSystems: []string{"ext4", "proc", "xfs", "\n"}, Selinux: true}, 0)
 	add(1, &guestv1.MountResponse{Path: "/run/crust\u202e\x1b]0;t\a", Device: string(bytes.Repeat([]byte("/dev/sda"), 1000))}, 0)
 	add(1, &guestv1.MountResponse{Steps: []*guestv1.Step{{Kind: 1, Begin: -1 << 63, End: 1<<63 - 1}, {Kind: 2}, {Kind: 2}, {Kind: -1}}}, 0)
-	add(2, &guestv1.StatsResponse{TotalBytes: -1, AvailableBytes: -1 << 63, UsedBytes: -2, TotalInodes: -3, AvailableInodes: -4, UsedInodes: -5, Ailment: "\x1b[31m"}, 0)
+	add(2, &guestv1.StatsResponse{TotalBytes: -1, AvailableBytes: -1 << 63, UsedBytes: -2, TotalInodes: -3, AvailableInodes: -4,
+		UsedInodes: -5, Ailment: "\x1b[31m"}, 0)
 	add(3, &guestv1.ResolveResponse{Path: "\r\n/etc/shadow"}, 0)
 	add(4, &guestv1.ExecResponse{Output: []byte("\x00\xff"), ExitCode: -1}, 0)
 	add(4, &guestv1.ExecResponse{}, 600<<10)
 	f.Add(uint8(5), []byte{}, uint32(0), uint32(codes.OK), "")
 	f.Add(uint8(1), []byte{0xff}, uint32(0), uint32(codes.OK), "")
-	for _, c := range []codes.Code{codes.NotFound, codes.InvalidArgument, codes.Unavailable, codes.DeadlineExceeded, codes.AlreadyExists, codes.Internal, 4711} {
+	for _, c := range []codes.Code{codes.NotFound, codes.InvalidArgument, codes.Unavailable, codes.DeadlineExceeded,
+		codes.AlreadyExists, codes.Internal, 4711} {
 		f.Add(uint8(c), []byte{}, uint32(0), uint32(c), "\x1b[2Jno \u202e such \x00 volume")
 	}
 	f.Fuzz(func(t *testing.T, method uint8, message []byte, more, code uint32, text string) {
@@ -245,7 +248,7 @@ func FuzzGuest(f *testing.F) {
 	})
 }
 
-// TestGuestThatSaysALot is FuzzGuest with what takes long.
+// TestGuestThatSaysALot is FuzzGuest with large answers.
 func TestGuestThatSaysALot(t *testing.T) {
 	l := newLiar(t)
 	for method := range uint8(methods) {
@@ -253,7 +256,7 @@ func TestGuestThatSaysALot(t *testing.T) {
 	}
 }
 
-// live is how much memory is in use, for answers large enough for that to matter.
+// live returns the heap in use, in bytes; 0 for answers too small to matter.
 func live(size int) int64 {
 	if size < 1<<20 {
 		return 0

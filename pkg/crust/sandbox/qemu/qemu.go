@@ -1,6 +1,6 @@
-// Package qemu has sandboxes that are running QEMUs: a volume is hot-plugged as
-// a SCSI disk, and mounted by crust-guest with the guest's own kernel. The host's
-// never looks into the file system.
+// Package qemu is the backend for QEMU microVMs. A volume is hot-plugged as a SCSI disk, and
+// crust-guest mounts it with the guest's own kernel. The host's kernel never parses the file
+// system.
 package qemu
 
 import (
@@ -24,22 +24,21 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// Bus is the SCSI bus that the QEMU must have: a virtio-scsi controller called
-// crust-scsi.
+// Bus is the SCSI bus that QEMU must have: a virtio-scsi controller called crust-scsi.
 const Bus = "crust-scsi.0"
 
-// Backend knows what guests can do from those that it has met.
+// Backend learns the guests' capabilities from the first guest that reports them.
 type Backend struct {
 	dir string
 	log *slog.Logger
 
 	mu    sync.Mutex
 	known guestFacts
-	asked map[*box]chan struct{} // closed when the guest was asked, with or without an answer
+	asked map[*box]chan struct{} // closed after the first query, answered or not
 }
 
-// guestFacts is what the first guest said of its kernel; kept, so that it is known
-// before the first sandbox of a new process is there.
+// guestFacts is what the first guest reported of its kernel. It is stored, so that a new process
+// knows it before it has a sandbox.
 type guestFacts struct {
 	Kernel      string   `json:"kernel"`
 	FileSystems []string `json:"fileSystems"`
@@ -48,7 +47,7 @@ type guestFacts struct {
 
 var factsType = record.Type{Kind: "crust.guest", Version: 1}
 
-// New takes a directory for the state. A nil log is nobody's.
+// New keeps the backend's state in dir. log may be nil.
 func New(dir string, log *slog.Logger) (*Backend, error) {
 	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	b := &Backend{dir: dir, log: log, asked: map[*box]chan struct{}{}}
@@ -66,7 +65,7 @@ func (b *Backend) facts() string { return filepath.Join(b.dir, "guest"+record.Ex
 // Kind is "qemu".
 func (b *Backend) Kind() string { return "qemu" }
 
-// Forget does nothing: what was plugged into a QEMU has ended with it.
+// Forget does nothing: everything plugged into a QEMU ends with it.
 func (b *Backend) Forget(sandbox.Spec) error { return nil }
 
 // Close does nothing: QEMUs go on.
@@ -79,12 +78,11 @@ func (b *Backend) Capabilities() []crust.Capability {
 	return sandbox.BasicCapabilities(b.known.SELinux)
 }
 
-// patience is how long a guest's answer is waited for when somebody wants to know
-// what guests can.
+// patience bounds how long FileSystems waits for a guest's answer.
 const patience = 5 * time.Second
 
-// FileSystems waits a little for the first guest that says. Before there was any,
-// nothing is known, and so nothing is promised.
+// FileSystems waits up to patience for the first guest's report. Without one it returns none, so
+// nothing is promised.
 func (b *Backend) FileSystems(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -103,7 +101,7 @@ func (b *Backend) FileSystems(ctx context.Context) ([]string, error) {
 		if known.Kernel != "" || one == nil {
 			return slices.Clone(known.FileSystems), nil
 		}
-		// Whichever answers first: looked at again soon.
+		// Look again soon: any guest may answer.
 		select {
 		case <-one:
 		case <-time.After(20 * time.Millisecond):
@@ -113,15 +111,14 @@ func (b *Backend) FileSystems(ctx context.Context) ([]string, error) {
 	}
 }
 
-// Mounts tells what the first guest said; before, the guest that is asked to
-// mount is the judge.
+// Mounts uses the first guest's report. Without one it returns true; the mounting guest decides.
 func (b *Backend) Mounts(fstype string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.known.Kernel == "" || slices.Contains(b.known.FileSystems, fstype)
 }
 
-// askAgain is the pause after a guest did not say what it can: it may boot for longer than an answer is waited for.
+// askAgain is the pause after a guest did not report: it may boot for longer than a query waits.
 const askAgain = 5 * time.Second
 
 func (b *Backend) askOnce(ctx context.Context, s *box) error {
@@ -131,7 +128,7 @@ func (b *Backend) askOnce(ctx context.Context, s *box) error {
 	return err
 }
 
-// knows tells whether some guest has said what guests can.
+// knows tells whether some guest has reported.
 func (b *Backend) knows() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -144,7 +141,7 @@ func (b *Backend) ask(ctx context.Context, s *box) (guestFacts, error) {
 		return guestFacts{}, err
 	}
 	f := guestFacts{Kernel: fmt.Sprintf("%.64q", r.GetKernel()), SELinux: r.GetSelinux()}
-	// A name that a guest made up is of no use to anybody.
+	// Drop names that the guest made up.
 	for _, name := range fstype.OnDevices() {
 		if slices.Contains(r.GetFileSystems(), name) {
 			f.FileSystems = append(f.FileSystems, name)
@@ -152,9 +149,9 @@ func (b *Backend) ask(ctx context.Context, s *box) (guestFacts, error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// What is known of this node's guests is never changed by one of them: a pod's
-	// could have all later volumes mounted by the host by saying that it can
-	// nothing. A guest that differs fails when it is asked to mount.
+	// A guest never changes this node's data about its guests. Otherwise a pod's guest could make
+	// the host mount all later volumes by reporting no file systems. A guest that differs fails
+	// when it has to mount.
 	if b.known.Kernel != "" || len(f.FileSystems) == 0 {
 		return f, nil
 	}
@@ -162,8 +159,8 @@ func (b *Backend) ask(ctx context.Context, s *box) (guestFacts, error) {
 	return f, factsType.Write(b.facts(), f)
 }
 
-// Process asks the kernel who serves the QMP socket. A connection that breaks is
-// no proof of QEMU's end; its process is.
+// Process asks the kernel who serves the QMP socket. A broken connection does not prove QEMU's end;
+// its process does.
 func (b *Backend) Process(ctx context.Context, spec sandbox.Spec) (int, error) {
 	how, err := reach(spec)
 	if err != nil {
@@ -181,7 +178,7 @@ func (b *Backend) Process(ctx context.Context, spec sandbox.Spec) (int, error) {
 	return pid, err
 }
 
-// Open connects to a QEMU, and to the guest when that has booted.
+// Open connects to a QEMU, and to its guest once that has booted.
 func (b *Backend) Open(ctx context.Context, o sandbox.Opening) (sandbox.Sandbox, error) {
 	how, err := reach(o.Spec)
 	if err != nil {
@@ -215,5 +212,5 @@ func (b *Backend) Open(ctx context.Context, o sandbox.Opening) (sandbox.Sandbox,
 	return s, nil
 }
 
-// Close is Detach: the QEMU is its owner's to end.
+// Close is Detach: the owner ends the QEMU.
 func (s *box) Close() error { s.Detach(); return nil }

@@ -19,14 +19,14 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// registration is how a QEMU and its guest are reached.
+// registration says how to reach a QEMU and its guest.
 type registration struct {
 	QMP     string `json:"qmp,omitempty"`
 	Channel string `json:"channel,omitempty"`
 	Magic   []byte `json:"magic,omitempty"`
 }
 
-// Registration has the sockets, and what the guest was told to expect.
+// Registration returns the sockets, and the magic that the guest expects.
 func (b *Backend) Registration(r *crustv1alpha1.RegisterSandboxRequest) any {
 	q := r.GetQemu()
 	return registration{q.GetQmpSocket(), q.GetChannelSocket(), q.GetChannelMagic()}
@@ -56,14 +56,14 @@ func (r registration) connect(ctx context.Context) (*qmp.Client, error) {
 	return q, nil
 }
 
-// dial gives a connection to the guest, which is made when it is used.
+// dial returns a connection to the guest, which is made on first use.
 func (r registration) dial() (*grpc.ClientConn, error) {
 	const most = 512 << 10
 	return grpc.NewClient("passthrough:///guest",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("guest"), grpc.WithUnaryInterceptor(spans),
-		// A guest is not trusted with more than this.
+		// A guest is untrusted, so its answers are bounded.
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(most), grpc.WaitForReady(true)), grpc.WithMaxHeaderListSize(16<<10),
-		// A channel that is stuck is made anew, rather than waited for.
+		// A stuck channel is replaced.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
 		redial.Soon(),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {

@@ -11,9 +11,9 @@ import (
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 )
 
-// spans makes a span of each call of a guest that belongs to a trace, and further ones
-// of the steps that the guest reports. The guest is told nothing of the trace, and no
-// text of its gets into one.
+// spans makes a span of each call to a guest that belongs to a trace, and child spans of the steps
+// that the guest reports. The guest learns nothing of the trace, and none of its text enters a
+// span.
 func spans(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
 	options ...grpc.CallOption) error {
 
@@ -33,14 +33,14 @@ func spans(ctx context.Context, method string, req, reply any, conn *grpc.Client
 	return err
 }
 
-// shown are the names of steps.
+// shown maps steps to span names.
 var shown = map[guestv1.Step_Kind]string{
 	guestv1.Step_KIND_DEVICE: "guest: wait for disk", guestv1.Step_KIND_MOUNT: "guest: mount",
 	guestv1.Step_KIND_GROW: "guest: grow file system", guestv1.Step_KIND_OWNERSHIP: "guest: give files to group",
 }
 
-// showSteps makes spans of what a guest says that it did during a call. Each kind is
-// shown once, and lies within the call, whatever it says.
+// showSteps makes spans of the steps that a guest reports for a call. Each kind has at most one
+// span, clamped to the call's time.
 func showSteps(ctx context.Context, begin, end time.Time, steps []*guestv1.Step) {
 	took := end.Sub(begin)
 	within := func(at int64, least time.Duration) time.Duration { return min(max(time.Duration(at), least), took) }

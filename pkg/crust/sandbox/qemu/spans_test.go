@@ -16,7 +16,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
 )
 
-// traced is a context with a span, and what is made below it.
+// traced returns a context with a span, and a recorder of its children.
 func traced(ctx context.Context) (context.Context, *tracetest.SpanRecorder) {
 	recorder := tracetest.NewSpanRecorder()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
@@ -24,8 +24,8 @@ func traced(ctx context.Context) (context.Context, *tracetest.SpanRecorder) {
 	return ctx, recorder
 }
 
-// A guest's report makes at most one span of each kind, inside the call's time, and no
-// text of the guest's is in it.
+// A guest's report makes at most one span of each kind, inside the call's time, without any of the
+// guest's text.
 func TestTraces_AGuestThatLies(t *testing.T) {
 	var steps []*guestv1.Step
 	add := func(kind guestv1.Step_Kind, begin, end int64) {
@@ -70,7 +70,7 @@ func TestTraces_AGuestThatLies(t *testing.T) {
 	}
 }
 
-// A guest is told nothing of the trace. It is asked for its steps if they are wanted.
+// A guest learns nothing of the trace. It is asked for steps only if the call is traced.
 func TestTraces_WhatAGuestIsTold(t *testing.T) {
 	ask := func(ctx context.Context) *guestv1.MountRequest {
 		t.Helper()
@@ -96,8 +96,8 @@ func TestTraces_WhatAGuestIsTold(t *testing.T) {
 	}
 }
 
-// An older guest reports no steps, and its call is a span all the same; a failed one is
-// seen to have failed, without the guest's words.
+// An older guest reports no steps, but its call has a span. A failed call's span has an error
+// status without the guest's text.
 func TestTraces_AGuestThatFails(t *testing.T) {
 	l := newLiar(t)
 	l.answer = func() ([]byte, error) { return nil, context.DeadlineExceeded }

@@ -1,6 +1,6 @@
-// Command skips reads a report of Kubernetes' storage suite (ginkgo's JSON): whether each
-// spec that was skipped has its reason in the table of docs/conformance.md. It prints
-// how many specs passed, failed and were skipped for which reason.
+// Command skips reads a report of Kubernetes' storage suite (ginkgo's JSON) and checks that the
+// table of docs/conformance.md gives a reason for each skipped spec. It prints how many specs
+// passed, failed and were skipped for which reason.
 //
 //	skips report.json docs/conformance.md
 package main
@@ -20,8 +20,8 @@ const heading = "## Kubernetes' storage suite"
 
 var quoted = regexp.MustCompile("`([^`]+)`")
 
-// reasons are the quoted words of the table's first column: each is a part of what the
-// suite says when it skips a spec.
+// reasons returns the quoted texts of the table's first column. Each is part of the suite's message
+// for a skipped spec.
 func reasons(page string) []string {
 	var all []string
 	_, section, _ := strings.Cut(page, heading)
@@ -41,7 +41,7 @@ type spec struct {
 	Failure struct{ Message string }
 }
 
-// count sorts the specs; those that were not asked for have no message.
+// count sorts the specs. Those that were not requested have no message.
 func count(specs []spec, reasons []string) (counts map[string]int, unknown []string) {
 	counts = map[string]int{}
 	for _, s := range specs {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A spec that is skipped for a reason nobody wrote down is told.
+// A spec that is skipped for an undocumented reason is reported.
 func TestASkipHasItsReason(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/conformance.md")
 	if err != nil {
@@ -25,7 +25,8 @@ func TestASkipHasItsReason(t *testing.T) {
 		{State: "passed"}, {State: "failed"}, {State: "skipped"},
 		skipped(`Driver "csi.crust.dev" does not support ROX access mode - skipping`), skipped("it rains"), skipped("it rains"),
 	}, known)
-	if !slices.Equal(unknown, []string{"it rains"}) || counts["passed"] != 1 || counts["failed"] != 1 || counts["skipped: does not support ROX access mode"] != 1 || len(counts) != 3 {
+	if !slices.Equal(unknown, []string{"it rains"}) || counts["passed"] != 1 || counts["failed"] != 1 ||
+		counts["skipped: does not support ROX access mode"] != 1 || len(counts) != 3 {
 		t.Errorf("%v, unknown: %q", counts, unknown)
 	}
 }

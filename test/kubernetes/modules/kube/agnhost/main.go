@@ -1,5 +1,5 @@
-// Command agnhost is what the storage suite asks of the image of that name: two of its
-// commands, from Kubernetes' own packages.
+// Command agnhost stands in for the image of that name in the storage suite: two of its commands,
+// from Kubernetes' own packages.
 package main
 
 import (

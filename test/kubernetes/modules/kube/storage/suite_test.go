@@ -1,5 +1,5 @@
-// Package storage is Kubernetes' own suite for CSI drivers that are described in a file
-// (External.Storage of test/e2e), and nothing else of its end-to-end tests.
+// Package storage is the part of Kubernetes' end-to-end tests for CSI drivers that a file describes
+// (External.Storage of test/e2e), and nothing else of them.
 package storage
 
 import (
