@@ -159,22 +159,24 @@ func (s *server) acquaint() {
 	s.T.Helper()
 	p := &pod{name: "acquaintance"}
 	m := s.boot(p, "q35", "")
-	s.hasAsked()
+	s.hasAsked(m)
 	s.deregister(p)
 	m.Kill()
 }
 
-// hasAsked waits until the server has queried a guest's file systems.
-func (s *server) hasAsked() {
+// hasAsked waits until the server has queried the machine's file systems. A query that is lost is
+// repeated after a minute, so it waits for three.
+func (s *server) hasAsked(m *machine) {
 	s.T.Helper()
-	for deadline := time.Now().Add(patience(s.T)); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(max(3*time.Minute, patience(s.T))); ; time.Sleep(20 * time.Millisecond) {
 		fs, err := s.Client.RuntimeGetSupportedFileSystems(ctxOf(s.T), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
 		ok(s.T, err)
 		if len(fs.GetFileSystems()) > 0 {
 			return
 		}
 		if time.Now().After(deadline) {
-			s.T.Fatal("the guest does not tell its file systems")
+			console, _ := os.ReadFile(m.vm.Console)
+			s.T.Fatalf("the guest does not tell its file systems; its console ends with %q", console[max(0, len(console)-300):])
 		}
 	}
 }

@@ -41,7 +41,7 @@ func TestAGuestOfAReleaseUnderTodaysCrustdAndTheOtherWay(t *testing.T) {
 				group := uint32(4242)
 				p.group, p.asks.Group = &group, true
 				m := s.boot(p, "q35", "")
-				s.hasAsked()
+				s.hasAsked(m)
 				ok(t, s.nodePublish(p))
 				ok(t, s.runtimePublish(p))
 				at := m.Path(p.target)

@@ -48,6 +48,10 @@ func main() {
 	flag.DurationVar(&o.limit, "for", 0, "begin no more after this time (0: no limit); with -changed, the order is drawn anew each day")
 	flag.StringVar(&o.today, "day", time.Now().UTC().Format("20060102"), "seed of -others")
 	flag.Parse()
+	if flag.NArg() > 0 { // a name without -run would mean all mutants
+		fmt.Fprintf(os.Stderr, "%q: unexpected argument; -run names mutants\n", flag.Arg(0))
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, o); err != nil {
