@@ -39,10 +39,36 @@ func Listen(endpoint string, mode os.FileMode) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), directory); err != nil {
 		return nil, err
 	}
+	unlock, err := lock(filepath.Dir(path))
+	if err != nil {
+		return nil, fmt.Errorf("endpoint %s: %w", path, err)
+	}
+	defer unlock()
 	if err := removeDead(path); err != nil {
 		return nil, err
 	}
 	return linux.ListenPrivate(path, mode)
+}
+
+// patience is how long Listen waits for another server: to answer, or to finish its own Listen.
+const patience = 2 * time.Second
+
+// lock keeps servers that start together apart. Otherwise one could remove the socket that another
+// has just made: until listen(2), such a socket looks dead.
+func lock(dir string) (unlock func(), err error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(2 * patience); ; time.Sleep(10 * time.Millisecond) {
+		if err = linux.Flock(f); !errors.Is(err, linux.EAGAIN) || time.Now().After(end) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("flock %s: %w", dir, err), f.Close())
+	}
+	return func() { f.Close() }, nil // which ends the lock
 }
 
 // removeDead removes a socket whose server is gone.
@@ -57,7 +83,6 @@ func removeDead(path string) error {
 	if st.Mode()&os.ModeSocket == 0 {
 		return fmt.Errorf("endpoint %s: a file that is no socket lies there; it was left alone", path)
 	}
-	const patience = 2 * time.Second
 	c, err := net.DialTimeout("unix", path, patience)
 	switch {
 	case err == nil:

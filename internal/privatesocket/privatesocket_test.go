@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -158,5 +159,42 @@ func TestASocketHasItsModeFromTheBeginning(t *testing.T) {
 	ok(t, err)
 	if st.Mode().Perm() != 0o666 {
 		t.Errorf("the umask took rights away: %s", st.Mode())
+	}
+}
+
+// Of servers that start together, one gets the socket and keeps it.
+func TestOneOfServersThatStartTogether(t *testing.T) {
+	at, path := endpoint(t)
+	for range 300 {
+		dead, err := net.Listen("unix", path)
+		ok(t, err)
+		dead.(*net.UnixListener).SetUnlinkOnClose(false)
+		ok(t, dead.Close())
+		var got atomic.Int32
+		var all sync.WaitGroup
+		listeners := make([]net.Listener, 4)
+		for i := range listeners {
+			all.Go(func() {
+				l, err := Listen(at, 0o600)
+				if err == nil {
+					got.Add(1)
+					listeners[i] = l
+				} else if !strings.Contains(err.Error(), "another server answers") {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if n := got.Load(); n != 1 {
+			t.Fatalf("%d servers have the socket", n)
+		}
+		c, err := net.Dial("unix", path)
+		ok(t, err)
+		c.Close()
+		for _, l := range listeners {
+			if l != nil {
+				ok(t, l.Close())
+			}
+		}
 	}
 }

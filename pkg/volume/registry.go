@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"fmt"
 	"sort"
 	"strings"
 
@@ -30,12 +31,16 @@ type StaticSource interface {
 }
 
 // NewRegistry returns a registry of these pools, in this order (the first is the default), and
-// one static source, which may be nil.
+// one static source, which may be nil. Two pools with one name, and sizes that make no sense, are
+// a fault Invalid.
 func NewRegistry(static StaticSource, pools ...Pool) (*Registry, error) {
 	r := &Registry{pools: map[string]Pool{}, static: static}
 	for _, p := range pools {
 		if _, ok := r.pools[p.Name()]; ok {
 			return nil, fault.New(fault.Invalid, "two pools are called %q", p.Name())
+		}
+		if err := p.Sizes().check(); err != nil {
+			return nil, fmt.Errorf("pool %q: %w", p.Name(), err)
 		}
 		r.pools[p.Name()] = p
 		r.names = append(r.names, p.Name())

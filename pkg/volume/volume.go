@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
@@ -126,6 +127,13 @@ type Sizes struct {
 	Step int64 // sizes are multiples of it,
 	Fine int64 // or of this if a limit leaves no room for Step
 	Most int64 // the maximum
+}
+
+func (s Sizes) check() error {
+	if s.Fine <= 0 || s.Step < s.Fine || s.Step%s.Fine != 0 || s.Most < s.Fine {
+		return fault.New(fault.Invalid, "sizes %+v: want 0 < Fine <= Step, Fine <= Most, and Step a multiple of Fine", s)
+	}
+	return nil
 }
 
 // FileSizes returns the sizes of a volume that is a file with a loop device: multiples of 1

@@ -100,13 +100,18 @@ func New(ctx context.Context, c Config) (*Manager, error) {
 				c.StateDir, r.Kind, r.Spec.ID, c.Backend.Kind())
 		}
 	}
+	for _, r := range records {
+		if r.BootID == boot {
+			continue
+		}
+		if err := m.forget(r.Spec); err != nil { // a reboot ends every sandbox
+			return nil, err
+		}
+	}
 	var all sync.WaitGroup
 	var failed atomic.Pointer[error]
 	for _, r := range records {
-		if r.BootID != boot { // a reboot ends every sandbox
-			if err := errors.Join(c.Backend.Forget(r.Spec), m.store.remove(r.Spec.ID)); err != nil {
-				return nil, err
-			}
+		if r.BootID != boot {
 			continue
 		}
 		if r.Volumes == nil {
@@ -124,9 +129,18 @@ func New(ctx context.Context, c Config) (*Manager, error) {
 	}
 	all.Wait()
 	if err := failed.Load(); err != nil {
+		m.detach()
 		return nil, errors.Join(*err, ctx.Err())
 	}
 	return m, nil
+}
+
+// forget removes what a sandbox left, and then its record: without it, nobody would try again.
+func (m *Manager) forget(spec Spec) error {
+	if err := m.Backend.Forget(spec); err != nil {
+		return err
+	}
+	return m.store.remove(spec.ID)
 }
 
 // reopen takes over a sandbox of an earlier process, reachable or not.
@@ -159,6 +173,13 @@ func (m *Manager) reopen(ctx context.Context, b *box) (pidfd *os.File, err error
 
 // Stop detaches from all sandboxes. They go on with their volumes.
 func (m *Manager) Stop() {
+	m.detach()
+	if err := m.Backend.Close(); err != nil {
+		m.Log.Warn("closing the backend", "error", err)
+	}
+}
+
+func (m *Manager) detach() {
 	m.mu.Lock()
 	boxes := slices.Collect(maps.Values(m.boxes))
 	m.boxes = map[string]*box{}
@@ -169,9 +190,6 @@ func (m *Manager) Stop() {
 	m.tasks.Wait()
 	for _, b := range boxes {
 		b.sandbox().Detach()
-	}
-	if err := m.Backend.Close(); err != nil {
-		m.Log.Warn("closing the backend", "error", err)
 	}
 }
 

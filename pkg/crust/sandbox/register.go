@@ -63,7 +63,7 @@ func (m *Manager) Register(ctx context.Context, spec Spec) error {
 		if err == nil {
 			b.be(sb)
 		} else {
-			err = errors.Join(fmt.Errorf("sandbox %s: %w", spec.ID, err), m.Backend.Forget(spec), m.store.remove(spec.ID))
+			err = errors.Join(fmt.Errorf("sandbox %s: %w", spec.ID, err), m.forget(spec))
 		}
 	}
 	if err != nil {

@@ -1,0 +1,63 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+// counting is a backend whose sandboxes count how many of them are open.
+type counting struct {
+	Backend
+	open atomic.Int32
+}
+
+type counted struct {
+	Sandbox
+	b *counting
+}
+
+func (*counting) Kind() string      { return "counting" }
+func (*counting) Close() error      { return nil }
+func (*counting) Forget(Spec) error { return errors.New("this one cannot be forgotten") }
+func (b *counting) Open(context.Context, Opening) (Sandbox, error) {
+	b.open.Add(1)
+	return counted{b: b}, nil
+}
+func (s counted) Detach() { s.b.open.Add(-1) }
+
+// Whoever gets an error from New has nothing to give back: it may try again.
+func TestNewKeepsNothingIfItFails(t *testing.T) {
+	boot, err := mounter.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	s := store{filepath.Join(dir, "sandboxes")}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []sandboxRecord{
+		{Kind: "counting", Spec: Spec{ID: "a", reach: "{}"}, BootID: boot},
+		{Kind: "counting", Spec: Spec{ID: "b", reach: "{}"}, BootID: "an earlier one"},
+		{Kind: "counting", Spec: Spec{ID: "c", reach: "{}"}, BootID: boot},
+	} {
+		if err := s.put(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := &counting{}
+	for range 2 {
+		if _, err := New(t.Context(), Config{StateDir: dir, Backend: b}); err == nil {
+			t.Fatal("New succeeds")
+		}
+		if n := b.open.Load(); n != 0 {
+			t.Errorf("%d sandboxes are open", n)
+		}
+	}
+}
