@@ -60,6 +60,12 @@ lint: $(LINT)
 	cd deploy/helm && $(CURDIR)/$(LINT) run ./...
 	cd examples/minimal-driver && $(CURDIR)/$(LINT) run ./...
 
+# Before each commit: lint, and the tests of one package each that start no guest. What has not changed since is not tested again.
+.PHONY: check
+check: lint
+	$(GO) test -timeout $(TIMEOUT) $(TESTFLAGS) $$($(GO) list ./cmd/... ./internal/... ./pkg/... ./test/documents ./test/mutants | \
+		grep -vE '/internal/(microvm|testnode)$$')
+
 # Breaks the code on purpose, one line at a time, and looks whether the tests
 # notice: all of test/mutants/list, or those of what changed since BASE and some others.
 .PHONY: mutants mutants-changed

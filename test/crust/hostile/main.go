@@ -44,7 +44,7 @@ func main() {
 			fmt.Println("hostile:", err)
 			continue
 		}
-		fmt.Println("hostile: it has the port")
+		a.tell()
 		g := grpc.NewServer()
 		guestv1.RegisterGuestServer(g, a)
 		fmt.Println("hostile:", g.Serve(noisy{l, a}))
@@ -97,6 +97,9 @@ type agent struct {
 	mode atomic.Value // a string; Exec changes it
 }
 
+// tell tells the test who has the port.
+func (a *agent) tell() { fmt.Printf("hostile: it has the port; mode %s\n", a.mode.Load()) }
+
 func (a *agent) text() string {
 	switch a.mode.Load() {
 	case "huge":
@@ -145,6 +148,7 @@ func (a *agent) Resolve(context.Context, *guestv1.ResolveRequest) (*guestv1.Reso
 func (a *agent) Exec(_ context.Context, r *guestv1.ExecRequest) (*guestv1.ExecResponse, error) {
 	if argv := r.GetArgv(); len(argv) == 3 && strings.HasPrefix(argv[2], "/hostile ") {
 		a.mode.Store(strings.Fields(argv[2])[1])
+		a.tell()
 	}
 	return &guestv1.ExecResponse{Output: []byte(a.text()), ExitCode: -1}, nil
 }
