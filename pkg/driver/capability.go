@@ -11,6 +11,9 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
 
+// singleWriter is ReadWriteOncePod: one publish at a time.
+const singleWriter = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+
 // use is how a volume is used, as a VolumeCapability says.
 type use struct {
 	block    bool
@@ -31,7 +34,7 @@ func parseUse(c *csi.VolumeCapability, share bool) (use, error) {
 	u := use{mode: c.GetAccessMode().GetMode()}
 	switch u.mode {
 	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
-		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+		singleWriter,
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
 	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
 		u.readOnly = true

@@ -25,6 +25,8 @@ type moody struct {
 	looks map[string]*atomic.Int32
 }
 
+func (*moody) Sizes() volume.Sizes { return volume.FileSizes() }
+
 func (p *moody) Name() string { return "pool" }
 
 func (p *moody) Get(id string) (volume.Volume, error) {

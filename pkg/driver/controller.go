@@ -213,8 +213,8 @@ func (d *Driver) source(ctx context.Context, s *csi.VolumeContentSource, spec *v
 	default:
 		return 0, invalid("volume_content_source names neither a snapshot nor a volume")
 	}
-	if fault.Is(err, fault.NotFound) {
-		// An earlier call may have made the copy before its origin was deleted.
+	if err == nil || fault.Is(err, fault.NotFound) {
+		// An earlier call may have made the copy before its origin was deleted, or grew.
 		have, ok, lerr := d.copied(ctx, id, *spec)
 		if lerr != nil {
 			return 0, lerr

@@ -18,8 +18,12 @@ func (d *Driver) ValidateVolumeCapabilities(
 	if len(req.GetVolumeCapabilities()) == 0 {
 		return nil, invalid("volume_capabilities are missing")
 	}
-	find := func() (volume.Volume, error) {
-		_, v, err := d.Volumes.FindOrAdopt(req.GetVolumeId(), req.GetVolumeContext())
+	find := func() (v volume.Volume, err error) {
+		// It may write a record of a static volume, as a stage does.
+		err = d.ops.short("ValidateVolumeCapabilities", func() (err error) {
+			_, v, err = d.Volumes.FindOrAdopt(req.GetVolumeId(), req.GetVolumeContext())
+			return err
+		}, req.GetVolumeId())
 		return v, err
 	}
 	var v volume.Volume

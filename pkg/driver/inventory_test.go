@@ -23,6 +23,8 @@ type silent struct {
 	asked  int
 }
 
+func (*silent) Sizes() volume.Sizes { return volume.FileSizes() }
+
 // A caller that leaves early does not make a pool's disk sick. Until it is known to hang, few
 // callers ask it at once.
 func TestD11_ACallersHasteIsNoSickDisk(t *testing.T) {

@@ -114,7 +114,7 @@ func (d *Driver) countConflict(p *publication, err error) {
 // (volume_manager_selinux_*), or "other" for a mode that Kubernetes does not use.
 func accessMode(mode csi.VolumeCapability_AccessMode_Mode) string {
 	switch mode {
-	case csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER:
+	case singleWriter:
 		return "RWOP"
 	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
 		return "RWO"

@@ -166,8 +166,7 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 		d.countConflict(p, err)
 		return err
 	}
-	if p.use.mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER ||
-		p.staged.Mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
+	if p.use.mode == singleWriter || p.staged.Mode == singleWriter {
 		if others := d.publishedAt(p.src, p.id); len(others) > 0 {
 			return fault.New(fault.State,
 				"volume %s has access mode SINGLE_NODE_SINGLE_WRITER (ReadWriteOncePod) and is published at %s already", p.id, others[0])

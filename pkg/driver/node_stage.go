@@ -123,6 +123,8 @@ func (d *Driver) stage(
 		case have.Block != u.block:
 			return fault.New(fault.Exists, "volume %s is staged as %s, and asked for as %s", v.ID, kindOf(have.Block, have.FSType),
 				kindOf(u.block, u.fstype))
+		case have.Mode != 0 && (have.Mode == singleWriter) != (u.mode == singleWriter):
+			return fault.New(fault.Exists, "volume %s is staged with access mode %s, and asked for with %s", v.ID, have.Mode, u.mode)
 		}
 	}
 	if err := d.notDeferred(v.ID); err != nil {

@@ -15,6 +15,8 @@ type mute struct {
 	made bool
 }
 
+func (*mute) Sizes() volume.Sizes { return volume.FileSizes() }
+
 func (*mute) Name() string { return "p" }
 func (*mute) GetSnapshot(string) (volume.Snapshot, error) {
 	return volume.Snapshot{}, fault.New(fault.Unavailable, "pool p has not answered")

@@ -25,6 +25,8 @@ type ill struct {
 	hangs    chan struct{}
 }
 
+func (*ill) Sizes() volume.Sizes { return volume.FileSizes() }
+
 func (p *ill) Name() string  { return p.name }
 func (p *ill) Usable() error { return p.unusable }
 
@@ -120,6 +122,8 @@ func TestHealth_AVolumesTextIsBounded(t *testing.T) {
 }
 
 type wordy struct{ volume.Pool }
+
+func (*wordy) Sizes() volume.Sizes { return volume.FileSizes() }
 
 func (wordy) Name() string                         { return "wordy" }
 func (wordy) Get(id string) (volume.Volume, error) { return volume.Volume{ID: id}, nil }

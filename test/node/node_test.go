@@ -257,6 +257,12 @@ func TestSingleWriterMode(t *testing.T) {
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4", Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER})
 	n.Restart()
 	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false), codes.FailedPrecondition, target)
+	// Nor does another stage make it a volume for several.
+	several := v
+	several.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+	refused(t, n.Client.Stage(ctxOf(t), several), codes.AlreadyExists, "SINGLE_NODE_SINGLE_WRITER")
+	refused(t, n.Client.Publish(ctxOf(t), several, n.Target("b"), false), codes.FailedPrecondition, target)
+	ok(t, n.Client.Stage(ctxOf(t), v))
 	down(t, n, v.ID, target)
 }
 

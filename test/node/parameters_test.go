@@ -130,3 +130,35 @@ func TestA13_ARepeatedCopyWhoseOriginIsGone(t *testing.T) {
 		ok(t, n.Client.Delete(ctxOf(t), made[name]))
 	}
 }
+
+// A13: nor is a clone refused because its origin grew after it was made.
+func TestA13_ARepeatedCopyWhoseOriginGrew(t *testing.T) {
+	t.Parallel()
+	n := testnode.New(t, "")
+	v := create(t, n, "origin", csiclient.Volume{Block: true})
+	ask := func() (*csi.Volume, error) {
+		r, err := n.Client.CreateVolume(ctxOf(t), &csi.CreateVolumeRequest{
+			Name: "clone", CapacityRange: &csi.CapacityRange{RequiredBytes: size, LimitBytes: size},
+			VolumeCapabilities:  []*csi.VolumeCapability{csiclient.Volume{Block: true}.Capability()},
+			VolumeContentSource: cloneOf(v.ID),
+		})
+		return r.GetVolume(), err
+	}
+	made, err := ask()
+	ok(t, err)
+	_, err = expand(t, n, v.ID, 2*size)
+	ok(t, err)
+	again, err := ask()
+	if err != nil || again.GetVolumeId() != made.GetVolumeId() || again.GetCapacityBytes() != size {
+		t.Errorf("repeated after its origin grew: %v %v", again, err)
+	}
+	// Another clone of it has to be larger.
+	_, err = n.Client.CreateVolume(ctxOf(t), &csi.CreateVolumeRequest{
+		Name: "another", CapacityRange: &csi.CapacityRange{RequiredBytes: size, LimitBytes: size},
+		VolumeCapabilities:  []*csi.VolumeCapability{csiclient.Volume{Block: true}.Capability()},
+		VolumeContentSource: cloneOf(v.ID),
+	})
+	refused(t, err, codes.OutOfRange)
+	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
+	ok(t, n.Client.Delete(ctxOf(t), v.ID))
+}

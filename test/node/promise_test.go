@@ -322,3 +322,48 @@ func statuses(t *testing.T, n *testnode.Node, id, path string) string {
 	}
 	return strings.Join(out, ",")
 }
+
+// A05: a snapshot has what its volume's pod has written, also what is still in the page cache when
+// the snapshot is asked for. That space is promised, or there is no snapshot.
+func TestA05_ASnapshotOfWhatIsNotWrittenOutYet(t *testing.T) {
+	t.Parallel()
+	const mib = 1 << 20
+	n := newOnSmallPool(t, "xfs")
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	before := left(t, n, nil)
+	made, err := n.Client.Create(ctxOf(t), "b", before-60*mib, csiclient.Volume{Block: true}, nil, nil)
+	ok(t, err)
+	rest := left(t, n, nil)
+	run(t, "dd", "if=/dev/urandom", "of="+target+"/f", "bs=1M", "count=150")
+	_, err = snapshotNow(t, n, v.ID, "s")
+	refused(t, err, codes.ResourceExhausted, "promised")
+	if got := left(t, n, nil); got < rest-rest/50-4*mib { // reported to 1 %
+		t.Errorf("%d were left to promise; after a refused snapshot, %d", rest, got)
+	}
+	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
+	sid, err := snapshotNow(t, n, v.ID, "s")
+	ok(t, err)
+	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: sid})
+	ok(t, err)
+	down(t, n, v.ID, target)
+}
+
+// A05: what is written out while a snapshot is made counts once.
+func TestA05_ASnapshotThatFitsIsMade(t *testing.T) {
+	t.Parallel()
+	const mib = 1 << 20
+	n := newOnSmallPool(t, "xfs")
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	made, err := n.Client.Create(ctxOf(t), "b", left(t, n, nil)-200*mib, csiclient.Volume{Block: true}, nil, nil)
+	ok(t, err)
+	run(t, "dd", "if=/dev/urandom", "of="+target+"/f", "bs=1M", "count=100")
+	sid, err := snapshotNow(t, n, v.ID, "s")
+	ok(t, err)
+	if got := left(t, n, nil); got > 110*mib {
+		t.Errorf("a snapshot of more than 100 MiB was taken where 200 were left; %d are left", got)
+	}
+	_, err = n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: sid})
+	ok(t, err)
+	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
+	down(t, n, v.ID, target)
+}

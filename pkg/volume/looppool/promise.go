@@ -86,7 +86,7 @@ func (p *Pool) promise(what, key string, has, bytes int64) error {
 	}
 	// Most often no file needs to be examined: if all promises in full fit into the free space,
 	// the space of the pool's existing files is additional.
-	if p.noteIfLeft(&c, look{}, key, has, bytes) {
+	if p.noteIfLeft(&c, look{held: map[string]int64{}}, key, has, bytes) {
 		return nil
 	}
 	// Tenants determine how long this takes. Nothing else waits for it.
@@ -107,6 +107,7 @@ func (p *Pool) promise(what, key string, has, bytes int64) error {
 func (p *Pool) noteIfLeft(c *volume.Capacity, l look, key string, has, bytes int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	l.held[key] = has // of a snapshot that is not finished, too
 	p.account(c, l)
 	if bytes-has > c.Left {
 		return false

@@ -53,12 +53,25 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 			progress)
 	}
 	if err == nil {
+		err = p.promiseFilled(spec.Name, key, need)
+	}
+	if err == nil {
 		err = p.snapshots.Put(key, journal.SnapshotRecord{State: journal.Ready, Snapshot: s})
 	}
 	if err != nil {
 		return volume.Snapshot{}, errors.Join(p.noSpace(err), p.forgetSnapshot(key))
 	}
 	return s, nil
+}
+
+// promiseFilled promises what a snapshot has beyond the expected bytes. Its volume can have grown
+// since: what a pod wrote into the page cache reaches the file only when the volume is quiesced.
+func (p *Pool) promiseFilled(name, key string, expected int64) error {
+	has, err := allocated(p.snapshotPath(key))
+	if err != nil || has <= expected {
+		return err
+	}
+	return p.promise("snapshot "+name, key, expected, has)
 }
 
 func (p *Pool) forgetSnapshot(key string) error {
