@@ -18,12 +18,8 @@ func (d *Driver) ValidateVolumeCapabilities(
 	if len(req.GetVolumeCapabilities()) == 0 {
 		return nil, invalid("volume_capabilities are missing")
 	}
-	find := func() (v volume.Volume, err error) {
-		// It may write a record of a static volume, as a stage does.
-		err = d.ops.short("ValidateVolumeCapabilities", func() (err error) {
-			_, v, err = d.Volumes.FindOrAdopt(req.GetVolumeId(), req.GetVolumeContext())
-			return err
-		}, req.GetVolumeId())
+	find := func() (volume.Volume, error) {
+		_, v, err := d.Volumes.FindOrAdopt(req.GetVolumeId(), req.GetVolumeContext())
 		return v, err
 	}
 	var v volume.Volume
@@ -31,7 +27,8 @@ func (d *Driver) ValidateVolumeCapabilities(
 	if p, ok := d.Volumes.OwnerOf(req.GetVolumeId()); ok {
 		v, err = askPool(ctx, d, p, find)
 	} else {
-		v, err = find()
+		// It may write the record of a static volume, as a stage does.
+		err = d.ops.short("ValidateVolumeCapabilities", func() (err error) { v, err = find(); return err }, req.GetVolumeId())
 	}
 	if err != nil {
 		return nil, err
