@@ -14,6 +14,10 @@ TIMEOUT ?= 60m
 ALONE = /(sanity|test/(adversary|crust|node|skew|storm))$$
 # MiB for temporary files: the demo's, the tests'.
 ROOM = 1024
+# One way to compile, that of the images: other flags would compile each package once more. go vet is part of make lint;
+# go test would run it again, on all dependencies.
+export CGO_ENABLED ?= 0
+export GOFLAGS ?= -trimpath -vet=off
 
 .PHONY: all build setup demo test sanity fuzz lint clean
 
@@ -33,14 +37,9 @@ demo: setup build
 test: ROOM = 8192
 test: setup guest monitoring releases
 	$(GO) build ./...
-	$(GO) vet -tags vm,kubernetes,fleet ./...
-	$(GO) vet -tags man ./cmd/...
-	$(GO) vet -tags fixtures ./test/skew
 	$(GO) test -p 3 -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) $$($(GO) list ./... | grep -vE '$(ALONE)')
 	$(GO) test -p 1 -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) $$($(GO) list ./... | grep -E '$(ALONE)')
-	$(GO) vet -C deploy/helm ./...
 	$(GO) test -C deploy/helm -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...
-	$(GO) vet -C examples/minimal-driver ./...
 	$(GO) test -C examples/minimal-driver -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...
 
 # csi-test's whole suite, once for each access type.
@@ -56,11 +55,12 @@ $(LINT): tools/go.mod
 
 lint: $(LINT)
 	test -z "$$(gofmt -l cmd internal pkg sanity deploy test examples)"
-	$(LINT) run --build-tags vm,kubernetes,fleet ./...
-	cd deploy/helm && $(CURDIR)/$(LINT) run ./...
-	cd examples/minimal-driver && $(CURDIR)/$(LINT) run ./...
+	$(LINT) run --allow-parallel-runners --build-tags vm,kubernetes,fleet,fixtures ./...
+	$(LINT) run --allow-parallel-runners --build-tags man ./cmd/...
+	cd deploy/helm && $(CURDIR)/$(LINT) run --allow-parallel-runners ./...
+	cd examples/minimal-driver && $(CURDIR)/$(LINT) run --allow-parallel-runners ./...
 
-# Before each commit: lint, and the tests of one package each that start no guest. What has not changed since is not tested again.
+# After each edit: lint, and the tests of one package each that start no guest. What has not changed since is not tested again.
 .PHONY: check
 check: lint
 	$(GO) test -timeout $(TIMEOUT) $(TESTFLAGS) $$($(GO) list ./cmd/... ./internal/... ./pkg/... ./test/documents ./test/mutants | \
@@ -90,7 +90,7 @@ test-vm-short: setup
 
 # A real Kubernetes of three nodes on this machine, its images, and tests with pods.
 .PHONY: kubernetes cluster test-kubernetes
-kubernetes: setup $(HELM)
+kubernetes: setup $(HELM) monitoring
 	test/kubernetes/setup.sh
 	test/kubernetes/build.sh
 	VERSION='$(VERSION)' deploy/image/build.sh
@@ -106,11 +106,14 @@ test-storage: kubernetes
 	test/kubernetes/build.sh storage
 	test/kubernetes/storage.sh $(FS)
 
-# All that needs several nodes, whole: what the driver costs the API server too, and the storage suite.
+# All that needs several nodes, whole: what the driver costs the API server too, upgrades of a release with Helm, a planned
+# removal of a node, the storage suite, and the skew of versions.
 .PHONY: test-fleet
-test-fleet: kubernetes
+test-fleet: kubernetes releases
+	test/kubernetes/release-images.sh
 	$(GO) test -tags kubernetes,fleet -count=1 -parallel 12 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes
 	$(MAKE) test-storage
+	$(MAKE) test-skew
 
 # A kubelet and containerd on a node whose kernel enforces SELinux: that cluster in a guest of
 # test-vm. A quarter of an hour, for it is software emulation; not part of .ci/run.
@@ -191,17 +194,18 @@ demo-crust: setup build guest
 BUF := .cache/bin/buf
 $(BUF): tools/buf/go.mod
 	mkdir -p .cache/bin
-	for t in github.com/bufbuild/buf/cmd/buf google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc; do \
+	for t in google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc github.com/bufbuild/buf/cmd/buf; do \
 		$(GO) build -C tools/buf -o $(CURDIR)/.cache/bin/ $$t || exit 1; done
 
 generate: $(BUF)
 	$(BUF) generate
 	$(BUF) generate --template buf.gen.inventory.yaml
 
-# That the protocols are well, still what they were, and that the code is theirs.
+# That the protocols are well, still what they were in the last release, and that the code is theirs.
 protocols: $(BUF)
 	$(BUF) lint
 	$(BUF) breaking pkg/crust --against pkg/crust/v1alpha1/baseline.binpb
+	$(BUF) breaking internal/inventory --against internal/inventory/baseline.binpb
 	$(BUF) generate
 	$(BUF) generate --template buf.gen.inventory.yaml
 	git diff --exit-code --stat -- '*.pb.go'
@@ -213,17 +217,19 @@ man:
 	$(GO) run -tags man -ldflags '$(LDFLAGS)' ./cmd/crustctl bin/man
 	$(GO) run -tags man -ldflags '$(LDFLAGS)' ./cmd/csi-node bin/man
 
-# After a release: what later changes of the protocols are compared with.
+# After a release: what later changes of the protocols are compared with. make baseline OF=vVERSION
 .PHONY: baseline
-baseline: $(BUF)
-	$(BUF) build --exclude-source-info --path pkg/crust/csialpha --path pkg/crust/v1alpha1 -o pkg/crust/v1alpha1/baseline.binpb
+baseline: $(BUF) releases
+	@test -n "$(OF)" || { echo 'baseline: give OF=vVERSION, of a line in test/skew/releases' >&2; exit 1; }
+	$(BUF) build --exclude-source-info .cache/skew/$(OF)/source/pkg/crust -o pkg/crust/v1alpha1/baseline.binpb
+	$(BUF) build --exclude-source-info .cache/skew/$(OF)/source/internal/inventory -o internal/inventory/baseline.binpb
 
 # Helm, and the chart as a package. The same chart gives the same bytes.
 .PHONY: helm chart
 helm: $(HELM)
 $(HELM): deploy/helm/go.mod
 	mkdir -p .cache/bin
-	$(GO) build -C deploy/helm -trimpath -o $(CURDIR)/$@ helm.sh/helm/v4/cmd/helm
+	$(GO) build -C deploy/helm -o $(CURDIR)/$@ helm.sh/helm/v4/cmd/helm
 
 chart: $(HELM)
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-1767225600} $(HELM) package deploy/helm/crust-csi -d .cache/chart

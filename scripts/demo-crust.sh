@@ -3,6 +3,7 @@
 # on a pool of loop files, crustd with the backend qemu, a guest with a kernel of
 # its own. Leaves nothing behind, whatever happens.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/sbin:/sbin
 
@@ -31,15 +32,18 @@ clean_up() {
 	rm -rf --one-file-system "$dir"
 	exit "$status"
 }
-trap clean_up EXIT INT TERM
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 note() { printf '%s%s%s\n' "$dim" "$*" "$plain"; }
 step() {
-	local begin=${EPOCHREALTIME/./} what=$1
+	local begin what=$1
+	begin=$(date +%s%N)
 	shift
 	"$@" >"$dir/out" 2>&1 || { cat "$dir/out"; return 1; }
-	printf '  %-58s %8.1f ms\n' "$what" "$(((${EPOCHREALTIME/./} - begin) / 100))e-1"
+	printf '  %-58s %8.1f ms\n' "$what" "$((($(date +%s%N) - begin) / 100000))e-1"
 }
 
 say "1. The node's CSI driver, and a CRUST server beside it"
@@ -47,7 +51,7 @@ bin/csi-node --endpoint "unix://$dir/csi.sock" --node-id demo --pool "demo=loop:
 driver=$!
 bin/crustd --endpoint "unix://$dir/crust.sock" --backend qemu --state-dir "$dir/crust" --kubelet-dir "$kubelet" --allow-device '/dev/loop*' >>"$dir/crustd.log" 2>&1 &
 server=$!
-for _ in $(seq 200); do ctl volume list >/dev/null 2>&1 && box list >/dev/null 2>&1 && break; sleep 0.05; done
+for _ in $(seq 1200); do ctl volume list >/dev/null 2>&1 && box list >/dev/null 2>&1 && break; sleep 0.05; done
 step "create a volume with ext4" ctl volume create mine --size 512Mi --fs-type ext4
 id=$(ctl volume list | awk '/mine/ { print $1 }')
 

@@ -2,12 +2,13 @@
 # Shows a SELinux label that a volume has from the moment it is mounted. Runs in
 # a guest with SELinux (make demo-selinux), which is thrown away afterwards.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/.."
 dir=$(mktemp -d)
 mkdir "$dir/kubelet"
 bin/csi-node --endpoint "unix://$dir/csi.sock" --node-id demo --pool "demo=loop:$dir/pool" --state-dir "$dir/state" --kubelet-dir "$dir/kubelet" 2>"$dir/log" &
 ctl() { bin/crustctl --endpoint "unix://$dir/csi.sock" --kubelet-dir "$dir/kubelet" "$@"; }
-for _ in $(seq 100); do [ -S "$dir/csi.sock" ] && break; sleep 0.1; done
+for _ in $(seq 600); do [ -S "$dir/csi.sock" ] && break; sleep 0.1; done
 
 echo "Linux $(uname -r), SELinux: $(getenforce)"
 ctl volume create data --size 256Mi -o json >"$dir/out"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs every fuzz target for the given time each.
 set -euo pipefail
+export LC_ALL=C
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 for file in $(git ls-files -z --cached --others --exclude-standard '*_test.go' | xargs -0 grep -lE '^func Fuzz'); do

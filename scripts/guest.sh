@@ -4,6 +4,7 @@
 # its PID 1, busybox, and the modules for its disks and file systems. Does nothing
 # that was done before.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/.."
 S=$PWD/.cache/guest
 mkdir -p "$S"
@@ -22,8 +23,7 @@ fi
 if [ ! -e "$S/kernel/ok" ]; then
 	echo "guest: fetching a kernel"
 	apt-get update -qq
-	# The meta package's one versioned dependency is the image itself.
-	pkg=$(apt-cache depends --important linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -1)
+	pkg=$(scripts/kernel-package.sh linux-image-cloud-amd64)
 	rm -rf "$S/kernel" "$S/download"
 	mkdir -p "$S/kernel" "$S/download"
 	(cd "$S/download" && apt-get -q download "$pkg") >/dev/null
@@ -52,8 +52,9 @@ for file in $(files virtio_pci virtio_mmio virtio_console virtio_scsi sd_mod); d
 	cp "$file" "$T/modules/$n-$(basename "$file")"
 	n=$((n + 1))
 done
-# File systems are loaded when they are mounted.
-for file in $(files ext4 xfs btrfs vfat virtiofs crc32c_generic vsock_loopback vmw_vsock_virtio_transport); do
+# File systems are loaded when they are mounted. Debian's cloud kernel lacks some.
+names=$(go run ./deploy/filesystems names)
+for file in $(files $names vfat virtiofs crc32c_generic vsock_loopback vmw_vsock_virtio_transport); do
 	to=$T/lib/modules/$release/${file#*"/lib/modules/$release/"}
 	mkdir -p "$(dirname "$to")"
 	cp "$file" "$to"

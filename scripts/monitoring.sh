@@ -3,6 +3,7 @@
 # builds tools/promql. The package is unpacked and not installed: installed, it would start a
 # service.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/.."
 to=$PWD/.cache/monitoring
 if [ ! -x "$to/prometheus" ] || [ ! -x "$to/promtool" ]; then

@@ -2,6 +2,7 @@
 # Says what is short of room before something fails for it: room.sh MIB [DIR].
 # DIR is where temporary files go, if none is given. Go builds need room in its cache too.
 set -euo pipefail
+export LC_ALL=C
 needs=$1 dir=${2:-${TMPDIR:-/tmp}}
 way="free some, or set TMPDIR to a directory on another disk"
 [ $# -lt 2 ] || way="free some"

@@ -2,6 +2,8 @@
 # Installs what the tests and the demo need of a Debian 12 machine with Go:
 # the programs of the file systems. Does nothing when all is there.
 set -euo pipefail
+export LC_ALL=C
+cd "$(dirname "$0")/.."
 
 if [ "$(id -u)" != 0 ]; then
 	echo "setup: run this as root: mounting and loop devices need it" >&2
@@ -14,9 +16,8 @@ fi
 packages=()
 need() { command -v "$1" >/dev/null || packages+=("$2"); }
 export PATH=$PATH:/usr/sbin:/sbin
-need mkfs.ext4 e2fsprogs
-need mkfs.xfs xfsprogs
-need mkfs.btrfs btrfs-progs
+programs=$(go run ./deploy/filesystems packages)
+while read -r program package; do need "$program" "$package"; done <<<"$programs"
 need mkfs.vfat dosfstools
 need mkfs.exfat exfatprogs
 need mkntfs ntfs-3g
@@ -34,13 +35,15 @@ need pkg-config pkg-config
 [ -x /bin/busybox ] && ! ldd /bin/busybox >/dev/null 2>&1 || packages+=(busybox-static)
 need gcc gcc
 need perl perl-base
+packages=($(printf '%s\n' "${packages[@]}" | sort -u))
 if [ ${#packages[@]} -gt 0 ]; then
 	echo "setup: installing ${packages[*]}"
 	export DEBIAN_FRONTEND=noninteractive
 	apt-get update -qq
 	apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi
-for fs in ext4 xfs btrfs; do
+names=$(go run ./deploy/filesystems names)
+for fs in $names; do
 	grep -qw "$fs" /proc/filesystems || modprobe "$fs" 2>/dev/null || echo "setup: this kernel has no $fs; what needs it will fail" >&2
 done
 [ -e /dev/loop-control ] || modprobe loop

@@ -4,6 +4,7 @@
 # guests that attack, fuzz targets, and sick disks in a guest with Linux 6.12.
 # A round that has begun is finished. Ends at the first failure, with its output.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/.."
 hours=$1
 end=$((SECONDS + hours * 3600))

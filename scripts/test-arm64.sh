@@ -3,6 +3,7 @@
 # emulation, the tests that it can run: those that mount or bind a loop device need a
 # kernel of arm64 (it does not know the calls). Arguments are for `go test`.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/.."
 export GOARCH=arm64 CGO_ENABLED=0
 if ! command -v qemu-aarch64-static >/dev/null; then

@@ -36,6 +36,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/version"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/orchestrator"
+	"github.com/crust-csi/crust-csi/pkg/orchestrator/nri"
 )
 
 type options struct {
@@ -188,16 +189,16 @@ func serve(
 	conn grpc.ClientConnInterface, options []grpc.ServerOption,
 ) error {
 
-	var nri atomic.Pointer[error]
+	var connection atomic.Pointer[error]
 	notYet := errors.New("NRI is not connected yet")
-	nri.Store(&notYet)
+	connection.Store(&notYet)
 	var registered atomic.Pointer[registration.Server]
 	failed := make(chan error, 2)
 	ready := func() error {
 		if r := registered.Load(); r != nil {
-			return errors.Join(*nri.Load(), r.Err())
+			return errors.Join(*connection.Load(), r.Err())
 		}
-		return errors.Join(*nri.Load(), errors.New("not registered with the kubelet yet"))
+		return errors.Join(*connection.Load(), errors.New("not registered with the kubelet yet"))
 	}
 	closeHTTP, err := rpcserver.ServeHTTP(o.metricsAddress, metrics.Handler(ready), failed)
 	if err != nil {
@@ -218,7 +219,7 @@ func serve(
 		}
 		return nil // stopped on request
 	}
-	go agent.ServeNRI(ctx, o.nri, func(err error) { nri.Store(&err) })
+	go nri.New(agent).Serve(ctx, o.nri, func(err error) { connection.Store(&err) })
 	name, err := driverName(ctx, log, conn)
 	if err != nil {
 		return ended()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -127,16 +126,21 @@ func sandboxExpand(g *globals) *cobra.Command {
 			}
 			return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
 				// A device does not shrink again, so check first that it can be used.
-				if _, err := inSandbox(ctx, c, args[0], args[2]); err != nil {
+				v, err := inSandbox(ctx, c, args[0], args[2])
+				if err != nil {
 					return err
 				}
 				have, err := capabilities(ctx, c)
 				if err != nil {
 					return err
 				}
-				if !slices.Contains(have, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE) {
-					return errors.New("the runtime does not grow file systems that are in use (it lacks VOLUME_RESIZE); nothing was changed: unpublish " +
-						"the volume, `crustctl volume expand` it, and it is grown when it is next published")
+				fs, err := c.RuntimeGetSupportedFileSystems(ctx, &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
+				if err != nil {
+					return err
+				}
+				if !crust.Grows(have, fs, v.GetFileSystem()) {
+					return fmt.Errorf("the runtime does not grow %s while it is in use; nothing was changed: unpublish the volume, `crustctl volume "+
+						"expand` it, and it is grown when it is next published", v.GetFileSystem())
 				}
 				source, err := g.expandDeferred(cmd, args[1], args[2], n)
 				if err != nil {

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -64,7 +65,7 @@ type useFlags struct {
 }
 
 func (u *useFlags) add(c *cobra.Command) {
-	c.Flags().StringVar(&u.v.FSType, "fs-type", "", "file system: ext4, xfs, btrfs (default: the volume's)")
+	c.Flags().StringVar(&u.v.FSType, "fs-type", "", "file system: "+strings.Join(fstype.Formats(), ", ")+" (default: the volume's)")
 	c.Flags().BoolVar(&u.v.Block, "block", false, "use it as a raw block device")
 	c.Flags().StringVar(&u.mode, "access-mode", "SINGLE_NODE_WRITER", "CSI access mode")
 }

@@ -8,11 +8,14 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -55,6 +58,8 @@ var backends = map[string]func(o *options, log *slog.Logger) (sandbox.Backend, e
 	},
 }
 
+func kinds() string { return strings.Join(slices.Sorted(maps.Keys(backends)), " or ") }
+
 func main() {
 	if err := run(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "crustd:", err)
@@ -66,7 +71,7 @@ func parse(args []string) (*options, error) {
 	o := &options{}
 	f := flag.NewFlagSet("crustd", flag.ContinueOnError)
 	f.StringVar(&o.endpoint, "endpoint", "unix:///run/crust/crust.sock", "socket to serve CRUST on; only root, and who --allow-uid names, can connect")
-	f.StringVar(&o.backend, "backend", "namespace", "kind of the sandboxes: namespace or qemu")
+	f.StringVar(&o.backend, "backend", "namespace", "kind of the sandboxes: "+kinds())
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/crust", "directory of what the server has to remember")
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "directory below which every target path lies")
 	f.Func("allow-device", "path or glob of block devices that may be handed to sandboxes, with DRIVER= before it for volumes of that CSI "+
@@ -105,7 +110,7 @@ func parse(args []string) (*options, error) {
 			"give at least one --allow-device GLOB: no device is handed to sandboxes unless it is named (/dev/loop* for " +
 				"csi-node's pools)")
 	case backends[o.backend] == nil:
-		return nil, fmt.Errorf("--backend %q: namespace or qemu", o.backend)
+		return nil, fmt.Errorf("--backend %q: %s", o.backend, kinds())
 	case o.logFormat != "text" && o.logFormat != "json":
 		return nil, fmt.Errorf("--log-format %q: text or json", o.logFormat)
 	}

@@ -17,9 +17,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
-	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/confine"
-	"github.com/crust-csi/crust-csi/internal/inventory"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/nodeconfig"
 	"github.com/crust-csi/crust-csi/internal/privatesocket"
@@ -106,7 +104,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	history, err := audit.Open(o.stateDir)
+	history, err := driver.OpenAuditLog(o.stateDir)
 	if err != nil {
 		return fmt.Errorf("--state-dir: the audit log: %w", err)
 	}
@@ -130,6 +128,7 @@ func run(args []string) error {
 		Name: o.driverName, Version: version.String(), NodeID: o.nodeID, StateDir: o.stateDir, Root: root, Volumes: volumes,
 		Programs: programs, Log: log, Metrics: metrics, Audit: history,
 		NodesExpand:   o.expansion == "node",
+		ToApplyGroups: "; start csi-node with --fsgroup-policy Mount, it has --fsgroup-policy File",
 		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host, HostNetwork: openHostNetwork(o, log),
 		Left: func(id string) volume.Releaser {
 			return looppool.Left(id, filepath.Join(o.stateDir, "dev"), func(d mounter.Device) (bool, error) {
@@ -231,7 +230,7 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 	csi.RegisterIdentityServer(s, d)
 	csi.RegisterControllerServer(s, d)
 	csi.RegisterNodeServer(s, d)
-	inventory.RegisterInventoryServer(s, driver.Inventory{Driver: d})
+	d.RegisterInventory(s)
 	failed := make(chan error, 2)
 	// Before CSI is served: a client that reaches the driver finds its health and metrics too.
 	var registered atomic.Pointer[registration.Server]

@@ -111,6 +111,9 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		`{storageClasses: [{name: a}, {name: a}]}`:                          `a is there twice`,
 		`{storageClasses: [{name: crust-sandbox}], crust: {enabled: true}}`: `crust-sandbox is there twice`,
 		`{crust: {enabled: true, nriSocket: /run/crust/nri.sock}}`:          `/run/crust is a directory of crust-agent`,
+
+		`{storageClasses: [{name: a, parameters: {csi.storage.k8s.io/fstype: ""}}]}`: `fstype': minLength`,
+		`{storageClasses: [{name: a, parameters: {csi.storage.k8s.io/fstype: 4}}]}`:  `fstype': got number, want string`,
 	} {
 		_, err := template(t, chart, namespace, read(set))
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the root directory that an image begins with: Debian's essential packages,
-# those in the file packages (and others), and what they need, as an archive:
+# those of packages.sh (and others), and what they need, as an archive:
 #
 #	base.sh ARCHITECTURE FILE.tar [PACKAGE,...]
 #
@@ -48,9 +48,10 @@ if [ "$1" = root ]; then
 fi
 
 arch=$1
+packages=$(./packages.sh | paste -sd,)
 links='bin sbin lib'
 [ "$arch" != amd64 ] || links+=' lib64'
 mmdebstrap --quiet --arch="$arch" --variant=extract --aptopt='APT::Install-Recommends "false"' \
 	--setup-hook="cd \"\$1\" && for d in $links; do mkdir -p usr/\$d && ln -s usr/\$d \$d; done" \
 	--extract-hook="'$PWD/base.sh' root \"\$1\"" \
-	--include='?essential' --include=usr-is-merged --include="$(paste -sd, packages)${3:+,$3}" bookworm "$out"
+	--include='?essential' --include=usr-is-merged --include="$packages${3:+,$3}" bookworm "$out"

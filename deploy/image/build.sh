@@ -5,6 +5,7 @@
 # Variables: TAG (dev), VERSION, ARCHES ("amd64 arm64"; this machine's), OUT (the directory), LEVEL
 # (of compression). The same sources and Debian packages give the same bytes.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 out=${OUT:-$PWD/.cache/image}
 tag=${TAG:-dev}
@@ -13,7 +14,8 @@ export PATH=$PATH:/usr/sbin:/sbin DEBIAN_FRONTEND=noninteractive SOURCE_DATE_EPO
 mkdir -p "$out/bin"
 
 # A new list of packages, or another way to make it, makes a new base.
-state=$(cat deploy/image/packages deploy/image/base.sh | sha256sum | head -c 12)
+packages=$(deploy/image/packages.sh)
+state=$({ echo "$packages" && cat deploy/image/base.sh; } | sha256sum | head -c 12)
 for base in "$out"/base-*.root; do
 	[[ $base = *-$state-* ]] || rm -f "$base"
 done

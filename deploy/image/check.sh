@@ -6,6 +6,7 @@
 #
 # Another architecture's are run by QEMU's user emulation.
 set -euo pipefail
+export LC_ALL=C
 arch=$1 base=$2
 export PATH=$PATH:/usr/sbin:/sbin DEBIAN_FRONTEND=noninteractive
 run=()
@@ -21,26 +22,42 @@ tar -C "$root" -xf "$base"
 [ ${#run[@]} = 0 ] || cp "$(command -v "$emulator")" "$root/emulator"
 inside() { unshare -m --propagation private sh -c 'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"' "$root" "${run[@]}" "$@"; }
 
-truncate -s 512M "$root/tmp/"{ext4,xfs,btrfs}
 try() {
-	local said
-	if ! said=$(inside "$@" 2>&1); then
-		echo "check: $arch: $*: $said" >&2
+	local said code=0
+	said=$(inside "$@" 2>&1) || code=$?
+	if [ "$code" != 0 ]; then
+		echo "check: $arch: $*: exit status $code: $said" >&2
 		exit 1
 	fi
 }
-try /sbin/mkfs.ext4 -q -F /tmp/ext4
-try /sbin/e2fsck -f -p /tmp/ext4
-truncate -s 768M "$root/tmp/ext4"
-try /sbin/resize2fs /tmp/ext4
-try /sbin/mkfs.xfs -q -f /tmp/xfs
-try /sbin/xfs_repair -n /tmp/xfs
-try /sbin/mkfs.btrfs -q -f /tmp/btrfs
-try /bin/btrfs check --readonly /tmp/btrfs
-try /bin/btrfstune -m /tmp/btrfs
+# program NAME: its path in the base. An emulator does not search PATH.
+program() {
+	local dir
+	for dir in /usr/sbin /usr/bin /sbin /bin; do
+		if [ -e "$root$dir/$1" ] || [ -L "$root$dir/$1" ]; then
+			echo "$dir/$1"
+			return
+		fi
+	done
+	echo "check: $arch: the base has no $1" >&2
+	return 1
+}
+tries=$(cd "$(dirname "$0")/../.." && go run ./deploy/filesystems tries /tmp/)
+while read -r -a argv; do
+	file=$root${argv[-1]}
+	[ -e "$file" ] || truncate -s 512M "$file"
+	case ${argv[0]} in
+	grow) truncate -s 768M "$file" ;;
+	*)
+		argv[0]=$(program "${argv[0]}")
+		try "${argv[@]}" </dev/null
+		;;
+	esac
+done <<<"$tries"
 try /sbin/modprobe --version
 try /bin/sh -c 'exit 0'
-for name in $(cat "$(dirname "$0")/packages"); do
+packages=$("$(dirname "$0")/packages.sh")
+for name in $packages; do
 	try /usr/bin/dpkg-query -W "$name"
 done
 # Every file of every package is there and as it was packed, but for what base.sh takes away.

@@ -3,6 +3,7 @@
 # the same bytes wherever the sources lie: compile.sh ARCHITECTURE DIRECTORY/ PACKAGE...
 # VERSION says what they call themselves; by default what an ordinary build does.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 arch=$1 to=$2
 shift 2

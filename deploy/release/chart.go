@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 
 	"sigs.k8s.io/kustomize/kyaml/yaml"
 )
@@ -14,8 +15,11 @@ import (
 // In values.yaml, the tag behind the name of an image of the project.
 var ownTag = regexp.MustCompile(`(?m)^(\s*repository: localhost/crust-csi/\S+\n(?:\s*#.*\n)*\s*tag: )dev$`)
 
-// chart packs the Helm chart, if the sources have one, with the release's tags in
-// the place of dev.
+// In Chart.yaml, a version of sources that are no release.
+var ownVersion = regexp.MustCompile(`(?m)^((?:version|appVersion): "?[0-9.]+)` + dev + `("?)$`)
+
+// chart packs the Helm chart, if the sources have one, with the release's version and tags in
+// the place of those of the sources.
 func (r release) chart() error {
 	dir := filepath.Join(r.project, "deploy/helm/crust-csi")
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
@@ -40,6 +44,9 @@ func (r release) chart() error {
 		case "Chart.yaml":
 			if err := r.checkChart(content); err != nil {
 				return fmt.Errorf("%s: %w", file, err)
+			}
+			if !strings.HasSuffix(r.version, dev) {
+				content = ownVersion.ReplaceAll(content, []byte("$1$2"))
 			}
 		case "values.yaml":
 			if found := len(ownTag.FindAll(content, -1)); found != len(images) {
@@ -68,8 +75,13 @@ func (r release) checkChart(content []byte) error {
 	if err := yaml.Unmarshal(content, &c); err != nil {
 		return err
 	}
-	if c.Version != r.version || c.AppVersion != r.version {
-		return fmt.Errorf("version %q and appVersion %q; the release is %s", c.Version, c.AppVersion, r.version)
+	want := strings.TrimSuffix(r.version, dev) + dev
+	if c.Version != want || c.AppVersion != want {
+		return fmt.Errorf("version %q and appVersion %q; they must be %s, and the release has them without %s",
+			c.Version, c.AppVersion, want, dev)
+	}
+	if found := len(ownVersion.FindAll(content, -1)); found != 2 {
+		return fmt.Errorf("%d lines \"version: %s\" and \"appVersion: %s\", not one of each", found, want, want)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 // Command release writes the files of a release, from the binaries and images that
 // scripts/release.sh has built. The same input gives the same bytes.
 //
+//	release -project DIR -plan [-draft]   prints the version that the sources make, and the time of its files
 //	release -version VERSION -project DIR -built DIR -out DIR
 package main
 
@@ -37,11 +38,21 @@ func main() {
 
 func run() error {
 	var r release
+	var plan, drafts bool
+	flag.BoolVar(&plan, "plan", false, "print VERSION SECONDS, and write nothing; it is an error if the sources are no release")
+	flag.BoolVar(&drafts, "draft", false, "with -plan: sources that are no release make VERSION"+dev)
 	flag.StringVar(&r.version, "version", "", "of the release, without v")
 	flag.StringVar(&r.project, "project", "", "directory of the sources")
 	flag.StringVar(&r.built, "built", "", "directory of what was built")
 	flag.StringVar(&r.out, "out", "", "directory to fill, an empty one")
 	flag.Parse()
+	if plan {
+		version, err := r.plan(drafts)
+		if err == nil {
+			fmt.Println(version)
+		}
+		return err
+	}
 	if r.version == "" || r.project == "" || r.built == "" || r.out == "" {
 		return errors.New("give -version, -project, -built and -out")
 	}
@@ -62,6 +73,11 @@ func run() error {
 func (r release) name(rest string) string { return "crust-csi-" + r.version + rest }
 
 func (r release) tag() string { return "v" + r.version }
+
+// read reads a file of the sources.
+func (r release) read(name string) ([]byte, error) {
+	return os.ReadFile(filepath.Join(r.project, name))
+}
 
 // write writes a file of the release.
 func (r release) write(name string, content []byte) error {

@@ -90,6 +90,8 @@ func (d *driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 		return nil, fault.New(fault.Elsewhere, "volume %s is wanted on other nodes than %s", req.GetName(), d.node)
 	}
 	least, most := max(req.GetCapacityRange().GetRequiredBytes(), smallest), req.GetCapacityRange().GetLimitBytes()
+	fine := d.pool.Sizes().Fine
+	least = (least + fine - 1) / fine * fine
 	if most > 0 && most < least {
 		return nil, fault.New(fault.OutOfRange, "volume %s: at least %d bytes and at most %d", req.GetName(), least, most)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -39,7 +40,11 @@ func (d *driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 		return nil, err
 	}
 	// mkfs outlives its caller.
-	err = volume.EnsureFilesystem(context.WithoutCancel(ctx), d.pool, req.GetVolumeId(), a.Device, filesystem, d.programs, nil)
+	long := context.WithoutCancel(ctx)
+	err = volume.EnsureFilesystem(long, d.pool, req.GetVolumeId(), a.Device, filesystem, d.programs, nil)
+	if err != nil { // it counts as staged while it is attached, and nobody may come to unstage it
+		err = errors.Join(err, d.pool.Detach(long, req.GetVolumeId()))
+	}
 	return &csi.NodeStageVolumeResponse{}, err
 }
 

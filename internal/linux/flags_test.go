@@ -223,6 +223,9 @@ func TestAPrivateMountPropagatesNothing(t *testing.T) {
 	check(t, os.Mkdir(dir+"/sub/there", 0o755))
 	put(t, dir+"/pin")
 	pins := t.TempDir()
+	// As a process leaves it that is killed half-way, where the parent is shared.
+	check(t, unix.Mount(pins, pins, "", unix.MS_BIND, ""))
+	check(t, unix.Mount("", pins, "", unix.MS_SHARED, ""))
 	check(t, PrivateMount(pins))
 	defer func() { check(t, Unmount(pins)) }()
 	put(t, pins+"/pin")

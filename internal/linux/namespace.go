@@ -146,15 +146,17 @@ func BindFile(source, target string) error {
 	return call("mount", func() error { return unix.Mount(source, target, "", unix.MS_BIND, "") })
 }
 
-// PrivateMount makes a directory a mount of its own that propagates nothing, unless it already is
-// one.
+// PrivateMount makes a directory a mount of its own, unless it already is one, that propagates
+// nothing. A process may have been killed between the two.
 func PrivateMount(dir string) error {
 	st, err := StatxPath(dir)
-	if err != nil || st.MountRoot {
+	if err != nil {
 		return err
 	}
-	if err := call("mount", func() error { return unix.Mount(dir, dir, "", unix.MS_BIND, "") }); err != nil {
-		return err
+	if !st.MountRoot {
+		if err := call("mount", func() error { return unix.Mount(dir, dir, "", unix.MS_BIND, "") }); err != nil {
+			return err
+		}
 	}
 	return call("mount", func() error { return unix.Mount("", dir, "", unix.MS_PRIVATE, "") })
 }

@@ -58,10 +58,14 @@ func Settle(f func() error) error {
 // Outlast is Settle for children of any process. The kubelet and runtimes start programs too, and
 // for a moment their children have copies of their files on a volume or of the mount table. Use it
 // to take a volume away: a holder that stays delays that by a second, and by another half second
-// while this process keeps starting programs.
+// while this process keeps starting programs. On a machine so busy that two hundred tries take longer,
+// the holder does not get on either: they are made, for five seconds at most.
 func Outlast(f func() error) error {
+	const least, most = 200, 5 * time.Second
+	tries := 0
 	return whileBusy(f, func(waited time.Duration) bool {
-		return waited < time.Second || waited < 1500*time.Millisecond && startedLately()
+		tries++
+		return waited < time.Second || waited < 1500*time.Millisecond && startedLately() || tries < least && waited < most
 	})
 }
 

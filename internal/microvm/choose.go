@@ -53,8 +53,11 @@ func verdictFile() string { return filepath.Join(stateDir, "accelerator"+record.
 // has answered under it: a /dev/kvm that can be opened may still hang every guest, after any number
 // of lines on its console. The trial takes seconds; its verdict is kept for this boot of the
 // machine. If the trial is inconclusive (there is no image, or not even an emulated guest answers),
-// this choice is emulation and the next one tries again.
+// this choice is emulation and the next one tries again. Without QEMU there is no choice, but an error.
 func Choose(ctx context.Context, c Config) (Choice, error) {
+	if err := installed(); err != nil {
+		return Choice{}, err
+	}
 	asked, from := c.Accel, "accelerator"
 	if asked == "" {
 		asked, from = os.Getenv(AccelVariable), AccelVariable

@@ -223,6 +223,35 @@ func TestWithoutATrialNothingIsRemembered(t *testing.T) {
 	}
 }
 
+// Without QEMU nothing is decided about KVM, whatever was asked for, and nothing is left behind.
+func TestFleet_WithoutQEMU(t *testing.T) {
+	c, _ := elsewhere(t, "exit 1")
+	t.Setenv("PATH", t.TempDir())
+	files := t.TempDir()
+	c.Dir, c.Kernel, c.Initrd = files+"/vm", files+"/vmlinuz", files+"/initramfs"
+	write(t, c.Kernel, "")
+	write(t, c.Initrd, "")
+	for _, accel := range []string{"", "auto", "kvm", "tcg"} {
+		c.Accel = accel
+		choice, chosen := Choose(context.Background(), c)
+		vm, started := Start(context.Background(), c)
+		for call, err := range map[string]error{"Choose": chosen, "Start": started} {
+			if text := fmt.Sprint(err); !strings.Contains(text, program) || !strings.Contains(text, "apt-get install qemu-system-x86") ||
+				strings.Contains(strings.ToLower(text), "kvm") || strings.Contains(text, "\n") {
+				t.Errorf("%s with %q: %s", call, accel, text)
+			}
+		}
+		if choice != (Choice{}) || vm != nil {
+			t.Errorf("with %q: %+v, %+v", accel, choice, vm)
+		}
+	}
+	for _, path := range []string{c.Dir, stateDir} {
+		if _, err := os.Stat(path); !os.IsNotExist(err) {
+			t.Errorf("left: %s: %v", path, err)
+		}
+	}
+}
+
 // On this machine, whatever its KVM is like, a guest boots with the choice.
 func TestAGuestComesUpWithWhatIsChosen(t *testing.T) {
 	guest, err := filepath.Abs("../../.cache/guest")

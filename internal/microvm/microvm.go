@@ -51,6 +51,14 @@ type VM struct {
 
 const program = "qemu-system-x86_64"
 
+// installed returns an error if there is no QEMU that can be started.
+func installed() error {
+	if _, err := exec.LookPath(program); err != nil {
+		return fmt.Errorf("a microVM needs QEMU: %w; install it (Debian: apt-get install qemu-system-x86), or add its directory to PATH", err)
+	}
+	return nil
+}
+
 // image returns an error if a file that the guest boots from is missing.
 func (c Config) image() error {
 	for _, f := range []string{c.Kernel, c.Initrd} {
@@ -63,6 +71,9 @@ func (c Config) image() error {
 
 // Start starts a microVM. It does not wait for the guest.
 func Start(ctx context.Context, c Config) (*VM, error) {
+	if err := installed(); err != nil {
+		return nil, err
+	}
 	if err := c.image(); err != nil {
 		return nil, err
 	}

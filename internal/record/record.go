@@ -24,6 +24,9 @@ const maxSize = 1 << 20
 // Extension of every record's file name.
 const Extension = ".json"
 
+// unfinished ends the name of a record that is being written.
+const unfinished = ".tmp"
+
 type envelope struct {
 	Kind    string          `json:"kind"`
 	Version int             `json:"version"`
@@ -43,8 +46,18 @@ func (t Type) Encode(v any) ([]byte, error) {
 		return nil, err
 	}
 	var out bytes.Buffer
-	err = json.Indent(&out, b, "", "  ")
+	if err = json.Indent(&out, b, "", "  "); err == nil {
+		err = t.fits(out.Len())
+	}
 	return out.Bytes(), err
+}
+
+// fits refuses what Read would not read. All that was read fits, so a record can always shrink.
+func (t Type) fits(size int) error {
+	if size > maxSize {
+		return fmt.Errorf("%s record: %d bytes are too many to be read again", t.Kind, size)
+	}
+	return nil
 }
 
 // compact is Encode on one line.
@@ -97,6 +110,9 @@ func (t Type) Write(path string, v any) error { return t.write(path, v, true) }
 // A crash of the machine may leave anything. For facts that a reboot voids anyway.
 func (t Type) WriteVolatile(path string, v any) error {
 	b, err := t.compact(v)
+	if err == nil {
+		err = t.fits(len(b))
+	}
 	if err != nil {
 		return err
 	}
@@ -121,7 +137,7 @@ func (t Type) write(path string, v any, durable bool) (err error) {
 	}
 	// Each record has one writer (under its volume's lock), so one temporary name is enough; a
 	// leftover of a crash is overwritten.
-	tmp := path + ".tmp"
+	tmp := path + unfinished
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
@@ -192,6 +208,21 @@ func Names(dir string) ([]string, error) {
 		}
 	}
 	return names, nil
+}
+
+// Load is Names for the only writer of dir, before its first write. It removes what a crash left of a
+// write, if it can.
+func Load(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, ignoreNotExist(err)
+	}
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), Extension+unfinished) && e.Type().IsRegular() {
+			_ = os.Remove(filepath.Join(dir, e.Name())) // the next write replaces it
+		}
+	}
+	return Names(dir)
 }
 
 // SyncDir makes renames, creations and removals in dir durable.

@@ -27,10 +27,11 @@ func TestC21_AServerThatIsAwayIsTriedOften(t *testing.T) {
 	}
 	defer c.Close()
 	c.Connect()
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	const want, within = 12, 45 * time.Second // gRPC's own pace takes ten minutes for these
+	for end := time.Now().Add(within); tries.Load() < want; time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("tried %d times in %s", tries.Load(), within)
+		}
 		c.Connect()
-	}
-	if n := tries.Load(); n < 6 {
-		t.Errorf("tried %d times in 5 s", n)
 	}
 }

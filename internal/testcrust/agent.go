@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
@@ -84,7 +83,7 @@ func (a *Agent) Start() {
 	go func() { _ = cmd.Wait(); close(exited) }()
 	testnode.Listens(filepath.Join(a.Dir, "agent.sock"), Longest())
 	Eventually(a.S.T, Longest(), "crust-agent serves, and is connected to NRI", func() bool {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), Longest())
 		defer cancel()
 		_, err := a.Kubelet.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
 		return err == nil && a.NRI.Plugin() != nil

@@ -138,7 +138,7 @@ func (s *Server) Start() {
 		if _, serr := os.Stat(s.Socket()); serr != nil {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), Longest())
 		_, err = s.Client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
 		cancel()
 		if err == nil {

@@ -68,6 +68,9 @@ func Main(m *testing.M) {
 	if err == nil {
 		err = os.Setenv("TMPDIR", dir)
 	}
+	if err == nil {
+		err = os.Setenv("LC_ALL", "C") // tests read what programs print
+	}
 	if err != nil {
 		println(err.Error())
 		os.Exit(1)

@@ -178,8 +178,8 @@ func (n *Node) Start() {
 	if n.Client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir(), grpc.WithUnaryInterceptor(afterStarts)); err != nil {
 		n.T.Fatal(err)
 	}
-	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		ctx, cancel := context.WithDeadline(context.Background(), deadline)
 		_, err = n.Client.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 		cancel()
 		if err == nil {

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// release is the version of this or the next release. It is not written anywhere else.
+// release is the version of the release that these sources are, or else of the next one. Only the Helm
+// chart has another copy.
 //
 //go:embed VERSION
 var release string

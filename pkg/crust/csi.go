@@ -2,6 +2,8 @@ package crust
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -17,8 +19,33 @@ const NodeCapability csi.NodeServiceCapability_RPC_Type = 2857
 // MountInfo is what a runtime mounts instead of the host.
 type MountInfo struct {
 	Source, Type string
-	// Options of the mount. A flag has an empty value.
+	// Options of the mount. A flag has an empty value. OptionMap makes them.
 	Options map[string]string
+}
+
+// OptionMap makes MountInfo.Options of a list with one option in each string, as
+// mounter.Options.List returns it. It keeps options of the mount (noatime), too.
+func OptionMap(list []string) map[string]string {
+	options := make(map[string]string, len(list))
+	for _, option := range list {
+		key, value, _ := strings.Cut(option, "=")
+		options[key] = value
+	}
+	return options
+}
+
+// OptionList is the opposite of OptionMap. Its list is sorted. RuntimePublishVolume carries it, and
+// mounter.ParseOptions parses it.
+func OptionList(options map[string]string) []string {
+	list := make([]string, 0, len(options))
+	for key, value := range options {
+		if value != "" {
+			key += "=" + value
+		}
+		list = append(list, key)
+	}
+	slices.Sort(list)
+	return list
 }
 
 // overlay decodes the alpha fields of m, which are unknown fields of its type.

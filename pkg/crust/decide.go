@@ -93,3 +93,12 @@ func Decide(v PodVolume) Decision {
 	}
 	return Decision{Defer: true, Why: "the runtime can mount " + strings.Join(v.Filesystems, ", ") + " and do all that the pod asks for"}
 }
+
+// Grows tells whether a runtime can grow a mounted file system: its answer names those that it
+// grows, or its capabilities cover all of them.
+func Grows(has []Capability, supported *crustv1alpha1.RuntimeGetSupportedFileSystemsResponse, fstype string) bool {
+	if some := supported.GetGrowingFileSystems(); len(some) > 0 {
+		return slices.Contains(some, fstype)
+	}
+	return slices.Contains(has, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE)
+}

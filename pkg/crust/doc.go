@@ -8,10 +8,10 @@
 //     RuntimeGetSupportedFileSystems). [Decide] says whether the pod's volume is deferred.
 //  2. If so, NodePublishVolume carries the runtime's file systems ([SetSupportedFilesystems]).
 //     The CSI driver reads them ([SupportedFilesystems]), answers with the mount to make
-//     ([SetMountInfo]) and mounts nothing. If the answer has no such mount, the driver has
+//     ([SetMountInfo], [OptionMap]) and mounts nothing. If the answer has no such mount, the driver has
 //     mounted the volume itself ([MountInfoOf]).
-//  3. When the sandbox runs, the orchestrator sends RuntimePublishVolume to the runtime's
-//     socket. The runtime mounts the volume inside.
+//  3. When the sandbox runs, the orchestrator sends RuntimePublishVolume ([OptionList]) to the
+//     runtime's socket. The runtime mounts the volume inside.
 //  4. The runtime reports the stats of the file system and grows it. The driver names the
 //     volume ([SetStatsSource], [SetExpandSource]).
 //  5. RuntimeUnpublishVolume, or the end of the sandbox, comes before NodeUnpublishVolume.

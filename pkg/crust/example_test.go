@@ -35,7 +35,7 @@ func ExampleSetMountInfo() {
 		panic(err)
 	}
 	if len(runtime) > 0 {
-		err = crust.SetMountInfo(resp, crust.MountInfo{Source: "/dev/loop7", Type: "ext4", Options: map[string]string{"noatime": ""}})
+		err = crust.SetMountInfo(resp, crust.MountInfo{Source: "/dev/loop7", Type: "ext4", Options: crust.OptionMap([]string{"noatime"})})
 	}
 	info, deferred, _ := crust.MountInfoOf(resp) // the orchestrator again
 	fmt.Println(runtime, err, deferred, info.Source, info.Type)

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"context"
-	"errors"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -11,6 +10,46 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
+
+// AuditLog records what is done to volumes, in a file that survives restarts and is rotated by size.
+// A nil AuditLog records nothing.
+type AuditLog struct {
+	log *audit.Log
+	dir string
+}
+
+// OpenAuditLog opens the log in a directory, which must exist.
+func OpenAuditLog(dir string) (*AuditLog, error) {
+	log, err := audit.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	return &AuditLog{log: log, dir: dir}, nil
+}
+
+// Close ends the log. A driver that still works logs an error for each event.
+func (l *AuditLog) Close() error {
+	if l == nil {
+		return nil
+	}
+	return l.log.Close()
+}
+
+func (l *AuditLog) write(ctx context.Context, e audit.Event) error {
+	if l == nil {
+		return nil
+	}
+	return l.log.Write(ctx, e)
+}
+
+// events returns what the log still has.
+func (l *AuditLog) events() ([]audit.Event, error) {
+	if l == nil {
+		return nil, nil
+	}
+	events, _, err := audit.Read(l.dir)
+	return events, err
+}
 
 // audit writes an event with its outcome. A failed write is logged and stops nothing: a volume on a
 // full disk must still be deleted.
@@ -22,7 +61,7 @@ func (d *Driver) audit(ctx context.Context, e audit.Event, err error) {
 		e.Outcome = audit.Done
 	}
 	d.users.note(e)
-	if werr := d.Audit.Write(ctx, e); werr != nil {
+	if werr := d.Audit.write(ctx, e); werr != nil {
 		d.Log.ErrorContext(ctx, "the audit log lacks an event", "action", e.Action, "volume_id", e.Volume,
 			"snapshot_id", e.Snapshot, "error", werr)
 	}
@@ -77,13 +116,9 @@ func join(namespace, name string) string {
 	return namespace + "/" + name
 }
 
-// auditStaged writes that a volume was staged, except for repeated calls.
-func (d *Driver) auditStaged(ctx context.Context, id string, before bool, req *csi.NodeStageVolumeRequest, err error) {
-	if before || errors.Is(err, errNeedsTime) {
-		return
-	}
-	r, ok := d.staged.get(id)
-	if err == nil && ok {
+// auditStaged writes that a volume was staged.
+func (d *Driver) auditStaged(ctx context.Context, id string, req *csi.NodeStageVolumeRequest) {
+	if r, ok := d.staged.get(id); ok {
 		d.audit(ctx, audit.Event{Action: audit.Staged, Volume: id, Device: r.Device.Path, FSType: r.FSType,
 			Target: req.GetStagingTargetPath()}, nil)
 	}

@@ -56,7 +56,7 @@ func (d *damagedVolumes) forget(id string) {
 func (d *Driver) check(ctx context.Context, v volume.Volume, dev mounter.Device, found superblock.Result) error {
 	fingerprint, err := superblock.Fingerprint(dev.Path)
 	if err != nil {
-		return fmt.Errorf("volume %s: %w", v.ID, err)
+		return ofDevice(v.ID, err)
 	}
 	if known, ok := d.damaged.get(v.ID); ok && known.fingerprint == fingerprint {
 		return needsPerson(v.ID, dev, found, known)
@@ -68,7 +68,7 @@ func (d *Driver) check(ctx context.Context, v volume.Volume, dev mounter.Device,
 	if outcome != fsprogs.NeedsHuman {
 		now, err := superblock.ProbeDevice(dev.Path)
 		if err != nil {
-			return fmt.Errorf("volume %s: %w", v.ID, err)
+			return ofDevice(v.ID, err)
 		}
 		if now.NeedsCheck != "" {
 			// The kernel refuses to mount an xfs with this mark.

@@ -353,8 +353,8 @@ func (d *Driver) describeWhole(v volume.Volume) *csi.Volume {
 // DeleteVolume destroys a recorded volume by its exact id (D03).
 func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	id := req.GetVolumeId()
-	if id == "" {
-		return nil, invalid("volume_id is missing")
+	if err := required("volume_id", id); err != nil {
+		return nil, err
 	}
 	if err := d.isHere(ctx, id); err != nil {
 		return nil, err

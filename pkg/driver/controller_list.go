@@ -49,8 +49,8 @@ func (d *Driver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*c
 
 // ControllerGetVolume returns one volume.
 func (d *Driver) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
-	if req.GetVolumeId() == "" {
-		return nil, invalid("volume_id is missing")
+	if err := required("volume_id", req.GetVolumeId()); err != nil {
+		return nil, err
 	}
 	v, err := d.found(ctx, req.GetVolumeId())
 	if err != nil {

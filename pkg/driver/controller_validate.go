@@ -12,8 +12,8 @@ import (
 func (d *Driver) ValidateVolumeCapabilities(
 	ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest,
 ) (*csi.ValidateVolumeCapabilitiesResponse, error) {
-	if req.GetVolumeId() == "" {
-		return nil, invalid("volume_id is missing")
+	if err := required("volume_id", req.GetVolumeId()); err != nil {
+		return nil, err
 	}
 	if len(req.GetVolumeCapabilities()) == 0 {
 		return nil, invalid("volume_capabilities are missing")

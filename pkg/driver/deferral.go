@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -24,8 +23,8 @@ import (
 func (d *Driver) hostTarget(path string, f func(*mounter.Target) error) error {
 	return d.HostNamespace.Do(func() error {
 		root, err := mounter.OpenRoot(d.Root.Path())
-		if err != nil {
-			return fmt.Errorf("the host's mount namespace: %w", err)
+		if err != nil { // never NotFound, which is about the target
+			return fault.New(fault.State, "the host's mount namespace: %w", err)
 		}
 		defer root.Close()
 		t, err := root.Target(path)
@@ -71,7 +70,7 @@ func (d *Driver) wouldDefer(p *publication, supported []string) (*deferral, erro
 		// Use what is on the device, not what anybody claims (C03).
 		found, err := superblock.Identify(p.attachment.Device.Path, p.staged.FSType)
 		if err != nil {
-			return nil, fmt.Errorf("volume %s: %w", p.id, err)
+			return nil, ofDevice(p.id, err)
 		}
 		if found.Answer != superblock.Known {
 			return nil, fault.New(fault.State, "volume %s: %s holds %s, and was staged with %s", p.id, p.attachment.Device.Path, found,
@@ -82,12 +81,9 @@ func (d *Driver) wouldDefer(p *publication, supported []string) (*deferral, erro
 	if !slices.Contains(supported, r.Type) {
 		return nil, nil // story 5
 	}
-	r.Options = map[string]string{}
-	for _, o := range p.use.options.List() {
-		if key, value, _ := strings.Cut(o, "="); key != "rw" && key != "defaults" {
-			r.Options[key] = value
-		}
-	}
+	r.Options = crust.OptionMap(p.use.options.List())
+	delete(r.Options, "rw")
+	delete(r.Options, "defaults")
 	if p.readOnly {
 		r.Options["ro"] = ""
 	}
@@ -133,7 +129,7 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 			}
 			if busy {
 				return fault.New(fault.State, "volume %s: %s is in use, so it cannot be deferred to a pod's runtime%s",
-					p.id, p.attachment.Device.Path, mounter.HeldBy(p.attachment.Device))
+					p.id, p.attachment.Device.Path, mounter.HeldBy(p.attachment.Device).After("; "))
 			}
 		}
 		if err := d.deferrals.put(want); err != nil {
@@ -165,7 +161,7 @@ func (d *Driver) leftByRuntime(p *publication) error {
 	if err == nil && busy {
 		err = fault.New(fault.State,
 			"volume %s: %s is still in use, by a sandbox that it was deferred to or by somebody else%s; the volume "+
-				"is mounted when that has ended", p.id, p.attachment.Device.Path, mounter.HeldBy(p.attachment.Device))
+				"is mounted when that has ended", p.id, p.attachment.Device.Path, mounter.HeldBy(p.attachment.Device).After("; "))
 	}
 	return err
 }
@@ -243,7 +239,7 @@ func (d *Driver) releasedBySandbox(id string, r deferral) error {
 	case busy:
 		return fault.New(fault.State,
 			"volume %s is still mounted by the sandbox of the pod at %s%s; it is unpublished when that has ended, "+
-				"or was told to let go of it (crustctl sandbox list, crustctl sandbox unpublish)", id, r.Target, mounter.HeldBy(a.Device))
+				"or was told to let go of it (crustctl sandbox list, crustctl sandbox unpublish)", id, r.Target, mounter.HeldBy(a.Device).After("; "))
 	}
 	return nil
 }
@@ -327,7 +323,7 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 	// It may have grown at stage. Only the size is read beside the sandbox's writes.
 	found, err := superblock.Identify(a.Device.Path, r.Type)
 	if err != nil {
-		return nil, fmt.Errorf("volume %s: %w", r.VolumeID, err)
+		return nil, ofDevice(r.VolumeID, err)
 	}
 	if mounter.Unfilled(found, size) {
 		why := "cannot grow its file system"

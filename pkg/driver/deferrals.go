@@ -1,12 +1,8 @@
 package driver
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -35,52 +31,43 @@ var deferralType = record.Type{Kind: "crust-csi.deferral", Version: 1}
 
 // deferrals has several of a volume only if all sandboxes read.
 type deferrals struct {
-	dir, boot string
-	mu        sync.Mutex
-	m         map[string]map[string]deferral // by volume and target
-	bad       map[string]error               // unusable records, by path
+	dir  record.Dir[deferral]
+	boot string
+	mu   sync.Mutex
+	m    map[string]map[string]deferral // by volume and target
+	bad  map[string]error               // unusable records, by path
 }
 
 func loadDeferrals(dir, boot string) (*deferrals, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	d := &deferrals{dir: dir, boot: boot, m: map[string]map[string]deferral{}, bad: map[string]error{}}
-	names, err := record.Names(dir)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		path := filepath.Join(dir, name+record.Extension)
-		var r deferral
-		switch err := deferralType.Read(path, &r); {
-		case fault.Is(err, fault.State), record.Untold(err): // of a newer version, or this process lacks what it needs to read any
-			return nil, fmt.Errorf("a deferred volume: %w", err)
+	d := &deferrals{boot: boot, m: map[string]map[string]deferral{}, bad: map[string]error{},
+		dir: record.Dir[deferral]{Path: dir, Type: deferralType}}
+	err := d.dir.Load(func(path string, r deferral, err error) error {
+		switch {
+		case fault.Is(err, fault.State): // of a newer version
+			return err
 		case err != nil:
 			d.bad[path] = record.Unusable(err)
-			continue
+			return nil
 		}
 		if r.BootID == boot {
 			d.remember(r)
 			if path == d.path(r) {
-				continue
+				return nil
 			}
 			// An older driver kept one per volume, under another name.
 			if err := deferralType.Write(d.path(r), r); err != nil {
-				return nil, err
+				return err
 			}
 		}
-		if err := record.Remove(path); err != nil {
-			return nil, err
-		}
+		return record.Remove(path)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("a deferred volume: %w", err)
 	}
 	return d, nil
 }
 
-func (d *deferrals) path(r deferral) string {
-	sum := sha256.Sum256([]byte(r.VolumeID + "\x00" + r.Target))
-	return filepath.Join(d.dir, hex.EncodeToString(sum[:16])+record.Extension)
-}
+func (d *deferrals) path(r deferral) string { return d.dir.File(record.Name(r.VolumeID, r.Target)) }
 
 func (d *deferrals) remember(r deferral) {
 	if d.m[r.VolumeID] == nil {

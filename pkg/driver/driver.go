@@ -3,6 +3,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -27,21 +27,23 @@ import (
 // DefaultName is the name under which a driver registers by default.
 const DefaultName = "csi.crust.dev"
 
-// Config configures a Driver.
+// Config configures a Driver. It needs Name, NodeID, StateDir, Root and Volumes.
 type Config struct {
 	Name     string // of the CSI driver
 	Version  string
-	NodeID   string
-	StateDir string
+	NodeID   string        // 1 to 192 bytes
+	StateDir string        // for the records of this driver; created if it does not exist
 	Root     *mounter.Root // the directory above every staging and target path
 	Volumes  *volume.Registry
-	Programs *fsprogs.Programs
-	Log      *slog.Logger
-	Metrics  Metrics
-	Audit    *audit.Log // nil: no audit log
+	Programs *fsprogs.Programs // nil: those of fsprogs.New
+	Log      *slog.Logger      // nil: no log
+	Metrics  Metrics           // nil: none
+	Audit    *AuditLog         // nil: no audit log
 	// AppliesGroups: the driver applies the pod's fsGroup itself (VOLUME_MOUNT_GROUP). Otherwise
 	// the orchestrator does.
 	AppliesGroups bool
+	// ToApplyGroups says how an administrator lets the driver apply groups; appended to refusals.
+	ToApplyGroups string
 	// NodesExpand: the controller does not offer EXPAND_VOLUME. So an orchestrator leaves growth to
 	// NodeExpandVolume, which then enlarges the pool's volume too. One external-resizer serves all
 	// nodes, but only a volume's own node can enlarge it.
@@ -95,11 +97,40 @@ type Driver struct {
 	unknownPools names // that GetCapacity was asked for
 }
 
+// noMetrics is used if Config.Metrics is nil.
+type noMetrics struct{}
+
+func (noMetrics) FilesystemMade(string)                                {}
+func (noMetrics) FilesystemChecked(string)                             {}
+func (noMetrics) FilesystemGrown(_, _ string)                          {}
+func (noMetrics) OwnershipApplied(string, time.Duration, int64, int64) {}
+func (noMetrics) OwnershipSkipped(string)                              {}
+func (noMetrics) ContextMount(_, _ string)                             {}
+func (noMetrics) ReadOnlyPublish(string)                               {}
+
+// complete refuses a Config that lacks something, and fills in what may be left out.
+func (cfg *Config) complete() error {
+	switch {
+	case cfg.NodeID == "" || len(cfg.NodeID) > 192:
+		return fault.New(fault.Invalid, "node id %q: give one of 1 to 192 bytes", cfg.NodeID)
+	case cfg.Name == "":
+		return fault.New(fault.Invalid, "the driver has no name")
+	case cfg.StateDir == "" || cfg.Root == nil || cfg.Volumes == nil:
+		return fault.New(fault.Invalid, "driver %s: give a directory for its records, a root, and a registry of volumes", cfg.Name)
+	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
+	cfg.Programs = cmp.Or(cfg.Programs, fsprogs.New(nil))
+	if cfg.Metrics == nil {
+		cfg.Metrics = noMetrics{}
+	}
+	return nil
+}
+
 // New continues where an earlier process stopped: it undoes unfinished work, and reads once from
-// the mount table what is published.
+// the mount table what is published. A Config that lacks something is a fault Invalid.
 func New(cfg Config) (*Driver, error) {
-	if cfg.NodeID == "" || len(cfg.NodeID) > 192 {
-		return nil, fault.New(fault.Invalid, "node id %q: give one of 1 to 192 bytes", cfg.NodeID)
+	if err := cfg.complete(); err != nil {
+		return nil, err
 	}
 	boot, err := mounter.BootID()
 	if err != nil {
@@ -235,17 +266,35 @@ func (d *Driver) thaw(s volume.Source, id string) error {
 		return err
 	}
 	v, err := s.Get(id)
-	if r, ok := d.staged.get(id); err != nil || v.Facts.Formatted == "" || ok && r.Block {
-		return err
-	}
-	if d.withheldHere(s, id, "mounted") != nil {
+	name := v.Facts.Formatted
+	if errors.Is(err, record.ErrUnusable) {
+		name, err = d.mountedType(a.Device) // the rest of the pool must not wait for a human
+	} else if err == nil && d.withheldHere(s, id, "mounted") != nil {
 		return nil // so this node did not freeze it either
 	}
-	fs, err := d.live(a.Device, id, v.Facts.Formatted)
+	if r, ok := d.staged.get(id); err != nil || name == "" || ok && r.Block {
+		return err
+	}
+	fs, err := d.live(a.Device, id, name)
 	if err != nil {
 		return err
 	}
 	return mounter.Thaw(fs)
+}
+
+// mountedType returns the type of the file system of a device that is mounted for a pod, empty if
+// it is not.
+func (d *Driver) mountedType(dev mounter.Device) (string, error) {
+	table, err := d.Root.Table()
+	if err != nil {
+		return "", err
+	}
+	for _, m := range table {
+		if found, ok, err := m.Device(); err == nil && ok && !m.Part && found.Same(dev) {
+			return m.Type, nil
+		}
+	}
+	return "", nil
 }
 
 // quiesce stops writes to a volume while it is copied.
@@ -297,7 +346,7 @@ func (d *Driver) rawWriters(s volume.Source, id string, dev mounter.Device, busy
 	if busy {
 		who := mounter.HeldBy(dev)
 		d.Log.Info("a device is held", "volume_id", id, "device", dev.Path, "detail", who.Detail)
-		return "a process holds " + dev.Path + " for itself" + who.Public
+		return "a process holds " + dev.Path + " for itself" + who.After("; ").Public
 	}
 	return ""
 }

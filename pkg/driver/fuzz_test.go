@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
@@ -161,7 +163,7 @@ func FuzzRecords(f *testing.F) {
 	log := slog.New(slog.DiscardHandler)
 	f.Fuzz(func(t *testing.T, id, target string, content []byte) {
 		dir := t.TempDir()
-		at := (&stagedVolumes{dir: dir}).path(id)
+		at := filepath.Join(dir, record.Name(id)+record.Extension)
 		if err := os.WriteFile(at, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +179,7 @@ func FuzzRecords(f *testing.F) {
 			t.Errorf("%q cannot be staged anew: %v", id, err)
 		}
 		dir = t.TempDir()
-		at = (&publishedTargets{dir: dir}).path(id, target)
+		at = filepath.Join(dir, record.Name(id, target)+record.Extension)
 		if err := os.WriteFile(at, content, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -1,8 +1,6 @@
 package driver
 
 import (
-	"fmt"
-
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
@@ -17,8 +15,8 @@ func withheld(v volume.Volume, allowed bool, what string) error {
 	if !v.Facts.GivenToGuest || allowed {
 		return nil
 	}
-	return fault.New(fault.State, "volume %s was given to a guest (runtime-assisted mount), which may have written anything to it, so it "+
-		"is not %s by this node's kernel: "+
+	return fault.New(fault.State, "volume %s was given to a guest (runtime-assisted mount), or this node cannot tell whether it was. "+
+		"A guest may have written anything to it, so it is not %s by this node's kernel: "+
 		"use it in pods whose runtime mounts it in a guest, or say hostMayMount: \"true\" in its StorageClass (docs/crust.md tells what that means)",
 		v.ID, what)
 }
@@ -45,7 +43,8 @@ func (d *Driver) noteGuest(p *publication) error {
 	}
 	v.Facts.GivenToGuest = true
 	if err := p.src.SetFacts(p.id, v.Facts); err != nil {
-		return fmt.Errorf("that volume %s is given to a guest could not be written down: %w", p.id, err)
+		// After this code the kubelet still unpublishes, which ends the deferral.
+		return fault.New(fault.Unavailable, "that volume %s is given to a guest could not be written down: %w", p.id, err)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"sort"
 	"sync"
 
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/crust-csi/crust-csi/internal/audit"
@@ -15,22 +16,28 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// Inventory tells crustctl what this node has and who uses it.
-type Inventory struct {
+// inventoryServer reports what this node has, and who uses it.
+type inventoryServer struct {
 	inventory.UnimplementedInventoryServer
-	Driver *Driver
+	driver *Driver
+}
+
+// RegisterInventory registers the service beside CSI from which crustctl and csi-steward learn what
+// this node has.
+func (d *Driver) RegisterInventory(s grpc.ServiceRegistrar) {
+	inventory.RegisterInventoryServer(s, inventoryServer{driver: d})
 }
 
 // onePage is how many volumes one answer has; it stays far below gRPC's 4 MiB.
 const onePage = 1000
 
 // DescribePools lists the pools and their problems.
-func (i Inventory) DescribePools(ctx context.Context, _ *inventory.DescribePoolsRequest) (*inventory.DescribePoolsResponse, error) {
+func (i inventoryServer) DescribePools(ctx context.Context, _ *inventory.DescribePoolsRequest) (*inventory.DescribePoolsResponse, error) {
 	resp := &inventory.DescribePoolsResponse{}
-	for _, p := range i.Driver.Volumes.Pools() {
+	for _, p := range i.driver.Volumes.Pools() {
 		out := &inventory.Pool{Name: p.Name(), Volumes: int32(len(p.List())), Snapshots: int32(len(p.ListSnapshots()))}
-		err := i.Driver.usable(ctx, p)
-		c, serr := askSizes(ctx, i.Driver, p, p.Capacity)
+		err := i.driver.usable(ctx, p)
+		c, serr := askSizes(ctx, i.driver, p, p.Capacity)
 		if err = cmp.Or(err, serr); serr == nil {
 			out.Size, out.Available, out.Used, out.Promised, out.Left = c.Total, c.Available, c.Used, c.Promised, c.Left
 		}
@@ -43,8 +50,10 @@ func (i Inventory) DescribePools(ctx context.Context, _ *inventory.DescribePools
 }
 
 // DescribeVolumes lists one page of the volumes.
-func (i Inventory) DescribeVolumes(ctx context.Context, req *inventory.DescribeVolumesRequest) (*inventory.DescribeVolumesResponse, error) {
-	d := i.Driver
+func (i inventoryServer) DescribeVolumes(
+	ctx context.Context, req *inventory.DescribeVolumesRequest,
+) (*inventory.DescribeVolumesResponse, error) {
+	d := i.driver
 	list := d.Volumes.List()
 	staged := d.staged.all()
 	for _, v := range list {
@@ -116,13 +125,7 @@ func growthWaits(v volume.Volume) *inventory.Notice {
 }
 
 func (d *Driver) use(id, target string) *inventory.Use {
-	e := d.users.of(id, target, func() ([]audit.Event, error) {
-		if d.Audit == nil {
-			return nil, nil
-		}
-		events, _, err := audit.Read(d.StateDir)
-		return events, err
-	})
+	e := d.users.of(id, target, d.Audit.events)
 	return &inventory.Use{Target: target, Pod: e.Pod, PodUid: e.PodUID}
 }
 

@@ -15,10 +15,10 @@ import (
 
 // CheckPools reports inconsistencies in the pools. It leaves out work under way: a finding must
 // appear twice, without an operation on its volume during the second look.
-func (i Inventory) CheckPools(ctx context.Context, req *inventory.CheckPoolsRequest) (*inventory.CheckPoolsResponse, error) {
-	pools := i.Driver.Volumes.Pools()
+func (i inventoryServer) CheckPools(ctx context.Context, req *inventory.CheckPoolsRequest) (*inventory.CheckPoolsResponse, error) {
+	pools := i.driver.Volumes.Pools()
 	if req.GetPool() != "" {
-		p, err := i.Driver.Volumes.Pool(req.GetPool())
+		p, err := i.driver.Volumes.Pool(req.GetPool())
 		if err != nil {
 			return nil, fault.New(fault.NotFound, "%w", err)
 		}
@@ -27,7 +27,7 @@ func (i Inventory) CheckPools(ctx context.Context, req *inventory.CheckPoolsRequ
 	resp := &inventory.CheckPoolsResponse{}
 	for _, p := range pools {
 		out := &inventory.CheckedPool{Name: p.Name()}
-		found, err := i.Driver.checkPool(ctx, p)
+		found, err := i.driver.checkPool(ctx, p)
 		if err != nil {
 			out.Trouble = err.Error()
 		}
@@ -102,11 +102,11 @@ func (d *Driver) lookAtPool(p volume.Pool) ([]volume.Finding, error) {
 }
 
 // DescribeOperations lists the running calls and the walks for fsGroup, the oldest first.
-func (i Inventory) DescribeOperations(
+func (i inventoryServer) DescribeOperations(
 	context.Context, *inventory.DescribeOperationsRequest,
 ) (*inventory.DescribeOperationsResponse, error) {
-	resp := &inventory.DescribeOperationsResponse{Walks: i.Driver.walks.describe()}
-	for op, on := range i.Driver.ops.all() {
+	resp := &inventory.DescribeOperationsResponse{Walks: i.driver.walks.describe()}
+	for op, on := range i.driver.ops.all() {
 		slices.Sort(on)
 		resp.Operations = append(resp.Operations, &inventory.Operation{
 			Call: op.what, On: on, Since: timestamppb.New(op.since), Progress: op.progress.String(),

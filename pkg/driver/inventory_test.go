@@ -112,8 +112,8 @@ func TestB08_APoolThatHangsIsDescribed(t *testing.T) {
 			t.Fatal(err)
 		}
 		log := slog.New(slog.DiscardHandler)
-		d := Inventory{Driver: &Driver{Config: Config{Volumes: registry, Log: log}, readers: newReaders(log), staged: &stagedVolumes{},
-			deferrals: &deferrals{}, published: &publishedTargets{}}}
+		d := inventoryServer{driver: &Driver{Config: Config{Volumes: registry, Log: log}, readers: newReaders(log),
+			staged: &stagedVolumes{}, deferrals: &deferrals{}, published: &publishedTargets{}}}
 		look := func(atMost time.Duration) ([]*inventory.Pool, []*inventory.Volume) {
 			t.Helper()
 			begin := time.Now()
@@ -140,7 +140,7 @@ func TestB08_APoolThatHangsIsDescribed(t *testing.T) {
 				t.Errorf("look %d: %v", i, volumes)
 			}
 		}
-		if err := d.Driver.Ready(); !fault.Is(err, fault.State) || !strings.Contains(err.Error(), "hung") {
+		if err := d.driver.Ready(); !fault.Is(err, fault.State) || !strings.Contains(err.Error(), "hung") {
 			t.Errorf("a pool that does not answer is ready: %v", err)
 		}
 		if hung.asked != 1 {
@@ -151,7 +151,7 @@ func TestB08_APoolThatHangsIsDescribed(t *testing.T) {
 		if pools, volumes := look(0); pools[0].GetTrouble() != "" || pools[0].GetSize() != 7 || volumes[0].GetAllocated() != 5 {
 			t.Errorf("when it answers: %v %v", pools, volumes)
 		}
-		if err := d.Driver.Ready(); err != nil {
+		if err := d.driver.Ready(); err != nil {
 			t.Errorf("pools that can be used: %v", err)
 		}
 	})

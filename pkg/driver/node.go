@@ -217,8 +217,8 @@ func (d *Driver) busy(id, device string) (bool, error) {
 }
 
 // growth makes a volume's file system fill its device, if due. It runs before anything can see the
-// volume, or while it is in use. With quick, growth by a program is errNeedsTime.
-func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mounter.Filesystem, quick bool) error {
+// volume, or while it is in use.
+func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mounter.Filesystem) error {
 	dev, fstype := fs.Device, fs.Type
 	v, err := src.Get(id)
 	if err != nil || !v.Facts.GrowDue || dev.ReadOnly {
@@ -234,9 +234,6 @@ func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mo
 		}
 		if busy {
 			return err
-		}
-		if quick {
-			return errNeedsTime
 		}
 		return d.growOffline(ctx, src, v, dev, fstype)
 	}

@@ -15,11 +15,8 @@ import (
 // NodeExpandVolume makes the file system fill an enlarged device.
 func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
-	if id == "" {
-		return nil, invalid("volume_id is missing")
-	}
-	if path == "" {
-		return nil, invalid("volume_path is missing")
+	if err := required("volume_id", id, "volume_path", path); err != nil {
+		return nil, err
 	}
 	r := req.GetCapacityRange()
 	if r.GetRequiredBytes() < 0 || r.GetLimitBytes() < 0 || r.GetLimitBytes() > 0 && r.GetRequiredBytes() > r.GetLimitBytes() {
@@ -139,9 +136,9 @@ func (d *Driver) growNow(ctx context.Context, src volume.Source, id string, dev 
 	if err != nil {
 		return err
 	}
-	err = d.growth(ctx, src, id, fs, false)
+	err = d.growth(ctx, src, id, fs)
 	if errors.Is(err, mounter.ErrGrowOffline) {
-		return fmt.Errorf("the device is larger now, its file system is not: %w", err)
+		return fmt.Errorf("volume %s: the device is larger now, its file system is not: %w", id, err)
 	}
 	return err
 }

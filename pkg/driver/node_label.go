@@ -22,7 +22,7 @@ func (c labelConflict) Unwrap() error { return c.error }
 func (d *Driver) conflictOfLabels(p *publication, have string) error {
 	return labelConflict{fault.New(fault.State, "volume %s is mounted with the SELinux label %q and cannot be mounted with %q "+
 		"at the same time: all its mounts on a node have one label%s. Give the pods the same seLinuxOptions, or run one after the other%s",
-		p.id, have, p.use.options.Context(), d.usedBy(p), mounter.HeldBy(p.attachment.Device))}
+		p.id, have, p.use.options.Context(), d.usedBy(p), mounter.HeldBy(p.attachment.Device).After("; "))}
 }
 
 // otherLabel returns how the label of the mount at the target differs from the requested one, empty

@@ -24,8 +24,8 @@ func (d *Driver) group(c *csi.VolumeCapability, a attributes) (*uint32, error) {
 	mountGroup := c.GetMount().GetVolumeMountGroup()
 	if !d.AppliesGroups {
 		if mountGroup != "" {
-			return nil, invalid("volume_mount_group %q: this driver runs with --fsgroup-policy File and does not offer VOLUME_MOUNT_GROUP",
-				mountGroup)
+			return nil, invalid("volume_mount_group %q: this driver leaves groups to the orchestrator and does not offer VOLUME_MOUNT_GROUP%s",
+				mountGroup, d.ToApplyGroups)
 		}
 		return nil, nil
 	}
@@ -80,6 +80,11 @@ func (d *Driver) strategy(p *publication) (string, error) {
 	return strategyChown, nil
 }
 
+// walkable tells whether a publish may change the group of files, with the help of inode tables.
+func (p *publication) walkable() bool {
+	return p.group != nil && p.strategy != strategyOption && !p.readOnly && fstype.Of(p.staged.FSType).InodeTables
+}
+
 // groupOptions adds the group to the superblock options of a file system that takes it there.
 func (p *publication) groupOptions() error {
 	if p.strategy != strategyOption {
@@ -94,11 +99,8 @@ func (p *publication) groupOptions() error {
 	return nil
 }
 
-// own gives a detached mount to the pod's group, and returns the id map to show it with. With
-// quick, slow work is errNeedsTime.
-func (d *Driver) own(
-	ctx context.Context, p *publication, m *mounter.Detached, progress *volume.Progress, quick bool,
-) (*mounter.IDMap, error) {
+// own gives a detached mount to the pod's group, and returns the id map to show it with.
+func (d *Driver) own(ctx context.Context, p *publication, m *mounter.Detached, progress *volume.Progress) (*mounter.IDMap, error) {
 	if !d.AppliesGroups && !p.readOnly && !fstype.Of(p.staged.FSType).GroupByOption {
 		d.doubt(p, m)
 	}
@@ -125,14 +127,14 @@ func (d *Driver) own(
 		}
 		if known && !p.readOnly {
 			// Keep the volume's own group, which other publishes may show.
-			return showing(record.Group, *p.group), d.walk(ctx, p, root, record.Group, progress, quick)
+			return showing(record.Group, *p.group), d.walk(ctx, p, root, record.Group, progress)
 		}
 	}
 	if p.readOnly {
 		d.Metrics.OwnershipSkipped("read-only")
 		return nil, nil
 	}
-	return nil, d.walk(ctx, p, root, *p.group, progress, quick)
+	return nil, d.walk(ctx, p, root, *p.group, progress)
 }
 
 // doubt invalidates the record of the files' group if the orchestrator applies groups: it does not
@@ -159,7 +161,7 @@ func showing(disk, shown uint32) *mounter.IDMap {
 const progressInterval = 10 * time.Second
 
 // walk runs ownership.Apply, and reports its progress.
-func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid uint32, progress *volume.Progress, quick bool) (err error) {
+func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid uint32, progress *volume.Progress) (err error) {
 	policy := p.attrs.FSGroupChangePolicy
 	if policy == "" {
 		policy = ownership.OnRootMismatch
@@ -171,9 +173,6 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 	if !due {
 		d.Metrics.OwnershipSkipped("record")
 		return nil
-	}
-	if quick {
-		return errNeedsTime
 	}
 	begin := time.Now()
 	var counts ownership.Progress

@@ -20,11 +20,10 @@ import (
 // NodePublishVolume mounts a staged volume at a target path.
 func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	id := req.GetVolumeId()
+	if err := required("volume_id", id, "target_path", req.GetTargetPath()); err != nil {
+		return nil, err
+	}
 	switch {
-	case id == "":
-		return nil, invalid("volume_id is missing")
-	case req.GetTargetPath() == "":
-		return nil, invalid("target_path is missing")
 	case req.GetVolumeCapability() == nil:
 		return nil, invalid("volume_capability is missing")
 	case req.GetStagingTargetPath() == "":
@@ -48,7 +47,7 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 		return nil, invalid("%s", err)
 	}
 	resp := &csi.NodePublishVolumeResponse{}
-	attempt := func(ctx context.Context, progress *volume.Progress, quick bool) error {
+	err = d.ops.long(ctx, "NodePublishVolume", func(ctx context.Context, progress *volume.Progress) error {
 		p := publication{id: id, target: req.GetTargetPath(), staging: req.GetStagingTargetPath(), attrs: attrs, group: group,
 			namespace: req.GetVolumeContext()[orchestratorPrefix+"pod.namespace"]}
 		p.pod, p.podUID = podOf(req.GetVolumeContext())
@@ -95,14 +94,8 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 			return err
 		}
 		p.given = func() { d.audit(ctx, givenEvent(audit.Given, &p, req.GetVolumeContext()), nil) }
-		return d.publish(ctx, &p, progress, quick)
-	}
-	err = d.ops.short("NodePublishVolume", func() error { return attempt(ctx, &volume.Progress{}, true) }, id)
-	if errors.Is(err, errNeedsTime) {
-		err = d.ops.long(ctx, "NodePublishVolume", func(ctx context.Context, progress *volume.Progress) error {
-			return attempt(ctx, progress, false)
-		}, id)
-	}
+		return d.publish(ctx, &p, progress)
+	}, id)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +131,7 @@ func (d *Driver) mountable(p *publication) mounter.Filesystem {
 	return fs
 }
 
-func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.Progress, quick bool) error {
+func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.Progress) error {
 	switch {
 	case p.use.block != p.staged.Block:
 		return fault.New(fault.State, "volume %s is staged as %s and cannot be published as %s", p.id,
@@ -175,10 +168,7 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 	if err := d.leftByRuntime(p); err != nil {
 		return err
 	}
-	m, err := d.detached(ctx, p, quick)
-	if errors.Is(err, errNeedsTime) {
-		return err
-	}
+	m, err := d.detached(ctx, p)
 	d.countLabel(p, err)
 	if err != nil {
 		return err
@@ -194,7 +184,7 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 		if p.attachment.Share != nil {
 			// The NFS server decides ownership.
 			d.Metrics.OwnershipSkipped("share")
-		} else if idmap, err = d.own(ctx, p, m, progress, quick); err != nil {
+		} else if idmap, err = d.own(ctx, p, m, progress); err != nil {
 			return err
 		}
 		if err := d.finish(p, m, idmap); err != nil {
@@ -280,7 +270,7 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 }
 
 // detached prepares the mount for Attach.
-func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mounter.Detached, error) {
+func (d *Driver) detached(ctx context.Context, p *publication) (*mounter.Detached, error) {
 	switch {
 	case p.attachment.Share != nil:
 		nctx, end := tracing.Begin(ctx, "mount", tracing.Volume(p.id))
@@ -303,7 +293,7 @@ func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mou
 		if err != nil {
 			return nil, err
 		}
-		err = d.growth(ctx, p.src, p.id, fs, quick)
+		err = d.growth(ctx, p.src, p.id, fs)
 		if errors.Is(err, mounter.ErrGrowOffline) {
 			// It is in use as it is, and one more user changes nothing. The growth stays due.
 			d.Log.WarnContext(ctx, "a volume has not its new size yet", "volume_id", p.id, "error", err)
@@ -311,7 +301,9 @@ func (d *Driver) detached(ctx context.Context, p *publication, quick bool) (*mou
 			return nil, err
 		}
 	}
-	if !quick {
+	// Inode tables on a device are whole only if nobody else has it mounted. This cannot be seen
+	// once it is mounted here.
+	if p.walkable() && len(d.published.of(p.id)) == 0 {
 		busy, err := d.busy(p.id, p.attachment.Device.Path)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", p.id, err)
@@ -346,7 +338,7 @@ func (d *Driver) agreeOnSuperblock(p *publication) error {
 		}
 		return fault.New(fault.State,
 			"volume %s is mounted with the options %q and cannot be mounted with %q at the same time: all mounts of a volume share them. Unpublish it first, or ask for the same options%s",
-			p.id, p.staged.Superblock, want, mounter.HeldBy(p.attachment.Device))
+			p.id, p.staged.Superblock, want, mounter.HeldBy(p.attachment.Device).After("; "))
 	}
 	p.staged.Superblock = want
 	return d.staged.put(p.staged)

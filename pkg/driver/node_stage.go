@@ -2,7 +2,6 @@ package driver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -22,11 +21,8 @@ import (
 // It mounts nothing.
 func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	id := req.GetVolumeId()
-	if id == "" {
-		return nil, invalid("volume_id is missing")
-	}
-	if req.GetStagingTargetPath() == "" {
-		return nil, invalid("staging_target_path is missing")
+	if err := required("volume_id", id, "staging_target_path", req.GetStagingTargetPath()); err != nil {
+		return nil, err
 	}
 	attrs, err := parseAttributes(req.GetVolumeContext())
 	if err != nil {
@@ -45,33 +41,21 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if err := d.checkStagingPath(req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
-	attempt := func(ctx context.Context, progress *volume.Progress, quick bool) error {
+	err = d.ops.long(ctx, "NodeStageVolume", func(ctx context.Context, progress *volume.Progress) error {
 		src, v, err := d.Volumes.FindOrAdopt(id, req.GetVolumeContext())
 		if err != nil {
 			return err
 		}
-		if quick && (v.Thick || v.Facts != volume.Facts{Formatted: v.Facts.Formatted}) {
-			return errNeedsTime
-		}
-		err = d.stage(ctx, src, v, u, req.GetStagingTargetPath(), progress, quick)
-		if err != nil {
+		_, repeated := d.staged.get(id)
+		if err := d.stage(ctx, src, v, u, req.GetStagingTargetPath(), progress); err != nil {
 			d.giveUp(id)
+			return err
 		}
-		return err
-	}
-	try := attempt
-	attempt = func(ctx context.Context, progress *volume.Progress, quick bool) error {
-		_, before := d.staged.get(id)
-		err := try(ctx, progress, quick)
-		d.auditStaged(ctx, id, before, req, err)
-		return err
-	}
-	err = d.ops.short("NodeStageVolume", func() error { return attempt(ctx, &volume.Progress{}, true) }, id)
-	if errors.Is(err, errNeedsTime) {
-		err = d.ops.long(ctx, "NodeStageVolume", func(ctx context.Context, progress *volume.Progress) error {
-			return attempt(ctx, progress, false)
-		}, id)
-	}
+		if !repeated {
+			d.auditStaged(ctx, id, req)
+		}
+		return nil
+	}, id)
 	if err != nil {
 		return nil, err
 	}
@@ -87,10 +71,6 @@ func (d *Driver) giveUp(id string) {
 		static.Release(id)
 	}
 }
-
-// errNeedsTime ends the quick attempt at a stage or publish: it needs a program, reserved space or
-// a long walk. That runs in another goroutine, which can outlive the call.
-var errNeedsTime = errors.New("this stage takes time")
 
 func (d *Driver) checkStagingPath(path string) error {
 	t, s, err := d.look(path)
@@ -110,7 +90,7 @@ func (d *Driver) checkStagingPath(path string) error {
 }
 
 func (d *Driver) stage(
-	ctx context.Context, src volume.Source, v volume.Volume, u use, path string, progress *volume.Progress, quick bool,
+	ctx context.Context, src volume.Source, v volume.Volume, u use, path string, progress *volume.Progress,
 ) error {
 	if err := d.staged.unusable(v.ID); err != nil {
 		return err
@@ -164,7 +144,7 @@ func (d *Driver) stage(
 			return invalid("volume %s is a share of type %s, not %s", v.ID, r.FSType, u.fstype)
 		}
 	case !u.block:
-		if r.FSType, err = d.ensureFilesystem(ctx, src, v, a.Device, u, progress, quick); err != nil {
+		if r.FSType, err = d.ensureFilesystem(ctx, src, v, a.Device, u, progress); err != nil {
 			return err
 		}
 		r.Superblock, r.HostMayMount = u.options.SuperblockString(), u.hostMayMount
@@ -187,7 +167,7 @@ func (d *Driver) stage(
 // ensureFilesystem returns the type of the file system that the device holds afterwards: the
 // requested one, or an error.
 func (d *Driver) ensureFilesystem(
-	ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, u use, progress *volume.Progress, quick bool,
+	ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, u use, progress *volume.Progress,
 ) (string, error) {
 	want := u.fstype
 	for _, t := range []string{v.Facts.Formatted, v.FSType, fstype.Default()} {
@@ -202,22 +182,19 @@ func (d *Driver) ensureFilesystem(
 	var found superblock.Result
 	var blank superblock.BlankDevice
 	var err error
-	if v.Facts.Formatting != nil && quick {
-		return "", errNeedsTime
-	} else if v.Facts.Formatting != nil {
+	switch {
+	case v.Facts.Formatting != nil:
 		if err := waitForMkfs(ctx, v.ID, dev); err != nil {
 			return "", err
 		}
 		found, blank, err = superblock.Resume(dev.Path, *v.Facts.Formatting)
-	} else if v.Facts.Formatted != "" {
+	case v.Facts.Formatted != "":
 		found, err = superblock.Identify(dev.Path, v.Facts.Formatted)
-	} else if quick {
-		return "", errNeedsTime
-	} else {
+	default:
 		found, err = superblock.ProbeDevice(dev.Path)
 	}
 	if err != nil {
-		return "", fmt.Errorf("volume %s: %w", v.ID, err)
+		return "", ofDevice(v.ID, err)
 	}
 	if v.Facts.GivenToGuest && !u.hostMayMount && found.Answer == superblock.Known && found.Type == want {
 		// For the next guest. This node reads no further.
@@ -235,7 +212,7 @@ func (d *Driver) ensureFilesystem(
 		found, blank, err = volume.ProveBlank(pctx, src, v.ID, dev, progress)
 		end(err)
 		if err != nil {
-			return "", fmt.Errorf("volume %s: %w", v.ID, err)
+			return "", ofDevice(v.ID, err)
 		}
 	}
 	if blank.Path() != "" {
@@ -266,9 +243,6 @@ func (d *Driver) ensureFilesystem(
 		return "", err
 	}
 	if !busy && !dev.ReadOnly {
-		if quick && found.NeedsCheck != "" {
-			return "", errNeedsTime
-		}
 		if facts, err = d.mend(ctx, v, dev, found, facts); err != nil {
 			return "", err
 		}
@@ -277,9 +251,6 @@ func (d *Driver) ensureFilesystem(
 		if err := d.recordDone(ctx, src, v, facts); err != nil {
 			return "", err
 		}
-	}
-	if quick && facts.GrowDue {
-		return "", errNeedsTime
 	}
 	return want, d.growEarly(ctx, src, v.ID, dev, want, busy)
 }
@@ -318,7 +289,7 @@ func (d *Driver) format(
 			return err
 		}
 		if err := d.irreversible(ctx, event, func() error { return d.Programs.Format(ctx, blank, name, v.Thick) }); err != nil {
-			return fmt.Errorf("volume %s: %w", v.ID, err)
+			return ofDevice(v.ID, err)
 		}
 		return failpoint.Err("format.done")
 	})
@@ -327,7 +298,11 @@ func (d *Driver) format(
 	}
 	d.Metrics.FilesystemMade(name)
 	d.Log.InfoContext(ctx, "formatted", "volume_id", v.ID, "device", dev.Path, "fs_type", name)
-	return superblock.ProbeDevice(dev.Path)
+	found, err := superblock.ProbeDevice(dev.Path)
+	if err != nil {
+		return none, ofDevice(v.ID, err)
+	}
+	return found, nil
 }
 
 // mend prepares an unmounted file system for use: it runs a check if the file system asks for one,

@@ -37,11 +37,8 @@ func (d *Driver) at(src volume.Source, id, path string) (*mounter.State, error) 
 // except an unmount.
 func (d *Driver) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
-	if id == "" {
-		return nil, invalid("volume_id is missing")
-	}
-	if path == "" {
-		return nil, invalid("volume_path is missing")
+	if err := required("volume_id", id, "volume_path", path); err != nil {
+		return nil, err
 	}
 	var stats *csi.NodeGetVolumeStatsResponse
 	err := d.readers.look(ctx, ofVolume(id), func() error {
@@ -152,8 +149,8 @@ func describeUsage(u mounter.Usage) *csi.NodeGetVolumeStatsResponse {
 // NodeGetVolumeHealth reports what is wrong with a volume, as seen from here.
 func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	id := req.GetVolumeId()
-	if id == "" {
-		return nil, invalid("volume_id is missing")
+	if err := required("volume_id", id); err != nil {
+		return nil, err
 	}
 	var health *csi.NodeGetVolumeHealthResponse
 	err := d.readers.look(ctx, ofVolume(id), func() error {

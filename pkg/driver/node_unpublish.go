@@ -16,11 +16,8 @@ import (
 // there.
 func (d *Driver) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	id, target := req.GetVolumeId(), req.GetTargetPath()
-	if id == "" {
-		return nil, invalid("volume_id is missing")
-	}
-	if target == "" {
-		return nil, invalid("target_path is missing")
+	if err := required("volume_id", id, "target_path", target); err != nil {
+		return nil, err
 	}
 	if _, err := d.Root.Relative(target); err != nil {
 		return nil, err

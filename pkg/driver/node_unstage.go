@@ -16,11 +16,8 @@ import (
 // namespace.
 func (d *Driver) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
-	if id == "" {
-		return nil, invalid("volume_id is missing")
-	}
-	if path == "" {
-		return nil, invalid("staging_target_path is missing")
+	if err := required("volume_id", id, "staging_target_path", path); err != nil {
+		return nil, err
 	}
 	if _, err := d.Root.Relative(path); err != nil {
 		return nil, err

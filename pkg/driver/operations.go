@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -16,6 +18,8 @@ import (
 type operations struct {
 	mu      sync.Mutex
 	running map[string]*operation
+	work    chan func()
+	workers atomic.Int32
 	done    sync.WaitGroup
 	stop    context.Context
 	cancel  context.CancelCauseFunc
@@ -30,7 +34,35 @@ type operation struct {
 
 func newOperations(log *slog.Logger) *operations {
 	stop, cancel := context.WithCancelCause(context.Background())
-	return &operations{running: map[string]*operation{}, stop: stop, cancel: cancel, log: log}
+	return &operations{running: map[string]*operation{}, work: make(chan func()), stop: stop, cancel: cancel, log: log}
+}
+
+// idleWorkers is the most goroutines that wait for work. A new one grows its stack during each
+// publish, which takes ten times as long as handing work to one that has.
+const idleWorkers = 16
+
+// start runs f in another goroutine.
+func (o *operations) start(f func()) {
+	select {
+	case o.work <- f:
+		return
+	default:
+	}
+	o.done.Go(func() {
+		f()
+		defer o.workers.Add(-1)
+		if o.workers.Add(1) > idleWorkers {
+			return
+		}
+		for {
+			select {
+			case f := <-o.work:
+				f()
+			case <-o.stop.Done():
+				return
+			}
+		}
+	})
 }
 
 // begin takes all keys or none.
@@ -83,13 +115,14 @@ func (o *operations) long(ctx context.Context, what string, f func(context.Conte
 	run, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	unhook := context.AfterFunc(o.stop, func() { cancel(context.Cause(o.stop)) })
 	result := make(chan error, 1)
-	o.done.Go(func() {
+	o.start(func() {
 		var err error
 		// Free the keys before the answer is out: the caller's next call on the volume must not
 		// find them taken.
 		defer func() {
 			if p := recover(); p != nil {
 				err = fmt.Errorf("%s: panic: %v", what, p)
+				o.log.ErrorContext(run, "panic", "what", what, "on", keys, "panic", p, "stack", string(debug.Stack()))
 			}
 			end()
 			unhook()

@@ -2,8 +2,12 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"runtime"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -43,5 +47,43 @@ func TestAPanicInALongCallFreesTheVolume(t *testing.T) {
 	}
 	if err := o.short("second", func() error { return nil }, "v"); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestWorkersAreFewAndEndWithTheDriver(t *testing.T) {
+	before := runtime.NumGoroutine()
+	more := func() int { return runtime.NumGoroutine() - before }
+	o := newOperations(slog.New(slog.DiscardHandler))
+	var calls sync.WaitGroup
+	arrived, leave := make(chan struct{}), make(chan struct{})
+	const many = 4 * idleWorkers
+	for i := range many {
+		calls.Go(func() {
+			if err := o.long(t.Context(), "call", func(context.Context, *volume.Progress) error {
+				arrived <- struct{}{}
+				<-leave
+				return nil
+			}, fmt.Sprint(i)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for range many { // all run beside each other
+		<-arrived
+	}
+	close(leave)
+	calls.Wait()
+	for end := time.Now().Add(time.Minute); more() > idleWorkers; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d goroutines are left", more())
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	o.drain(ctx)
+	for end := time.Now().Add(time.Minute); more() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d goroutines are left after the end", more())
+		}
 	}
 }

@@ -204,6 +204,16 @@ func volumeContext(parameters map[string]string) map[string]string {
 	return m
 }
 
+// required refuses a request that lacks a field. It takes names, each with its value.
+func required(fields ...string) error {
+	for i := 0; i < len(fields); i += 2 {
+		if fields[i+1] == "" {
+			return invalid("%s is missing", fields[i])
+		}
+	}
+	return nil
+}
+
 func invalid(format string, args ...any) error { return fault.New(fault.Invalid, format, args...) }
 
 func sortedKeys[V any](m map[string]V) []string {

@@ -1,12 +1,7 @@
 package driver
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"sync"
 
 	"github.com/crust-csi/crust-csi/internal/record"
@@ -44,8 +39,9 @@ var publishedType = record.Type{Kind: "crust-csi.published", Version: 1}
 // of the mount table; callers check the target before they act on an entry. What the kernel does
 // not know is on record.
 type publishedTargets struct {
-	dir, boot string
-	log       *slog.Logger
+	dir  record.Dir[publishedRecord]
+	boot string
+	log  *slog.Logger
 
 	mu       sync.Mutex
 	m        map[string]map[string]shown
@@ -53,41 +49,26 @@ type publishedTargets struct {
 }
 
 func loadPublished(dir, boot string, log *slog.Logger) (*publishedTargets, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	p := &publishedTargets{dir: dir, boot: boot, log: log, m: map[string]map[string]shown{}, recorded: map[string]shown{}}
-	names, err := record.Names(dir)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		path := filepath.Join(dir, name+record.Extension)
-		var r publishedRecord
-		err := publishedType.Read(path, &r)
-		if err == nil && p.path(r.VolumeID, r.Target) != path {
-			err = fmt.Errorf("%s: the record is of volume %q at %s, and does not belong there", path, r.VolumeID, r.Target)
-		}
+	p := &publishedTargets{boot: boot, log: log, m: map[string]map[string]shown{}, recorded: map[string]shown{},
+		dir: record.Dir[publishedRecord]{Path: dir, Type: publishedType, Name: func(r publishedRecord) string {
+			return record.Name(r.VolumeID, r.Target)
+		}}}
+	return p, p.dir.Load(func(path string, r publishedRecord, err error) error {
 		switch {
 		case err != nil:
 			// Torn by a power loss, or of a newer driver. Nothing is known of the target until it
 			// is unpublished.
 			log.Warn("it is not known how a volume was published", "file", path, "error", err)
 		case r.BootID != boot:
-			if err := record.RemoveVolatile(path); err != nil {
-				return nil, err
-			}
+			return record.RemoveVolatile(path)
 		default:
 			p.recorded[path] = r.Shown
 		}
-	}
-	return p, nil
+		return nil
+	})
 }
 
-func (p *publishedTargets) path(id, target string) string {
-	sum := sha256.Sum256([]byte(id + "\x00" + target))
-	return filepath.Join(p.dir, hex.EncodeToString(sum[:16])+record.Extension)
-}
+func (p *publishedTargets) path(id, target string) string { return p.dir.File(record.Name(id, target)) }
 
 // add adds a target, and keeps its facts.
 func (p *publishedTargets) add(id, target string) {

@@ -19,8 +19,8 @@ func (d *Driver) ControllerExpandVolume(
 	ctx context.Context, req *csi.ControllerExpandVolumeRequest,
 ) (*csi.ControllerExpandVolumeResponse, error) {
 	id := req.GetVolumeId()
-	if id == "" {
-		return nil, invalid("volume_id is missing")
+	if err := required("volume_id", id); err != nil {
+		return nil, err
 	}
 	if req.GetCapacityRange() == nil || req.GetCapacityRange().GetRequiredBytes() == 0 && req.GetCapacityRange().GetLimitBytes() == 0 {
 		return nil, invalid("capacity_range is missing")
@@ -110,8 +110,8 @@ func describeSnapshot(s volume.Snapshot) *csi.Snapshot {
 // CreateSnapshot copies a volume as it is now. It freezes a mounted file system meanwhile.
 func (d *Driver) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	id := req.GetSourceVolumeId()
-	if id == "" {
-		return nil, invalid("source_volume_id is missing")
+	if err := required("source_volume_id", id); err != nil {
+		return nil, err
 	}
 	if err := checkName(req.GetName()); err != nil {
 		return nil, err
@@ -172,8 +172,8 @@ func (d *Driver) snapshot(ctx context.Context, name, id string, p *volume.Progre
 // DeleteSnapshot destroys a snapshot.
 func (d *Driver) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	id := req.GetSnapshotId()
-	if id == "" {
-		return nil, invalid("snapshot_id is missing")
+	if err := required("snapshot_id", id); err != nil {
+		return nil, err
 	}
 	if err := d.isHere(ctx, id); err != nil {
 		return nil, err
@@ -196,8 +196,8 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequ
 
 // GetSnapshot returns one snapshot.
 func (d *Driver) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
-	if req.GetSnapshotId() == "" {
-		return nil, invalid("snapshot_id is missing")
+	if err := required("snapshot_id", req.GetSnapshotId()); err != nil {
+		return nil, err
 	}
 	s, err := d.findSnapshot(ctx, req.GetSnapshotId())
 	if err != nil {

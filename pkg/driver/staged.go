@@ -1,15 +1,11 @@
 package driver
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"maps"
-	"os"
-	"path/filepath"
 	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -40,7 +36,7 @@ type stagedRecord struct {
 var stagedType = record.Type{Kind: "crust-csi.staged", Version: 1}
 
 type stagedVolumes struct {
-	dir  string
+	dir  record.Dir[stagedRecord]
 	boot string
 	mu   sync.Mutex
 	m    map[string]stagedRecord
@@ -48,25 +44,11 @@ type stagedVolumes struct {
 }
 
 func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	s := &stagedVolumes{dir: dir, boot: boot, m: map[string]stagedRecord{}, bad: map[string]error{}}
-	names, err := record.Names(dir)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		path := filepath.Join(dir, name+record.Extension)
-		var r stagedRecord
-		err := stagedType.Read(path, &r)
-		if err == nil && s.path(r.VolumeID) != path {
-			err = fmt.Errorf("%s: the record is of volume %q, and does not belong there", path, r.VolumeID)
-		}
+	s := &stagedVolumes{boot: boot, m: map[string]stagedRecord{}, bad: map[string]error{},
+		dir: record.Dir[stagedRecord]{Path: dir, Type: stagedType, Name: func(r stagedRecord) string { return record.Name(r.VolumeID) }}}
+	return s, s.dir.Load(func(path string, r stagedRecord, err error) error {
 		var unread *fs.PathError
 		switch {
-		case record.Untold(err): // not about the record
-			return nil, err
 		case fault.Is(err, fault.State), errors.As(err, &unread): // from a newer version, which may rely on it, or unreadable
 			s.bad[path] = record.Unusable(err)
 			log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", s.bad[path])
@@ -75,25 +57,18 @@ func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
 			// anew is right in both cases.
 			log.Warn("how a volume was staged cannot be read; it counts as not staged", "file", path,
 				"kept_as", path+record.Suffix, "error", err)
-			if err := record.SetAside(path); err != nil {
-				return nil, err
-			}
+			return record.SetAside(path)
 		case r.BootID != boot:
 			log.Info("forgetting that a volume was staged before the machine restarted", "file", path)
-			if err := record.RemoveVolatile(path); err != nil {
-				return nil, err
-			}
+			return record.RemoveVolatile(path)
 		default:
 			s.m[r.VolumeID] = r
 		}
-	}
-	return s, nil
+		return nil
+	})
 }
 
-func (s *stagedVolumes) path(id string) string {
-	sum := sha256.Sum256([]byte(id))
-	return filepath.Join(s.dir, hex.EncodeToString(sum[:16])+record.Extension)
-}
+func (s *stagedVolumes) path(id string) string { return s.dir.File(record.Name(id)) }
 
 func (s *stagedVolumes) get(id string) (stagedRecord, bool) {
 	s.mu.Lock()

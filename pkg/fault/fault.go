@@ -53,6 +53,15 @@ type Private struct {
 // String returns Public.
 func (p Private) String() string { return p.Public }
 
+// After returns p with the separator before Public, to be appended to a sentence. An empty p stays
+// empty.
+func (p Private) After(separator string) Private {
+	if p.Public != "" {
+		p.Public = separator + p.Public
+	}
+	return p
+}
+
 // New makes an error of a kind. The format is that of fmt.Errorf, including %w. For an argument
 // of type Private, the text contains Public, and Details returns Detail.
 func New(kind Kind, format string, args ...any) error {

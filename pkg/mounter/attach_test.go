@@ -116,7 +116,7 @@ func unmountAt(t *testing.T, r *Root, name string) {
 }
 
 func TestMountsOfOneDevice(t *testing.T) {
-	for _, fstype := range []string{"ext4", "xfs", "btrfs"} {
+	for _, fstype := range filesystems {
 		t.Run(fstype, func(t *testing.T) {
 			d, r := formatted(t, fstype), openRoot(t)
 			fs := Filesystem{Device: d, Type: fstype}
@@ -246,7 +246,7 @@ func TestD05_SwappedInMidCall(t *testing.T) {
 }
 
 func TestFreezeAndGrow(t *testing.T) {
-	for _, fstype := range []string{"ext4", "xfs", "btrfs"} {
+	for _, fstype := range filesystems {
 		d, r := formatted(t, fstype), openRoot(t)
 		fs := Filesystem{Device: d, Type: fstype}
 		mountAt(t, r, fs, "m")
@@ -284,14 +284,16 @@ func TestFreezeAndGrow(t *testing.T) {
 	}
 }
 
-// TestMountByHelperProgram: a mount that mount(8) made in scratch is taken over detached. (The
-// kernel here has no NFS; the method is the same for any type.)
-func TestMountByHelperProgram(t *testing.T) {
+// A mount that somebody else made in scratch is taken over detached.
+func TestMountByPath(t *testing.T) {
 	d, r := formatted(t, "ext4"), openRoot(t)
 	scratch := filepath.Join(t.TempDir(), "scratch")
 	o, err := ParseOptions([]string{"commit=7,nodev"})
 	check(t, err)
-	m, err := OpenWithHelper(t.Context(), scratch, d.Path, "ext4", o, true)
+	m, err := OpenByPath(scratch, d.Path, "ext4", o, true, func(options []string) error {
+		sh(t, "mount", "-t", "ext4", "-o", strings.Join(options, ","), d.Path, scratch)
+		return nil
+	})
 	check(t, err)
 	if _, err := os.Stat(scratch); !os.IsNotExist(err) {
 		t.Errorf("scratch is left: %v", err)
@@ -311,9 +313,10 @@ func TestMountByHelperProgram(t *testing.T) {
 		t.Errorf("mounted as %q", line)
 	}
 	unmountAt(t, r, "m")
-	if _, err := OpenWithHelper(t.Context(), scratch, "127.0.0.1:/none", "nosuchfs", Options{}, false); !fault.Is(err, fault.State) ||
-		!strings.Contains(err.Error(), "nosuchfs") {
-		t.Errorf("an unknown type: %v", err)
+	failed := errors.New("failed")
+	_, err = OpenByPath(scratch, d.Path, "ext4", Options{}, false, func([]string) error { return failed })
+	if _, serr := os.Stat(scratch); !errors.Is(err, failed) || !os.IsNotExist(serr) {
+		t.Errorf("a mount that failed: %v; scratch: %v", err, serr)
 	}
 	// A mount that a crash left in scratch is unmounted.
 	check(t, os.Mkdir(scratch, 0o700))

@@ -45,7 +45,8 @@ type Detached struct {
 
 // Open mounts a file system detached, from fsopen(2) to fsmount(2). If the device is mounted
 // already, the kernel shares that superblock and ignores the superblock options given here. The
-// caller must compare them (see Busy).
+// caller must compare them (see Busy). A path that leads to a device with other numbers is a fault
+// State. Options are not checked for safety: see CheckOptions and Filesystem.NoPanic.
 func Open(fs Filesystem) (*Detached, error) {
 	if err := checkLabels(fs.Options); err != nil {
 		return nil, err
@@ -66,13 +67,31 @@ func Open(fs Filesystem) (*Detached, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := verifyLabel(fs.Options, d.Label); err != nil {
+	if err := errors.Join(verifyLabel(fs.Options, d.Label), d.verifyDevice(fs)); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", d.what, err), d.Close())
 	}
 	if err := failpoint.Err("mount.detached"); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
+}
+
+// verifyDevice compares the device number of what is mounted with the requested one: a path such
+// as /dev/sdb may lead to another disk by now.
+func (d *Detached) verifyDevice(fs Filesystem) error {
+	t := fstype.Of(fs.Type)
+	if fs.Device.Major == 0 || t.Share || t.Numberless {
+		return nil
+	}
+	st, err := linux.StatxFile(d.mount)
+	if err != nil {
+		return err
+	}
+	if now := (Device{Major: st.DevMajor, Minor: st.DevMinor}); !now.Same(fs.Device) {
+		return fault.New(fault.State, "that is the block device %d:%d now, and %d:%d was asked for", now.Major, now.Minor,
+			fs.Device.Major, fs.Device.Minor)
+	}
+	return nil
 }
 
 func open(fs Filesystem) (*Detached, error) {
@@ -290,7 +309,8 @@ func (d *Detached) viewError(v View, err error) error {
 	return fmt.Errorf("%s: %w", d.what, err)
 }
 
-// Dir opens the root directory of the file system for reading.
+// Dir opens the root directory of the file system for reading. The caller must close it: an open
+// directory keeps the file system in use.
 func (d *Detached) Dir() (*os.File, error) {
 	return linux.Openat(d.mount, ".", os.O_RDONLY|linux.ODirectory, 0)
 }

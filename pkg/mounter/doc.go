@@ -1,7 +1,7 @@
 // Package mounter provides what a volume driver needs for block devices and mounts. It prepares
 // a mount detached and attaches it last. It inspects mounts, grows and freezes file systems,
 // and unmounts. It uses the kernel's mount API (fsopen, fsconfig, fsmount, mount_setattr,
-// move_mount) and starts no program, except in [OpenWithHelper].
+// move_mount) and starts no program. Package external mounts what needs one (cifs).
 //
 // It is for the node side of a CSI driver and for the agent in a guest. It needs Linux 5.15 or
 // newer and root. Errors carry a [fault.Kind] and the kernel's message.
@@ -19,8 +19,8 @@
 //  3. [Root.Target] opens the parent directory of the target.
 //  4. [Detached.Attach] creates the target and makes the mount visible there in one step.
 //     Afterwards it verifies that the path leads to the mount.
-//  5. [Detached.Close] releases the descriptor. An open Detached or [State] keeps the file
-//     system in use.
+//  5. [Detached.Close] releases the descriptor. An open Detached or [State], and a directory
+//     from its Dir, keep the file system in use.
 //  6. [Target.Look] reports what is mounted. It asks the kernel and reads no record.
 //  7. [Target.Unmount] and [Target.Remove] undo the mount.
 //
@@ -29,7 +29,7 @@
 // The kernel has one superblock for all mounts of a device. The first mount sets its options (a
 // SELinux label, quota, errors=), and the kernel ignores those of later mounts. So a driver
 // records the options of the first mount and compares them with [Options.SameSuperblock].
-// [State.Differs] compares the device and the per-mount options (ro, noexec, nosuid, relatime).
+// [State.Differs] compares the device and the per-mount options (ro, noexec, nosuid, nodev, noatime).
 // Mounts of one superblock may differ in these and in their id maps, see [View].
 //
 // # Concurrency and security

@@ -13,9 +13,9 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
 
-// ErrGrowOffline is in the error chain of Grow if the kernel refuses to grow a mounted file
-// system because this process lacks CAP_SYS_RESOURCE.
-var ErrGrowOffline = errors.New("to grow it while it is mounted needs CAP_SYS_RESOURCE")
+// ErrGrowOffline is in the error chain of Grow if a file system grows only while it is not mounted:
+// see GrowsOffline. One that is marked as damaged must be checked first, too.
+var ErrGrowOffline = errors.New("it grows only while it is not mounted")
 
 // Grow grows a mounted file system of type name to the size of its device. The file dir is open
 // on any directory of it. It does nothing if the file system fills the device already.
@@ -25,6 +25,12 @@ func Grow(dir *os.File, name string, d Device) error {
 		return err
 	}
 	grow := fstype.Of(name).Grow
+	if grow == nil && GrowsOffline(name) {
+		if sb, err := probe(d.Path, size); err != nil || sb.BlockSize > 0 && !Unfilled(sb, size) {
+			return err
+		}
+		return fault.New(fault.State, "%s on %s: %w; it is grown when it is next staged, so stop its pods", name, d.Path, ErrGrowOffline)
+	}
 	if grow == nil {
 		return fault.New(fault.State, "a file system of type %s cannot be grown while mounted", name)
 	}
@@ -37,9 +43,13 @@ func Grow(dir *os.File, name string, d Device) error {
 		}
 		return sb.Size, sb.BlockSize, err
 	})
-	if errors.Is(err, linux.EPERM) && GrowsOffline(name) {
-		return fault.New(fault.State, "%s on %s: %w; it is grown when it is next staged, so stop its pods. A privileged container has the "+
-			"capability where its node's root has it", name, d.Path, ErrGrowOffline)
+	switch {
+	case errors.Is(err, linux.EPERM) && GrowsOffline(name):
+		return fault.New(fault.State, "%s on %s: %w, because this process lacks CAP_SYS_RESOURCE; it is grown when it is next staged, so stop "+
+			"its pods. A privileged container has the capability where its node's root has it", name, d.Path, ErrGrowOffline)
+	case errors.Is(err, linux.EPERM) && len(fstype.Of(name).Resize) > 0:
+		return fault.New(fault.State, "%s on %s: %w, because the kernel does not permit it now, for example because the file system is marked as "+
+			"damaged; it is checked and grown when it is next staged, so stop its pods", name, d.Path, ErrGrowOffline)
 	}
 	if err != nil {
 		return fmt.Errorf("grow %s on %s to %d bytes: %w", name, d.Path, size, err)
@@ -47,15 +57,23 @@ func Grow(dir *os.File, name string, d Device) error {
 	return nil
 }
 
-// GrowsOffline reports whether this process certainly may not grow a mounted file system of
-// that type, while a program can grow it unmounted.
+// GrowsOffline reports whether a file system of that type grows only while it is not mounted, by
+// a program: its kernel driver cannot grow it, or this process certainly may not have it done.
 func GrowsOffline(name string) bool {
-	if !fstype.Of(name).GrowthIsPrivileged {
+	t := fstype.Of(name)
+	if t.Grow == nil {
+		return len(t.Resize) > 0
+	}
+	if !t.GrowthIsPrivileged {
 		return false
 	}
 	ok, err := linux.HasCapability(linux.CapSysResource)
 	return err == nil && !ok
 }
+
+// Grows reports whether Grow can grow a file system of that type. A process that cannot tell
+// whether it has the capability may try.
+func Grows(name string) bool { return fstype.Of(name).Grow != nil && !GrowsOffline(name) }
 
 // Unfilled reports whether an unmounted file system is worth growing: its device is at least 16
 // MiB larger. The file system might never use a smaller rest (ext4 makes no last group of a few
@@ -65,8 +83,12 @@ func Unfilled(r superblock.Result, deviceSize int64) bool {
 	return r.BlockSize > 0 && deviceSize-r.Size >= worthwhile
 }
 
-// DeviceSize returns the current length of the device, in bytes.
+// DeviceSize returns the current length of the device, in bytes. A device without a Path is a
+// fault.State.
 func DeviceSize(d Device) (int64, error) {
+	if d.Path == "" {
+		return 0, fault.New(fault.State, "device %d:%d has no node in /dev: make one (mknod), and give it as the Path", d.Major, d.Minor)
+	}
 	f, err := linux.Open(d.Path, os.O_RDONLY)
 	if err != nil {
 		return 0, err
@@ -84,10 +106,13 @@ func probe(device string, size int64) (superblock.Result, error) {
 	return superblock.Probe(f, size)
 }
 
-// FindDevice examines a block device node. It follows symbolic links. Another kind of file is a
-// fault.State.
+// FindDevice examines a block device node. It follows symbolic links. A missing path is a
+// fault.NotFound, another kind of file a fault.State.
 func FindDevice(path string) (Device, error) {
 	f, err := linux.Open(path, os.O_RDONLY)
+	if errors.Is(err, linux.ENOENT) {
+		err = fault.New(fault.NotFound, "%w", err)
+	}
 	if err != nil {
 		return Device{}, err
 	}

@@ -133,18 +133,19 @@ func sysName(d Device) (string, error) {
 	return filepath.Base(link), err
 }
 
-// HeldBy formats Holders for an error message. It is empty if there are none. The locations are
-// in Detail, for the log: readers of an event must not see the paths and processes of other
-// pods.
-func HeldBy(d Device) fault.Private {
-	who := Holders(d)
+// HeldBy formats Holders for an error message, as a sentence of its own. It is empty if there are
+// none, so append it with [fault.Private.After]. The locations are in Detail, for the log: readers
+// of an event must not see the paths and processes of other pods.
+func HeldBy(d Device) fault.Private { return heldBy(Holders(d)) }
+
+func heldBy(who []string) fault.Private {
 	switch len(who) {
 	case 0:
 		return fault.Private{}
 	case 1:
-		return fault.Private{Public: "; it is mounted elsewhere on this node, and the log says where", Detail: who[0]}
+		return fault.Private{Public: "it is mounted elsewhere on this node, and the log says where", Detail: who[0]}
 	}
-	return fault.Private{Public: fmt.Sprintf("; it is mounted in %d places on this node, and the log says where", len(who)),
+	return fault.Private{Public: fmt.Sprintf("it is mounted in %d places on this node, and the log says where", len(who)),
 		Detail: strings.Join(who, "; ")}
 }
 

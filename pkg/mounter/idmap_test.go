@@ -68,7 +68,7 @@ func TestU04_AFileSystemThatCannotBeMapped(t *testing.T) {
 
 // One file system is shown with two groups concurrently, and has a third on disk.
 func TestF02_IdmappedViewsShowOtherGroups(t *testing.T) {
-	for _, fstype := range []string{"ext4", "xfs", "btrfs"} {
+	for _, fstype := range filesystems {
 		t.Run(fstype, func(t *testing.T) {
 			root, dev := openRoot(t), formatted(t, fstype)
 			for dir := root.Path(); len(dir) >= len(os.TempDir()); dir = filepath.Dir(dir) {

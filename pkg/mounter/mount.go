@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -141,15 +142,17 @@ func (r *Root) Table() ([]Mount, error) {
 }
 
 // Device returns the block device of a mount point: the one its file system is on, or the one
-// whose node is bound there. If there is neither, ok is false.
+// whose node is bound there. If there is neither, ok is false. Path is the device's node in /dev,
+// and empty if /dev has none with its number, as in a container with a /dev of its own: compare
+// with Device.Same. ReadOnly is not examined: FindDevice does that.
 func (s *State) Device() (d Device, ok bool, err error) {
 	switch {
 	case s.Occupant != MountPoint:
 		return Device{}, false, nil
 	case s.stat.IsBlock():
-		return Device{Major: s.stat.RdevMajor, Minor: s.stat.RdevMinor}, true, nil
+		return numbered(s.stat.RdevMajor, s.stat.RdevMinor), true, nil
 	case s.stat.DevMajor != 0:
-		return Device{Major: s.stat.DevMajor, Minor: s.stat.DevMinor}, true, nil
+		return numbered(s.stat.DevMajor, s.stat.DevMinor), true, nil
 	}
 	// btrfs has an anonymous device number; its source names the device.
 	m, err := s.Mount()
@@ -157,6 +160,25 @@ func (s *State) Device() (d Device, ok bool, err error) {
 		return Device{}, false, err
 	}
 	return m.Device()
+}
+
+func numbered(major, minor uint32) Device {
+	return Device{Path: nodeOf("/sys", "/dev", major, minor), Major: major, Minor: minor}
+}
+
+// nodeOf returns the path of a device's node in the directory dev, or "" if no node there has its
+// number.
+func nodeOf(sys, dev string, major, minor uint32) string {
+	link, err := os.Readlink(fmt.Sprintf("%s/dev/block/%d:%d", sys, major, minor))
+	if err != nil {
+		return ""
+	}
+	// sysfs shows a "/" in a device's name as "!".
+	path := filepath.Join(dev, strings.ReplaceAll(filepath.Base(link), "!", "/"))
+	if st, err := linux.StatxPath(path); err != nil || !st.IsBlock() || st.RdevMajor != major || st.RdevMinor != minor {
+		return ""
+	}
+	return path
 }
 
 // Group returns the group that owns the root of what is mounted, as processes see it: after the
@@ -259,7 +281,8 @@ func UsageOf(f *os.File) (Usage, error) {
 	}, nil
 }
 
-// Dir opens the root directory of a mounted file system for reading.
+// Dir opens the root directory of a mounted file system for reading. The caller must close it: an
+// open directory keeps the file system in use.
 func (s *State) Dir() (*os.File, error) {
 	root, err := s.root()
 	if err != nil {

@@ -66,7 +66,8 @@ var category = regexp.MustCompile(`^c[0-9]+(\.c[0-9]+)?([:-].*)?$`)
 // one or more comma-separated options. It refuses (fault.Invalid) what is contradictory or
 // meaningless: an empty name, a value for an option that takes none, "ro" with "rw", one key
 // with two values, and options that name another operation ("bind", "remount" and similar). The
-// kernel refuses options that the file system does not support, at mount time.
+// kernel refuses options that the file system does not support, at mount time. CheckOptions decides
+// what is safe.
 //
 // A comma in a value is an error too, except in an SELinux label. mount(2), mount(8) and guests
 // split options at commas, so the rest of the value would become an unchecked option.
@@ -107,6 +108,9 @@ func ParseOptions(flags []string) (Options, error) {
 			}
 			switch key {
 			case "defaults":
+				if hasValue {
+					return Options{}, fault.New(fault.Invalid, "mount option %q takes no value", key)
+				}
 				continue
 			case "ro", "rw":
 				if ro := key == "ro"; o.readOnly != nil && *o.readOnly != ro {

@@ -31,7 +31,7 @@ func TestParseOptions(t *testing.T) {
 	}
 	for _, bad := range [][]string{
 		{"ro", "rw"}, {"noatime,relatime"}, {"bind"}, {"remount,ro"}, {"=x"}, {"commit="}, {"commit=5,commit=6"},
-		{"ro=1"}, {"nodev=x"}, {`context="open`}, {"source=/dev/sda"}, {"loop"}, {"a\x00b"},
+		{"ro=1"}, {"nodev=x"}, {"defaults=5"}, {"defaults="}, {`context="open`}, {"source=/dev/sda"}, {"loop"}, {"a\x00b"},
 	} {
 		if o, err := ParseOptions(bad); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%q was taken: %+v, %v", bad, o, err)

@@ -178,23 +178,14 @@ func canonicalLabel(label string) string {
 
 // openClassic mounts with mount(2) at the scratch directory, makes a detached clone and
 // unmounts again. btrfs accepts no SELinux label through the new calls before Linux 6.8.
-func openClassic(fs Filesystem) (d *Detached, err error) {
-	if err := ClearScratch(fs.Scratch); err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(fs.Scratch, 0o700); err != nil {
-		return nil, err
-	}
-	var data []string
-	for _, o := range fs.Options.Superblock {
-		if contextOptions[o.Key] {
-			o.Value = `"` + o.Value + `"`
+func openClassic(fs Filesystem) (*Detached, error) {
+	v := View{Options: fs.Options, ReadOnly: fs.ReadOnly}
+	return throughScratch(fs.Scratch, fs.Type+" on "+fs.Device.Path, v, func(options []string) error {
+		err := linux.Mount(fs.Device.Path, fs.Scratch, fs.Type, fs.Device.ReadOnly, strings.Join(options, ","))
+		if err != nil {
+			return fault.New(fault.State, "%s on %s with the options %q: %w (see dmesg)", fs.Type, fs.Device.Path,
+				fs.Options.SuperblockString(), err)
 		}
-		data = append(data, o.String())
-	}
-	if err := linux.Mount(fs.Device.Path, fs.Scratch, fs.Type, fs.Device.ReadOnly, strings.Join(data, ",")); err != nil {
-		return nil, errors.Join(fault.New(fault.State, "%s on %s with the options %q: %w (see dmesg)", fs.Type, fs.Device.Path,
-			fs.Options.SuperblockString(), err), os.Remove(fs.Scratch))
-	}
-	return takeScratch(fs.Scratch, fs.Type+" on "+fs.Device.Path, View{Options: fs.Options, ReadOnly: fs.ReadOnly})
+		return nil
+	})
 }

@@ -22,16 +22,19 @@ type Root struct {
 }
 
 // OpenRoot opens the directory. It resolves symbolic links in the path itself once, because the
-// administrator made them.
+// administrator made them. A missing directory is a fault.NotFound.
 func OpenRoot(path string) (*Root, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fault.New(fault.Invalid, "directory %q is no absolute path", path)
 	}
+	var dir *os.File
 	real, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		dir, err = linux.Openat2(linux.CWD, real, linux.OPath|linux.ODirectory, linux.ResolveNoSymlinks)
 	}
-	dir, err := linux.Openat2(linux.CWD, real, linux.OPath|linux.ODirectory, linux.ResolveNoSymlinks)
+	if errors.Is(err, linux.ENOENT) {
+		return nil, fault.New(fault.NotFound, "directory %s: %w", path, err)
+	}
 	if err != nil {
 		return nil, err
 	}

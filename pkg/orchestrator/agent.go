@@ -214,6 +214,10 @@ func (a *Agent) nodePublish(ctx context.Context, req *csi.NodePublishVolumeReque
 			return nil, err
 		}
 	}
+	target := req.GetTargetPath()
+	if _, known := a.Records.Get(target); known || a.Records.Unusable(target) != nil {
+		return a.publishOrDefer(ctx, req, next, pod, k, "") // whatever its RuntimeClass says by now
+	}
 	socket, err := a.Pods.Socket(ctx, pod)
 	if err != nil {
 		return nil, status.Errorf(codes.Unavailable, "volume %s: the RuntimeClass of pod %s/%s: %s",
@@ -241,6 +245,7 @@ func add(attrs map[string]string, pod *corev1.Pod) (changed bool) {
 	return changed
 }
 
+// publishOrDefer publishes a volume of a pod that has a runtime. socket is used for new deferrals.
 func (a *Agent) publishOrDefer(
 	ctx context.Context, req *csi.NodePublishVolumeRequest, next Call, pod *corev1.Pod, k PodKey, socket string,
 ) ([]byte, error) {

@@ -24,11 +24,11 @@ func (a *Agent) nodeStats(ctx context.Context, req *csi.NodeGetVolumeStatsReques
 	if !ok {
 		return next(ctx, request)
 	}
-	yes, err := a.can(ctx, d, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS)
+	can, _, err := a.can(ctx, d)
 	if err != nil {
 		return nil, err
 	}
-	if err := crust.SetSupportsStats(req, yes); err != nil {
+	if err := crust.SetSupportsStats(req, slices.Contains(can, crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS)); err != nil {
 		return nil, err
 	}
 	answer, raw, err := forward[csi.NodeGetVolumeStatsResponse](ctx, next, req)
@@ -68,11 +68,11 @@ func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest
 	if !ok {
 		return next(ctx, request)
 	}
-	yes, err := a.can(ctx, d, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE)
+	can, supported, err := a.can(ctx, d)
 	if err != nil {
 		return nil, err
 	}
-	if err := crust.SetSupportsExpand(req, yes); err != nil {
+	if err := crust.SetSupportsExpand(req, crust.Grows(can, supported, d.Type)); err != nil {
 		return nil, err
 	}
 	answer, raw, err := forward[csi.NodeExpandVolumeResponse](ctx, next, req)
@@ -104,13 +104,14 @@ func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest
 	return proto.Marshal(answer)
 }
 
-// can asks whether a volume's runtime has a capability.
-func (a *Agent) can(ctx context.Context, d Deferral, c crust.Capability) (bool, error) {
-	list, _, err := a.runtimes.can(ctx, d.Socket)
-	if err != nil {
-		return false, status.Errorf(codes.Unavailable, "volume %s: the runtime at %s: %s", d.VolumeID, d.Socket, err)
+// can asks what a volume's runtime can do.
+func (a *Agent) can(ctx context.Context, d Deferral) (
+	list []crust.Capability, filesystems *crustv1alpha1.RuntimeGetSupportedFileSystemsResponse, err error,
+) {
+	if list, filesystems, err = a.runtimes.can(ctx, d.Socket); err != nil {
+		err = status.Errorf(codes.Unavailable, "volume %s: the runtime at %s: %s", d.VolumeID, d.Socket, err)
 	}
-	return slices.Contains(list, c), nil
+	return list, filesystems, err
 }
 
 // inSandbox returns the runtime that has a volume mounted.

@@ -2,11 +2,11 @@ package orchestrator
 
 import (
 	"bytes"
-	"maps"
 	"os"
-	"slices"
-	"strings"
+	"path/filepath"
 	"testing"
+
+	"github.com/crust-csi/crust-csi/internal/record"
 )
 
 // These are no fuzz targets: compiling this package's dependencies for fuzzing takes minutes. The
@@ -36,7 +36,7 @@ func TestA10_ARecordIsOfItsTarget(t *testing.T) {
 	} {
 		target, content := c.target, c.content
 		dir := t.TempDir()
-		path := (&Records{dir: dir}).path(target)
+		path := filepath.Join(dir, record.Name(target)+record.Extension)
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -57,21 +57,6 @@ func TestA10_ARecordIsOfItsTarget(t *testing.T) {
 		}
 		if known != c.known || len(r.m) > 0 != known || known && (unusable || d.Target != target || d.BootID != "boot") {
 			t.Errorf("the target %q has %+v of %+v, unusable: %v", target, d, r.m, unusable)
-		}
-	}
-}
-
-// A runtime mounts later what a driver answers, with the driver's options and no others.
-func TestARuntimeIsAskedForTheDriversOptions(t *testing.T) {
-	for _, options := range []map[string]string{{"commit": "5", "nobarrier": ""}, {"x": "a="}, {"x": "="}, {"x": "=y"}, {"": "v"}, nil} {
-		asked := mountOptions(options)
-		again := map[string]string{}
-		for _, o := range asked {
-			key, value, _ := strings.Cut(o, "=")
-			again[key] = value
-		}
-		if !maps.Equal(again, options) || len(asked) != len(again) || !slices.IsSorted(asked) {
-			t.Errorf("%q became %q", options, asked)
 		}
 	}
 }

@@ -65,10 +65,11 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 	if decision := crust.Decide(ask); !decision.Defer {
 		return decision, nil
 	}
-	if ask.Capabilities, ask.Filesystems, err = a.runtimes.can(ctx, d.Socket); err != nil {
+	list, supported, err := a.runtimes.can(ctx, d.Socket)
+	if err != nil {
 		return crust.Decision{}, fmt.Errorf("the runtime at %s: %w", d.Socket, err)
 	}
-	d.Filesystems = ask.Filesystems
+	ask.Capabilities, ask.Filesystems, d.Filesystems = list, supported.GetFileSystems(), supported.GetFileSystems()
 	d.HostKernel = slices.Contains(ask.Capabilities, crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL)
 	return crust.Decide(ask), nil
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/redial"
+	"github.com/crust-csi/crust-csi/pkg/fault/faultgrpc"
 )
 
 // message is a message on the wire.
@@ -115,11 +116,12 @@ func (p *Proxy) handle(_ any, stream grpc.ServerStream) error {
 	return stream.SendMsg(&message{out})
 }
 
-// asItIs returns an error's status with its details; the first of several joined.
+// asItIs returns an error's status with its details; the first of several joined. Any other error
+// has the code of its fault.
 func asItIs(err error) error {
 	var s interface{ GRPCStatus() *status.Status }
 	if errors.As(err, &s) {
 		return s.GRPCStatus().Err()
 	}
-	return err
+	return faultgrpc.Status(err)
 }

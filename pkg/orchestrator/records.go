@@ -1,13 +1,9 @@
 package orchestrator
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -59,45 +55,39 @@ var deferralType = record.Type{Kind: "crust.deferral", Version: 1}
 
 // Records stores deferrals on disk: the agent may end between any two steps.
 type Records struct {
-	dir, boot string
-	write     keylock.Locks[string] // by target: a write that hangs blocks no other
-	mu        sync.Mutex            // guards what follows; never held while waiting for the disk
-	m         map[string]Deferral   // by target
-	bad       map[string]error      // unusable records, by path
+	dir   record.Dir[Deferral]
+	boot  string
+	write keylock.Locks[string] // by target: a write that hangs blocks no other
+	mu    sync.Mutex            // guards what follows; never held while waiting for the disk
+	m     map[string]Deferral   // by target
+	bad   map[string]error      // unusable records, by path
 }
 
 // LoadRecords loads the records in a directory. It removes those of an earlier boot, which no
 // sandbox outlives. An unreadable one stays (see Unusable). One of a newer version is an error.
 func LoadRecords(dir, boot string) (*Records, error) {
-	r := &Records{dir: dir, boot: boot, m: map[string]Deferral{}, bad: map[string]error{}}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	names, err := record.Names(dir)
-	errs := []error{err}
-	for _, name := range names {
-		path := filepath.Join(dir, name+record.Extension)
-		var d Deferral
-		switch err := deferralType.Read(path, &d); {
-		case fault.Is(err, fault.State), record.Untold(err): // of a newer version, or this process lacks what it needs to read any
+	r := &Records{boot: boot, m: map[string]Deferral{}, bad: map[string]error{},
+		dir: record.Dir[Deferral]{Path: dir, Type: deferralType, Name: func(d Deferral) string { return record.Name(d.Target) }}}
+	var errs []error
+	err := r.dir.Load(func(path string, d Deferral, err error) error {
+		switch {
+		case fault.Is(err, fault.State): // of a newer version
 			errs = append(errs, err)
-		case err != nil:
+		case err != nil && !errors.Is(err, record.ErrMisplaced):
 			r.bad[path] = record.Unusable(err)
 		case d.BootID != boot:
 			errs = append(errs, record.Remove(path))
-		case r.path(d.Target) != path:
-			r.bad[path] = record.Unusable(fmt.Errorf("%s: the record is of %s, and does not belong there", path, d.Target))
+		case err != nil:
+			r.bad[path] = record.Unusable(err)
 		default:
 			r.m[d.Target] = d
 		}
-	}
-	return r, errors.Join(errs...)
+		return nil
+	})
+	return r, errors.Join(append(errs, err)...)
 }
 
-func (r *Records) path(target string) string {
-	sum := sha256.Sum256([]byte(target))
-	return filepath.Join(r.dir, hex.EncodeToString(sum[:16])+record.Extension)
-}
+func (r *Records) path(target string) string { return r.dir.File(record.Name(target)) }
 
 // Unusable returns the error for a target whose record is unusable, and nil for any other.
 func (r *Records) Unusable(target string) error {

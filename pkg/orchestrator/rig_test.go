@@ -120,9 +120,15 @@ type sandboxes struct {
 	crustv1alpha1.UnimplementedSandboxManagementServer
 	asked, busy atomic.Int32
 	fail        atomic.Bool
+	register    func(*crustv1alpha1.RegisterSandboxRequest) error // nil: all are accepted
 }
 
-func (*sandboxes) RegisterSandbox(context.Context, *crustv1alpha1.RegisterSandboxRequest) (*crustv1alpha1.RegisterSandboxResponse, error) {
+func (s *sandboxes) RegisterSandbox(
+	_ context.Context, r *crustv1alpha1.RegisterSandboxRequest,
+) (*crustv1alpha1.RegisterSandboxResponse, error) {
+	if s.register != nil {
+		return &crustv1alpha1.RegisterSandboxResponse{}, s.register(r)
+	}
 	return &crustv1alpha1.RegisterSandboxResponse{}, nil
 }
 
@@ -260,7 +266,7 @@ func request() *csi.NodePublishVolumeRequest {
 }
 
 func (r *rig) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	r.t.Cleanup(cancel)
 	return ctx
 }

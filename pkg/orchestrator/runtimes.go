@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -52,7 +51,9 @@ func (r *runtimes) close() error {
 }
 
 // can asks a runtime's capabilities and file systems.
-func (r *runtimes) can(ctx context.Context, socket string) (list []crust.Capability, filesystems []string, err error) {
+func (r *runtimes) can(ctx context.Context, socket string) (
+	list []crust.Capability, filesystems *crustv1alpha1.RuntimeGetSupportedFileSystemsResponse, err error,
+) {
 	c, err := r.client(socket)
 	if err != nil {
 		return nil, nil, err
@@ -66,8 +67,8 @@ func (r *runtimes) can(ctx context.Context, socket string) (list []crust.Capabil
 	for _, v := range caps.GetCapabilities() {
 		list = append(list, v.GetRpc().GetType())
 	}
-	fs, err := c.RuntimeGetSupportedFileSystems(ctx, &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
-	return list, fs.GetFileSystems(), err
+	filesystems, err = c.RuntimeGetSupportedFileSystems(ctx, &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
+	return list, filesystems, err
 }
 
 // unimplemented drops Unimplemented: a runtime with its own sandboxes serves no SandboxManagement.
@@ -95,23 +96,18 @@ func (r *runtimes) register(ctx context.Context, d Deferral, b box) error {
 			return fmt.Errorf("the pod's sandbox before this one: %w", err)
 		}
 	}
-	_, err = c.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{
-		SandboxId: b.id, Pid: b.pid, Kind: &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}},
-	})
-	return unimplemented(err)
-}
-
-// mountOptions returns options as sorted strings.
-func mountOptions(options map[string]string) []string {
-	list := make([]string, 0, len(options))
-	for key, value := range options {
-		if value != "" {
-			key += "=" + value
+	// The server knows the kind of its sandboxes. Those before v0.2 want it named, and have mount namespaces.
+	request := &crustv1alpha1.RegisterSandboxRequest{SandboxId: b.id, Pid: b.pid}
+	_, err = c.RegisterSandbox(ctx, request)
+	if status.Code(err) == codes.InvalidArgument {
+		request.Kind = &crustv1alpha1.RegisterSandboxRequest_Namespace{Namespace: &crustv1alpha1.NamespaceSandbox{}}
+		if _, named := c.RegisterSandbox(ctx, request); status.Code(named) == codes.InvalidArgument {
+			err = fmt.Errorf("%w; as a mount namespace: %w", err, named)
+		} else {
+			err = named
 		}
-		list = append(list, key)
 	}
-	slices.Sort(list)
-	return list
+	return unimplemented(err)
 }
 
 // publish makes a runtime mount a deferred volume in a sandbox.
@@ -123,7 +119,7 @@ func (r *runtimes) publish(ctx context.Context, d Deferral, sandbox string) erro
 	req := &crustv1alpha1.RuntimePublishVolumeRequest{
 		SandboxId: sandbox, HostVolumeId: d.Source, HostTargetPath: d.Target, FileSystem: d.Type,
 		FsgroupGid: d.Group, FsgroupPolicy: d.GroupPolicy,
-		MountOptions: mountOptions(d.Options),
+		MountOptions: crust.OptionList(d.Options),
 	}
 	_, err = c.RuntimePublishVolume(ctx, req)
 	return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -256,6 +257,9 @@ func (a *Agent) letGo(ctx context.Context, target string) (allow func(), err err
 					d.VolumeID, err)
 			}
 		}
+		if err != nil && status.Code(err) != codes.NotFound && a.readsBesideOthers(d) {
+			return allow, uncertain("volume %s: the runtime does not say that the pod's sandbox has released it: %s", d.VolumeID, err)
+		}
 		if err != nil {
 			// The driver checks the device, which proves more than a runtime that is gone. A
 			// refusal is tried again.
@@ -264,6 +268,13 @@ func (a *Agent) letGo(ctx context.Context, target string) (allow func(), err err
 		failpoint.Hit("agent.released")
 		return allow, nil
 	}
+}
+
+// readsBesideOthers tells whether other deferrals of a volume exist, all of which only read. Then the
+// driver cannot see whether one sandbox still has the device.
+func (a *Agent) readsBesideOthers(d Deferral) bool {
+	_, reads := d.Options["ro"]
+	return reads && slices.ContainsFunc(a.Records.All(), func(o Deferral) bool { return o.VolumeID == d.VolumeID && o.Target != d.Target })
 }
 
 // publishAll publishes a pod's deferrals, and waits up to hookPatience. Slower ones go on; until

@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -104,6 +105,9 @@ func idle(id string, dev mounter.Device) error {
 func MakeFilesystem(ctx context.Context, src Source, v Volume, blank superblock.BlankDevice, want string, mkfs func() error) error {
 	if blank.Path() == "" || v.Facts.Formatted != "" {
 		return fault.New(fault.State, "volume %s: no proof that its device is blank, or it was formatted before (%q)", v.ID, v.Facts.Formatted)
+	}
+	if err := blank.Fits(want); err != nil {
+		return fmt.Errorf("volume %s: %w", v.ID, err)
 	}
 	if intent := blank.Intent(want); v.Facts.Formatting == nil || *v.Facts.Formatting != intent {
 		v.Facts.Formatting = &intent

@@ -51,7 +51,8 @@ type Facts struct {
 	// content, so it is never formatted.
 	GivenRaw bool `json:"givenRaw,omitempty"`
 	// GivenToGuest means that a guest's kernel had it (a runtime-assisted mount), so a pod
-	// controls its content. Copies inherit it, and nothing resets it.
+	// controls its content. Copies inherit it. Only formatting resets it, after a proof that the
+	// device is blank.
 	GivenToGuest bool `json:"givenToGuest,omitempty"`
 	// GrowDue means that the device may be larger than its file system.
 	GrowDue bool `json:"growDue,omitempty"`
@@ -96,7 +97,7 @@ type Source interface {
 	// Attach makes the volume's device, or returns the existing one.
 	Attach(ctx context.Context, id string) (Attachment, error)
 	// AttachReadOnly makes another device of the volume, which takes no writes. DetachReadOnly
-	// releases it.
+	// releases it. A volume that is not attached is a fault State.
 	AttachReadOnly(ctx context.Context, id string) (mounter.Device, error)
 	// ForPod returns the device whose node a pod may have, for a device of Attach or
 	// AttachReadOnly. The pod must not be able to do with it what the driver can. It exists
@@ -136,6 +137,14 @@ func (s Sizes) check() error {
 	return nil
 }
 
+// Refuse returns a fault OutOfRange for a size that no volume can have.
+func (s Sizes) Refuse(size int64) error {
+	if size <= 0 || size > s.Most || size%s.Fine != 0 {
+		return fault.New(fault.OutOfRange, "a volume of %d bytes cannot be made: want a multiple of %d, at most %d", size, s.Fine, s.Most)
+	}
+	return nil
+}
+
 // FileSizes returns the sizes of a volume that is a file with a loop device: multiples of 1
 // MiB, or of a page, up to 1<<60.
 func FileSizes() Sizes { return Sizes{Step: 1 << 20, Fine: 4096, Most: 1 << 60} }
@@ -153,12 +162,14 @@ type Pool interface {
 	Allocated(id string) (int64, error)
 	// Usable returns nil if volumes can be made and attached.
 	Usable() error
-	// Create makes a volume. The caller must look for one with the same name first.
+	// Create makes a volume. The caller must look for one with the same name first, and round the
+	// size: one that is no multiple of Sizes().Fine is a fault OutOfRange, except for a copy.
 	Create(ctx context.Context, spec Spec, p *Progress) (Volume, error)
 	// Delete detaches and destroys a volume. It fails while the device is in use. It succeeds
 	// if the volume does not exist.
 	Delete(ctx context.Context, id string) error
-	// Expand grows the volume, and its device if it is attached.
+	// Expand grows the volume to a size in bytes, rounded as for Create, and its device if it is
+	// attached. A smaller size changes nothing.
 	Expand(ctx context.Context, id string, size int64) (Volume, error)
 
 	CreateSnapshot(ctx context.Context, spec SnapshotSpec, p *Progress) (Snapshot, error)
@@ -174,7 +185,9 @@ type Pool interface {
 	Close() error
 }
 
-// Thaw ends a freeze of a volume that a crash left. The source is the calling pool.
+// Thaw ends a freeze of a volume that a crash left. The source is the calling pool. Only s may be
+// asked: a wrapper of the pool may be locked meanwhile. A pool whose volumes are never frozen by
+// Quiesce may be recovered with a function that does nothing.
 type Thaw func(s Source, id string) error
 
 // Spec describes a volume to be made.

@@ -30,6 +30,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/test/virtiofs"
 )
 
 // machines are two microVMs: the benchmark talks to one directly, to measure the parts; crustd has
@@ -69,17 +70,11 @@ func (m *machines) begin(dir string) {
 	m.addFio(dir)
 	m.share, m.virtio = m.dir+"/share", m.dir+"/virtiofs.sock"
 	must(os.Mkdir(m.share, 0o755))
-	fsd := exec.Command("/usr/lib/qemu/virtiofsd", "--socket-path="+m.virtio, "-o", "source="+m.share, "-o", "sandbox=chroot",
-		"-o", "cache=auto")
-	fsd.SysProcAttr = linux.KilledWithThread()
-	must(fsd.Start())
-	for _, err := os.Stat(m.virtio); err != nil; _, err = os.Stat(m.virtio) {
-		time.Sleep(5 * time.Millisecond)
-	}
+	_, err := virtiofs.Serve(m.share, m.virtio)
+	must(err)
 	m.parts = m.boot("parts", dir)
 	m.whole = m.boot("whole", dir, "-object", "memory-backend-memfd,id=mem,size=1G,share=on", "-numa", "node,memdev=mem",
 		"-chardev", "socket,id=fs,path="+m.virtio, "-device", "vhost-user-fs-pci,chardev=fs,tag=share")
-	var err error
 	m.q, err = qmp.Dial(ctx, m.parts.QMP)
 	must(err)
 	magic, err := hex.DecodeString(m.parts.Magic)
@@ -101,7 +96,7 @@ func (m *machines) begin(dir string) {
 	must(err)
 	magic, err = hex.DecodeString(m.whole.Magic)
 	must(err)
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		_, err = m.client.RegisterSandbox(ctx, &crustv1alpha1.RegisterSandboxRequest{SandboxId: "vm", Pid: int64(m.whole.PID),
 			Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{
 				Qemu: &crustv1alpha1.QemuSandbox{QmpSocket: m.whole.QMP, ChannelSocket: m.whole.Channel, ChannelMagic: magic}}})

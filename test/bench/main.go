@@ -68,6 +68,7 @@ type bench struct {
 
 func main() {
 	flag.Parse()
+	must(os.Setenv("LC_ALL", "C")) // it reads what dumpe2fs prints
 	if driver, endpoint, ok := strings.Cut(*server, ","); ok {
 		serveAgent(driver, endpoint)
 		return
@@ -270,7 +271,7 @@ func (b *bench) all(mounts int) series {
 func settle(dev, dir string) {
 	must(os.Mkdir(dir, 0o755))
 	must(syscall.Mount(dev, dir, "ext4", 0, "init_itable=0"))
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		must(exec.Command("sync", "-f", dir).Run())
 		out, err := exec.Command("dumpe2fs", dev).Output()
 		must(err)

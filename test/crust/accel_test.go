@@ -11,8 +11,30 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
+// Without QEMU, `crustctl sandbox run` explains that in one line, and leaves nothing behind.
+func TestFleet_SandboxRunWithoutQEMU(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"vmlinuz", "initramfs"} {
+		ok(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	runDir := filepath.Join(dir, "run")
+	for _, accel := range []string{"", "kvm", "tcg"} {
+		c := exec.Command(testnode.BuildCommand(t, "crustctl", ""), "sandbox", "--crust", "unix://"+dir+"/nobody", "run", "vm",
+			"--kernel", dir+"/vmlinuz", "--initramfs", dir+"/initramfs", "--run-dir", runDir, "--accel", accel)
+		c.Env = append(os.Environ(), "PATH="+dir, "CRUST_ACCEL=")
+		out, err := c.CombinedOutput()
+		if said := string(out); err == nil || strings.Count(said, "\n") != 1 || strings.Contains(strings.ToLower(said), "kvm") ||
+			!strings.Contains(said, "apt-get install qemu-system-x86") {
+			t.Errorf("with %q: %v\n%s", accel, err, said)
+		}
+	}
+	if _, err := os.Stat(runDir); !os.IsNotExist(err) {
+		t.Errorf("left: %s: %v", runDir, err)
+	}
+}
+
 // If KVM hangs its guests, `crustctl sandbox run` falls back to emulation and says why. If there is
-// no KVM, it says that. The microVM has copies of all mounts, so the test runs alone.
+// no KVM, it says that. With --accel tcg it tries no KVM, and says nothing. The microVM has copies of all mounts, so the test runs alone.
 func TestSandboxRunFallsBackToEmulation(t *testing.T) {
 	s := newServer(t, "qemu", "")
 	qemu, err := exec.LookPath("qemu-system-x86_64")
@@ -52,5 +74,10 @@ func TestSandboxRunFallsBackToEmulation(t *testing.T) {
 	}
 	if out, _ := ctl("exec", "vm", "cat", "/proc/sys/kernel/ostype"); out != "Linux\n" {
 		t.Errorf("the guest says %q", out)
+	}
+	out, said = ctl("run", "emulated", "--accel", "tcg", "--kernel", g+"/vmlinuz", "--initramfs", g+"/initramfs", "--run-dir", runDir)
+	defer ctl("rm", "emulated", "--run-dir", runDir)
+	if !strings.Contains(out, "running (tcg") || said != "" {
+		t.Errorf("with --accel tcg it is run as\n%s, and stderr is\n%s", out, said)
 	}
 }

@@ -137,13 +137,7 @@ func (s *server) askNode(p *pod, filesystems []string) error {
 func (p *pod) request() *crustv1alpha1.RuntimePublishVolumeRequest {
 	r := &crustv1alpha1.RuntimePublishVolumeRequest{
 		SandboxId: p.name, HostVolumeId: p.info.Source, HostTargetPath: p.target, FileSystem: p.info.Type, FsgroupGid: p.group,
-		FsgroupPolicy: p.asks.GroupPolicy,
-	}
-	for k, v := range p.info.Options {
-		if v != "" {
-			k += "=" + v
-		}
-		r.MountOptions = append(r.MountOptions, k)
+		FsgroupPolicy: p.asks.GroupPolicy, MountOptions: crust.OptionList(p.info.Options),
 	}
 	return r
 }

@@ -19,6 +19,7 @@ func runtimes(t *testing.T) map[string][]string {
 	runc := filepath.Join(dir, "runc")
 	c := exec.Command("go", "build", "-o", runc, "github.com/opencontainers/runc")
 	c.Dir = "../runtimes"
+	c.Env = append(os.Environ(), "CGO_ENABLED=1") // part of it is C
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("runc: %v\n%s", err, out)
 	}

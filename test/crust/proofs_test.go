@@ -215,6 +215,14 @@ func TestC11_C12_WhatTheKernelSays(t *testing.T) {
 			t.Errorf("%s is not offered: %v", fs, p.asks.Filesystems)
 		}
 	}
+	// Of those, the ones that it grows while they are mounted.
+	supported, err := s.Client.RuntimeGetSupportedFileSystems(ctxOf(t), &crustv1alpha1.RuntimeGetSupportedFileSystemsRequest{})
+	ok(t, err)
+	for fs, grows := range map[string]bool{"ext4": mayGrowExt4(t), "xfs": true, "btrfs": true, "vfat": false, "exfat": false} {
+		if slices.Contains(supported.GetGrowingFileSystems(), fs) != (grows && slices.Contains(supported.GetFileSystems(), fs)) {
+			t.Errorf("of %v, these are to grow: %v", supported.GetFileSystems(), supported.GetGrowingFileSystems())
+		}
+	}
 	want := []crust.Capability{
 		crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS,
 		crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ROOT_MISMATCH,

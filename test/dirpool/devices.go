@@ -69,6 +69,11 @@ func (p *Pool) AttachReadOnly(_ context.Context, id string) (mounter.Device, err
 	if err != nil {
 		return mounter.Device{}, err
 	}
+	if _, ok, err := p.Attached(id); err != nil {
+		return mounter.Device{}, err
+	} else if !ok {
+		return mounter.Device{}, fault.New(fault.State, "volume %s is not attached", id)
+	}
 	d, err := p.loops.Attach(p.volumeDisk(key), true)
 	return node(d), err
 }
@@ -97,7 +102,7 @@ func (p *Pool) release(id string, which func(loopdev.Device) bool) error {
 			continue
 		}
 		if err := p.raw.Detach(d); err != nil {
-			return fault.New(fault.KindOf(err), "volume %s: %w%s", id, err, mounter.HeldBy(node(d)))
+			return fault.New(fault.KindOf(err), "volume %s: %w%s", id, err, mounter.HeldBy(node(d)).After("; "))
 		}
 	}
 	return nil

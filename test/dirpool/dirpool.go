@@ -81,6 +81,11 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	if spec.Thick {
 		return v, fault.New(fault.Invalid, "pool %s reserves nothing: leave provisioning=thick out", p.name)
 	}
+	if spec.SourceSnapshot == "" && spec.SourceVolume == "" {
+		if err := p.Sizes().Refuse(spec.Size); err != nil {
+			return v, err
+		}
+	}
 	origin, err := p.origin(&v)
 	if err != nil {
 		return v, err
@@ -231,6 +236,9 @@ func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume
 		return volume.Volume{}, err
 	}
 	if size > r.Volume.Size {
+		if err := p.Sizes().Refuse(size); err != nil {
+			return volume.Volume{}, err
+		}
 		free, err := p.promise(key, r.Volume.Size, size)
 		if err != nil {
 			return volume.Volume{}, err

@@ -4,6 +4,7 @@
 # containerd, runc and the CSI sidecars. Arguments are the parts to build; storage is
 # Kubernetes' own suite for drivers. Go's caches make a second run cheap.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")"
 bin=$(cd ../.. && pwd)/.cache/kubernetes/bin
 mkdir -p "$bin"
@@ -31,7 +32,7 @@ containerd() {
 	CGO_ENABLED=0 go build -tags 'no_btrfs no_devmapper no_zfs' -ldflags "$L -X $m/version.Version=$version" -o "$bin/" $m/cmd/{containerd,containerd-shim-runc-v2,ctr}
 }
 etcd() { cd modules/etcd && CGO_ENABLED=0 go build -ldflags "$L" -o "$bin/etcd" go.etcd.io/etcd/server/v3; }
-runc() { cd ../runtimes && go build -tags seccomp -ldflags "$L" -o "$bin/runc" github.com/opencontainers/runc; }
+runc() { cd ../runtimes && CGO_ENABLED=1 go build -tags seccomp -ldflags "$L" -o "$bin/runc" github.com/opencontainers/runc; }
 # Kubernetes' storage suite, and what runs it; only if it is asked for.
 storage() {
 	cd modules/kube

@@ -22,7 +22,7 @@ func theChart(t *testing.T, project string) {
 		t.Fatal(err)
 	}
 	blocks := console.FindAllStringSubmatch(string(page), -1)
-	if len(blocks) != 3 {
+	if len(blocks) != 4 {
 		t.Fatalf("%d blocks of commands", len(blocks))
 	}
 	does := func(what string, script string) string {
@@ -44,10 +44,31 @@ func theChart(t *testing.T, project string) {
 			s.kubectl("rollout", "status", "-n", system, d, "--timeout=180s")
 		}
 	}
+	// replaced waits until other pods than these have taken over.
+	replaced := func(s *space, before string) {
+		t.Helper()
+		rolled(s)
+		now := strings.Fields(s.kubectl("get", "pods", "-n", system, "-o", "jsonpath={.items[*].metadata.name}"))
+		for _, name := range strings.Fields(before) {
+			if slices.Contains(now, name) && !strings.HasPrefix(name, "csi-resizer") {
+				t.Errorf("%s was not replaced: %s", name, now)
+			}
+		}
+	}
+	drivers := func(s *space) string {
+		return s.kubectl("get", "pods", "-n", system, "-o", "jsonpath={.items[*].metadata.name}")
+	}
+	first := release{version: "next", source: project}
+	if whole {
+		first = lastRelease(t, project)
+	}
+	first.load(t, all)
 	does("what the other tests use is removed", "kubectl delete -k test/kubernetes/overlay --ignore-not-found --timeout=90s")
-	does("helm install", strings.TrimSpace(blocks[0][1])+" --set crust.enabled=true")
+	does("helm install of "+first.version, "cd "+first.source+"\n"+strings.TrimSpace(blocks[0][1])+" --set crust.enabled=true"+
+		tags(first.version))
 	s := use(t)
 	rolled(s)
+	d := newDashboard(s, project)
 	var pods []string
 	for _, node := range all {
 		fs, sandbox := "fs-"+node, "sandbox-"+node
@@ -61,45 +82,74 @@ func theChart(t *testing.T, project string) {
 	for _, pod := range pods {
 		s.run(pod, "(i=0; while sleep 0.1; do echo $i >>/data/numbers || exit; i=$((i+1)); done) >/dev/null 2>&1 &")
 	}
+	// writes fails unless every pod has written without a gap, and goes on.
+	writes := func(when string) {
+		t.Helper()
+		for _, pod := range pods {
+			if got := s.get("pod/"+pod, ".status.containerStatuses[0].restartCount"); got != "0" {
+				t.Errorf("%s: %s has restarted %s times", when, pod, got)
+			}
+			if got := s.run(pod,
+				"a=$(wc -l </data/numbers); sleep 1; b=$(wc -l </data/numbers); [ $b -gt $a ] && head -n $b /data/numbers | awk '$1 != NR-1 {bad++} END {print bad+0}'"); got != "0" {
+				t.Errorf("%s: %s: lines that are wrong: %q", when, pod, got)
+			}
+		}
+	}
+
+	// A claim of each node grows, and the dashboard shows it.
+	var before float64
+	s.until(60*time.Second, "the dashboard has three nodes", func() (string, bool) {
+		before = d.shows("Bytes", "promised", "")[""]
+		nodes := d.shows("Nodes", "", "")[""]
+		return fmt.Sprint(nodes, before), nodes == 3 && before > 3*320<<20
+	})
 	for _, node := range all {
 		s.kubectl("patch", "pvc", "fs-"+node, "-n", s.ns, "-p", `{"spec":{"resources":{"requests":{"storage":"640Mi"}}}}`)
 	}
 	for _, node := range all {
 		s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.capacity.storage}=640Mi", "pvc/fs-"+node, "--timeout=90s")
-		if promised := metricOf(t, node, "crust_pool_promised_bytes"); promised < 640<<20 {
-			t.Errorf("%s promises %g bytes, and a claim of it has 640 MiB", node, promised)
-		}
 	}
-	// An upgrade, with images of another tag, while all pods write.
-	set := ""
-	for _, image := range []string{"csi-node", "csi-steward", "crustd", "crust-agent"} {
+	s.until(60*time.Second, "the dashboard shows the growth", func() (string, bool) {
+		now := d.shows("Bytes", "promised", "")[""]
+		grown := d.shows("Room promised", "{{node}} {{pool}}", "node")
+		return fmt.Sprint(before, now, grown), now-before >= 3*320<<20 && len(grown) == 3
+	})
+
+	// Upgrade to today's, and of a release back and up again, while all pods write.
+	upgrade := strings.Replace(blocks[1][1], " --reset-then-reuse-values", " --reset-then-reuse-values"+tags("dev"), 1)
+	old := drivers(s)
+	does("helm upgrade from "+first.version, upgrade)
+	replaced(s, old)
+	d.scrape()
+	writes("upgraded")
+	s.until(60*time.Second, "the dashboard shows the new version only", func() (string, bool) {
+		got := d.shows("Versions", "{{job}} {{version}}", "version")
+		return fmt.Sprint(got), len(got) == 1 && got[strings.TrimPrefix(first.version, "v")] == 0
+	})
+	if whole {
+		for _, node := range all { // made by the newer version, for the older one
+			s.claim("late-"+node, "crust-ext4", "64Mi", "ReadWriteOnce")
+			s.pod("m-"+node, []string{"late-" + node + ":/data"}, away(node), group(2000))
+			s.run("m-"+node, "echo late >/data/f; sync")
+			s.delete("m-" + node)
+		}
+		old = drivers(s)
+		does("helm rollback", "helm rollback crust-csi -n crust-csi")
+		replaced(s, old)
+		writes("rolled back")
 		for _, node := range all {
-			onThe(t, node, "ctr -n k8s.io images tag --force localhost/crust-csi/"+image+":dev localhost/crust-csi/"+image+":next")
+			s.pod("n-"+node, []string{"late-" + node + ":/data"}, away(node), group(2000))
+			if got := s.run("n-"+node, "cat /data/f"); got != "late" {
+				t.Errorf("%s: what the newer version made: %q", node, got)
+			}
 		}
-	}
-	for _, value := range []string{"csiNode", "steward", "crust.crustd", "crust.agent"} {
-		set += " --set " + value + ".image.tag=next"
-	}
-	before := s.kubectl("get", "pods", "-n", system, "-o", "jsonpath={.items[*].metadata.name}")
-	does("helm upgrade", strings.Replace(blocks[1][1], " --reset-then-reuse-values", " --reset-then-reuse-values"+set, 1))
-	rolled(s)
-	for _, name := range strings.Fields(before) {
-		if now := s.kubectl("get", "pods", "-n", system, "-o", "jsonpath={.items[*].metadata.name}"); slices.Contains(strings.Fields(now),
-			name) && !strings.HasPrefix(name, "csi-resizer") {
-			t.Errorf("%s was not replaced: %s", name, now)
-		}
-	}
-	for _, pod := range pods {
-		if got := s.get("pod/"+pod, ".status.containerStatuses[0].restartCount"); got != "0" {
-			t.Errorf("%s has restarted %s times", pod, got)
-		}
-		if got := s.run(pod,
-			"a=$(wc -l </data/numbers); sleep 1; b=$(wc -l </data/numbers); [ $b -gt $a ] && head -n $b /data/numbers | awk '$1 != NR-1 {bad++} END {print bad+0}'"); got != "0" {
-			t.Errorf("%s: lines that are wrong: %q", pod, got)
-		}
+		old = drivers(s)
+		does("helm upgrade again", upgrade)
+		replaced(s, old)
+		writes("upgraded again")
 	}
 	s.delete(pods...)
-	for _, node := range all { // the next release mounts what the last one made
+	for _, node := range all { // the newer version mounts what the older one made
 		s.apply(podText("r-"+node, []string{"fs-" + node + ":/data"}, away(node)))
 		s.ready("r-" + node)
 		if got := s.run("r-"+node, "head -n 3 /data/numbers"); got != "0\n1\n2" {
@@ -120,4 +170,12 @@ func theChart(t *testing.T, project string) {
 		remains, err := leftovers()
 		return fmt.Sprint(left, remains, err), left == "" && remains == "" && err == nil
 	})
+	for _, node := range all {
+		// /etc/crust, the handler and the mount at /var/lib/crust-csi are of cluster.sh.
+		if left := onThe(t, node, blocks[3][1]+`ls -d /opt/*crust* /run/*crust* /var/lib/crust /var/lib/crust-agent /var/lib/crust-csi/* /var/lib/csi-node* \
+			/var/lib/kubelet/plugins/*crust* /var/lib/kubelet/plugins_registry/*crust* 2>/dev/null
+			awk '$5 ~ "^/(opt|run|var/lib)/.*crust" && $5 != "/var/lib/crust-csi"' /proc/1/mountinfo`); left != "" {
+			t.Errorf("left on %s: %s", node, left)
+		}
+	}
 }

@@ -9,6 +9,7 @@
 #   cluster.sh halt NODE         ends every process of the node, keeps its disk
 #   cluster.sh start NODE        starts a node that was halted, or a new one with an empty disk
 #   cluster.sh rename NODE NEW   the node was halted; it has another name from now on
+#   cluster.sh reinstall NODE    the node was halted; of its disk, only its pool is left
 #   cluster.sh remove NODE       ends the node for good: its disk is gone
 #
 # CRUST_KUBERNETES_NODES is how many nodes "up" starts; nine are possible. The first is the control plane too.
@@ -19,6 +20,7 @@
 # everything is where it is on any node, and ends with the node's PID 1. Each node but the first
 # has a cable to the first, which forwards.
 set -euo pipefail
+export LC_ALL=C
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 project=$(cd "$here/../.." && pwd)
 S=${CRUST_KUBERNETES_STATE:-$project/.cache/kubernetes/node}
@@ -152,7 +154,7 @@ wire() {
 joined() {
 	local name
 	for name; do
-		try "$name" 90 "the kubelet of $name" on_node node kubectl get node "$name"
+		try "$name" 90 "the kubelet of $name" on_node node kubectl get --request-timeout=20s node "$name"
 		try "$name" 240 "the container images of $name" test -e "$(home "$name")/ready"
 	done
 	on_node node kubectl wait --for=condition=Ready "${@/#/node/}" --timeout=$((90 * patience))s >/dev/null
@@ -173,9 +175,9 @@ up() {
 	fi
 	for name in "${nodes[@]}"; do boot "$name"; done
 	for name in "${nodes[@]}"; do wire "$name"; done
-	try node 180 "API server" on_node node kubectl get --raw /readyz
+	try node 180 "API server" on_node node kubectl get --request-timeout=20s --raw /readyz
 	joined "${nodes[@]}"
-	try node 60 "default service account" on_node node kubectl get serviceaccount default
+	try node 60 "default service account" on_node node kubectl get --request-timeout=20s serviceaccount default
 	echo "cluster: ${#nodes[@]} up after $((SECONDS - t)) s; $here/cluster.sh exec kubectl get pods -A"
 }
 
@@ -226,6 +228,16 @@ earlier() {
 	mount -o loop "$(home "$1")/disk" "$m"
 	{ grep -rlF "$id" "$m"/upper/var/lib/csi-node "$m"/upper/var/lib/crust "$m"/upper/var/lib/crust-agent 2>/dev/null || true; } |
 		while read -r f; do sed -i "s/$id/00000000-0000-0000-0000-000000000000/" "$f"; done
+	umount "$m"
+	rmdir "$m"
+}
+
+# reinstall keeps only a node's pool.
+reinstall() {
+	local m
+	m=$(mktemp -d)
+	mount -o loop "$(home "$1")/disk" "$m"
+	find "$m" -mindepth 1 -maxdepth 1 ! -name crust-csi -exec rm -rf {} +
 	umount "$m"
 	rmdir "$m"
 }
@@ -286,13 +298,18 @@ main() {
 		mv "$(home "$1")/disk" "$(home "$2")/disk"
 		rm -rf "$(home "$1")"
 		;;
+	reinstall)
+		known "$1"
+		! pid "$1" >/dev/null || die "$1 runs: halt it first"
+		reinstall "$1"
+		;;
 	remove)
 		known "$1"
 		[ "$1" != node ] || die "the first node is the control plane: cluster.sh down"
 		gone "$1"
 		rm -rf "$(home "$1")"
 		;;
-	*) die "usage: cluster.sh up|down|exec CMD|on NODE CMD|reboot [NODE]|halt NODE|start NODE|rename NODE NEW|remove NODE" ;;
+	*) die "usage: cluster.sh up|down|exec CMD|on NODE CMD|reboot [NODE]|halt NODE|start NODE|rename NODE NEW|reinstall NODE|remove NODE" ;;
 	esac
 }
 # In one line: this file may change while it runs.

@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -36,102 +35,35 @@ var (
 	patience, _ = strconv.Atoi(cmp.Or(os.Getenv("CRUST_KUBERNETES_PATIENCE"), "3"))
 )
 
-// TestMain starts the cluster, and stops it unless CRUST_KUBERNETES_KEEP is set.
-func TestMain(m *testing.M) {
-	code := 1
-	if err := install(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-	} else {
-		code = m.Run()
-		left, err := leftovers()
-		// crust-agent forgets after a while what ended without it.
-		for end := time.Now().Add(wait(90 * time.Second)); left != "" && err == nil && time.Now().Before(end); {
-			time.Sleep(3 * time.Second)
-			left, err = leftovers()
-		}
-		if left != "" || err != nil {
-			fmt.Fprintf(os.Stderr, "left on the node: %s %v\n", left, err)
-			code = 1
-		}
-	}
-	if os.Getenv("CRUST_KUBERNETES_KEEP") == "" {
-		if out, err := exec.Command("./cluster.sh", "down").CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "%v\n%s", err, out)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
-
-// leftovers returns what the tests' volumes have left on the nodes.
-func leftovers() (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), wait(time.Minute))
-	defer cancel()
-	all := ""
-	for _, node := range names() {
-		left, err := on(ctx, node, "", "bash", "-c", `
-			losetup -n -O NAME,BACK-FILE | grep -F crust-csi || true
-			awk '$5 !~ "^/old/" && /kubernetes.io~csi|crust-deferred/' /proc/1/mountinfo # the machine's own are in /old
-			find /var/lib/crust-csi/pool/volumes /var/lib/crust-csi/pool/snapshots /var/lib/crust/ns /var/lib/crust/sandboxes /var/lib/crust-agent/deferrals -type f 2>/dev/null || true`)
-		if left != "" || err != nil {
-			all += fmt.Sprintf("\n%s: %s %v", node, left, err)
-		}
-	}
-	return all, nil
-}
-
-func install() error {
-	project, err := filepath.Abs("../..")
-	if err != nil {
-		return err
-	}
-	if err := os.Setenv("CRUST_KUBERNETES_NODES", strconv.Itoa(nodes)); err != nil {
-		return err
-	}
-	steps := [][]string{{"./cluster.sh", "up"}}
-	if others := names()[1:]; len(others) > 0 {
-		// Only pods that a test sends there (away) run on the other nodes.
-		steps = append(steps, slices.Concat([]string{"./cluster.sh", "exec", "kubectl", "taint", "--overwrite", "node"}, others,
-			[]string{fleet + "=:NoSchedule"}))
-	}
-	for _, argv := range append(steps, [][]string{
-		{"./cluster.sh", "exec", "kubectl", "apply", "-k", project + "/.cache/kubernetes/bin/crd"},
-		{"./cluster.sh", "exec", "kubectl", "wait", "--for=condition=Established", "crd/volumesnapshotclasses.snapshot.storage.k8s.io",
-			"--timeout=30s"},
-		{"./cluster.sh", "exec", "kubectl", "apply", "-k", project + "/test/kubernetes/overlay"},
-		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/csi-node", "--timeout=90s"},
-		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/csi-sidecars", "--timeout=90s"},
-		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "deployment/csi-resizer", "--timeout=90s"},
-		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "deployment/csi-steward", "--timeout=90s"},
-		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/crust", "--timeout=90s"},
-		{"./cluster.sh", "exec", "kubectl", "-n", system, "rollout", "status", "daemonset/crust-agent", "--timeout=90s"},
-	}...) {
-		ctx, cancel := context.WithTimeout(context.Background(), wait(10*time.Minute))
-		out, err := exec.CommandContext(ctx, argv[0], patient(argv[1:])...).CombinedOutput()
-		cancel()
-		if err != nil {
-			return fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, out)
-		}
-	}
-	return nil
-}
-
 // try runs a command on the first node.
 func try(ctx context.Context, stdin string, argv ...string) (string, error) {
 	return on(ctx, "node", stdin, argv...)
 }
 
-// on runs a command on a node.
+// on runs a command on a node. It runs again, as long as ctx lasts, if it did not reach the API server: on a busy machine, a
+// handshake can take too long.
 func on(ctx context.Context, node, stdin string, argv ...string) (string, error) {
-	c := exec.CommandContext(ctx, "./cluster.sh", append([]string{"on", node}, patient(argv)...)...)
-	c.Stdin = strings.NewReader(stdin)
-	var out, words bytes.Buffer
-	c.Stdout, c.Stderr = &out, &words
-	c.WaitDelay = time.Second
-	if err := c.Run(); err != nil {
+	for {
+		c := exec.CommandContext(ctx, "./cluster.sh", append([]string{"on", node}, patient(argv)...)...)
+		c.Stdin = strings.NewReader(stdin)
+		var out, words bytes.Buffer
+		c.Stdout, c.Stderr = &out, &words
+		c.WaitDelay = time.Second
+		err := c.Run()
+		if err == nil {
+			return strings.TrimSpace(out.String()), nil
+		}
+		if argv[0] == "kubectl" && notConnected(words.String()) && ctx.Err() == nil {
+			time.Sleep(300 * time.Millisecond)
+			continue
+		}
 		return strings.TrimSpace(out.String()), fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, strings.TrimSpace(words.String()))
 	}
-	return strings.TrimSpace(out.String()), nil
+}
+
+// notConnected tells whether kubectl could not send its first request.
+func notConnected(words string) bool {
+	return strings.HasPrefix(strings.TrimSpace(words), "Unable to connect to the server: net/http: TLS handshake timeout")
 }
 
 // onNode runs a shell script on the node, in the host's namespaces.

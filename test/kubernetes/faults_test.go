@@ -5,7 +5,6 @@ package kubernetes_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -117,9 +116,7 @@ func TestNodeReset(t *testing.T) {
 	s.pod("b", []string{"sandbox:/data"}, sandboxed, group(3000))
 	s.run("a", "echo fs >/data/f; echo raw | dd of=/dev/raw conv=fsync 2>/dev/null; sync")
 	s.run("b", "echo sandbox >/data/f; sync")
-	if out, err := exec.Command("./cluster.sh", "reboot").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	machine(t, "reboot")
 	settled(s)
 	s.until(120*time.Second, "both pods run again", func() (string, bool) {
 		got := s.kubectl("get", "pods", "-n", s.ns,

@@ -4,6 +4,7 @@ package kubernetes_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -50,6 +51,35 @@ volumeBindingMode: WaitForFirstConsumer, parameters: {pool: default, csi.storage
 	}
 }
 
+// The scheduler learns the room for a new class at once, on each node.
+func TestFleet_TheRoomForANewClassIsKnownAtOnce(t *testing.T) {
+	s := use(t)
+	capacities := func(class string) (known bool, took time.Duration) {
+		begin := time.Now()
+		got := s.kubectl("get", "csistoragecapacities", "-n", system, "-o",
+			`jsonpath={range .items[?(@.storageClassName=='`+class+`')]}{.capacity} {end}`)
+		return len(strings.Fields(got)) == nodes && !slices.Contains(strings.Fields(got), "0"), time.Since(begin)
+	}
+	quickest, call := time.Hour, time.Duration(0)
+	for i := range 3 { // of three tries, for the machine may be busy
+		class := fmt.Sprintf("%s-%d", s.ns, i)
+		t.Cleanup(func() { s.kubectl("delete", "storageclass", class, "--ignore-not-found") })
+		s.apply(`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: ` + class + `}, provisioner: csi.crust.dev,
+volumeBindingMode: WaitForFirstConsumer, parameters: {pool: default, csi.storage.k8s.io/fstype: ext4}}`)
+		begin := time.Now()
+		s.until(2*time.Minute, "every node has told its room for the class", func() (string, bool) {
+			known, took := capacities(class)
+			call = max(call, took)
+			return "", known
+		})
+		quickest = min(quickest, time.Since(begin))
+	}
+	t.Logf("the room for a new class was known after %s; a call took up to %s", quickest.Round(time.Millisecond), call.Round(time.Millisecond))
+	if quickest > 5*time.Second+2*call {
+		t.Errorf("the room for a new class is known after %s", quickest)
+	}
+}
+
 // B8: on the node, without typing a socket, with the names that people gave.
 func TestB08_WhoUsesWhat(t *testing.T) {
 	t.Parallel()
@@ -76,13 +106,34 @@ func TestB08_WhoUsesWhat(t *testing.T) {
 	if got := ctl("pool", "list"); !strings.Contains(got, "default") || !strings.Contains(got, "good") {
 		t.Errorf("pool list:\n%s", got)
 	}
+	if got := ctl("top", "--once"); !strings.Contains(got, s.ns+"/p") {
+		t.Errorf("top:\n%s", got)
+	}
+	if got := ctl("history", "--claim", s.ns+"/data"); !strings.Contains(got, "create") {
+		t.Errorf("history:\n%s", got)
+	}
+	// The container's file system is read-only.
+	bundle, err := onNodeIn("/", "kubectl exec -n "+system+" "+s.daemon("csi-node", "node")+
+		" -c csi-node -- crustctl support-bundle -o - | tar tz")
+	if err != nil || !strings.Contains(bundle, "audit.jsonl") || !strings.Contains(bundle, "volumes.json") {
+		t.Errorf("support-bundle: %v\n%s", err, bundle)
+	}
 }
 
 // B5: growth beyond the pool's room is refused with an event on the claim, and keeps no pod from
 // starting. A user who asked for too much asks for less, and gets it at the volume's next mount.
+// 11.2: a quota counts growth, also growth that the node refused, and gets that back.
 func TestB05_AClaimThatAskedForTooMuch(t *testing.T) {
 	t.Parallel()
 	s := use(t)
+	s.apply(`{apiVersion: v1, kind: ResourceQuota, metadata: {name: storage}, spec: {hard: {requests.storage: 1000Ti}}}`)
+	used := func(want string) {
+		t.Helper()
+		s.until(time.Minute, "the quota has "+want+" in use", func() (string, bool) {
+			got := s.get("resourcequota/storage", `.status.used.requests\.storage`)
+			return got, got == want
+		})
+	}
 	s.claim("data", "crust-xfs", "320Mi", "ReadWriteOnce")
 	s.pod("p", []string{"data:/data"})
 	ask := func(size string) {
@@ -92,7 +143,21 @@ func TestB05_AClaimThatAskedForTooMuch(t *testing.T) {
 		s.delete("p")
 		s.pod("p", []string{"data:/data"})
 	}
+	used("320Mi")
+	over := func(what string, out string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), "exceeded quota: storage") {
+			t.Errorf("%s beyond the quota: %v %s", what, err, out)
+		}
+	}
+	out, err := s.try("patch", "pvc", "data", "-n", s.ns, "-p", `{"spec":{"resources":{"requests":{"storage":"1001Ti"}}}}`)
+	over("growth", out, err)
 	ask("900Ti")
+	used("900Ti")
+	out, err = try(t.Context(), `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: other},
+spec: {storageClassName: crust-xfs, accessModes: [ReadWriteOnce], resources: {requests: {storage: 200Ti}}}}`,
+		"kubectl", "apply", "-n", s.ns, "-f", "-")
+	over("a claim beside a growth that waits", out, err)
 	s.until(90*time.Second, "the claim says why it does not grow", func() (string, bool) {
 		got := s.get("pvc/data", ".status.conditions[?(@.type=='NodeResizeError')].message")
 		return got, strings.Contains(got, "left to promise")
@@ -107,6 +172,7 @@ func TestB05_AClaimThatAskedForTooMuch(t *testing.T) {
 		got := s.run("p", "df -k /data | tail -1 | awk '{print ($2 > 500*1024)}'")
 		return s.get("pvc/data", ".status"), got == "1"
 	})
+	used("640Mi")
 }
 
 // A raw block claim grows like any other: its pod's kubelet calls the driver on its node.

@@ -2,6 +2,7 @@
 # The images of the test cluster beside the project's own: the sidecars under the
 # names that deploy/kubernetes has, a pause, and busybox.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 bin=$PWD/.cache/kubernetes/bin out=$PWD/.cache/image
 export SOURCE_DATE_EPOCH=1767225600

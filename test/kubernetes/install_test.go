@@ -47,7 +47,8 @@ func TestInstallDoc(t *testing.T) {
 		t.Logf("%s: %s", time.Since(begin).Round(time.Second), strings.SplitN(script, "\n", 2)[0])
 		out += said + "\n"
 	}
-	for _, want := range []string{"csi.crust.dev", "pod/mine condition met", "hello", "2000", "CAP_SYS_RESOURCE"} {
+	for _, want := range []string{"csi.crust.dev", "pod/mine condition met", "hello", "2000", "persistentvolumeclaim/mine condition met",
+		"CAP_SYS_RESOURCE"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q was not seen in:\n%s", want, out)
 		}

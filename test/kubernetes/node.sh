@@ -3,6 +3,7 @@
 # that a node and, on the first, a control plane consist of, each started again when it ends,
 # as a service manager would.
 set -euo pipefail
+export LC_ALL=C
 name=$1 number=$2 S=$3 pki=$4 bin=$5 images=$6 cgroup=$7
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export PATH=$bin:$PATH

@@ -37,7 +37,7 @@ func (s *space) daemon(set, node string) string {
 // onThe runs a shell script on a node.
 func onThe(t testing.TB, node, script string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), wait(time.Minute))
 	defer cancel()
 	out, err := on(ctx, node, "", "bash", "-c", script)
 	if err != nil {
@@ -83,6 +83,13 @@ var anywhere = away("node", "node-2", "node-3")
 // has, and in a pod's sandbox.
 func TestFleet_ClaimsGrowOnEveryNode(t *testing.T) {
 	t.Parallel()
+	// xfs grows in use in a sandbox without CAP_SYS_RESOURCE.
+	class := &space{t: t, ns: "default"}
+	const deferred = "fleet-deferred-xfs"
+	class.apply(`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: ` + deferred + `}, provisioner: csi.crust.dev,
+volumeBindingMode: WaitForFirstConsumer, allowVolumeExpansion: true,
+parameters: {csi.storage.k8s.io/fstype: xfs, allowRuntimeAssistedMount: "true"}}`)
+	t.Cleanup(func() { class.kubectl("delete", "storageclass", deferred) })
 	for _, node := range []string{"node", "node-2", "node-3"} {
 		t.Run(node, func(t *testing.T) {
 			t.Parallel()
@@ -90,10 +97,11 @@ func TestFleet_ClaimsGrowOnEveryNode(t *testing.T) {
 			s.claim("fs", "crust-xfs", "320Mi", "ReadWriteOnce")
 			s.claim("raw", "crust-ext4", "64Mi", "ReadWriteOnce", "volumeMode: Block")
 			s.claim("idle", "crust-xfs", "320Mi", "ReadWriteOnce")
-			s.claim("sandbox", "crust-sandbox", "320Mi", "ReadWriteOnce")
+			s.claim("sandbox", deferred, "320Mi", "ReadWriteOncePod")
 			s.pod("p", []string{"fs:/data", "raw:/dev/x"}, away(node))
 			s.pod("q", []string{"idle:/data"}, away(node))
 			s.pod("r", []string{"sandbox:/data"}, sandboxed, away(node))
+			s.said("Pod/r", `MountedInSandbox: volume pvc-.* \(xfs\)`)
 			s.delete("q")
 			for claim, size := range map[string]string{"fs": "640Mi", "raw": "128Mi", "idle": "640Mi", "sandbox": "640Mi"} {
 				s.kubectl("patch", "pvc", claim, "-n", s.ns, "-p", `{"spec":{"resources":{"requests":{"storage":"`+size+`"}}}}`)
@@ -112,11 +120,38 @@ func TestFleet_ClaimsGrowOnEveryNode(t *testing.T) {
 			if got := s.run("q2", "df -k /data | tail -1 | awk '{print ($2 > 500*1024)}'"); got != "1" {
 				t.Errorf("a volume that grew while no pod had it: %s", s.run("q2", "df -k /data"))
 			}
-			if allCapabilities(t) {
-				s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.capacity.storage}=640Mi", "pvc/sandbox", "--timeout=90s")
+			s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.capacity.storage}=640Mi", "pvc/sandbox", "--timeout=90s")
+			if got := s.run("r", "df -k /data | tail -1 | awk '{print ($2 > 500*1024)}'"); got != "1" {
+				t.Errorf("in the sandbox: %s", s.run("r", "df -k /data"))
 			}
 		})
 	}
+}
+
+// 11.2: growth that is under way is finished by another external-resizer.
+func TestFleet_TheResizerIsReplacedWhileClaimsGrow(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	claims := []string{}
+	for _, node := range names() {
+		claims = append(claims, "c-"+node)
+		s.claim("c-"+node, "crust-xfs", "320Mi", "ReadWriteOnce")
+		s.pod("p-"+node, []string{"c-" + node + ":/data"}, away(node))
+	}
+	resizer := s.kubectl("get", "pods", "-n", system, "-o", "name", "-l", "app.kubernetes.io/name=crust-csi-resizer")
+	for _, c := range claims {
+		s.kubectl("patch", "pvc", c, "-n", s.ns, "-p", `{"spec":{"resources":{"requests":{"storage":"640Mi"}}}}`)
+		if c == claims[0] {
+			s.kubectl("delete", "-n", system, resizer, "--grace-period=0", "--force")
+		}
+	}
+	for _, c := range claims {
+		s.kubectl("wait", "-n", s.ns, "--for=jsonpath={.status.capacity.storage}=640Mi", "pvc/"+c, "--timeout=150s")
+	}
+	s.until(90*time.Second, "another one runs", func() (string, bool) {
+		now := s.kubectl("get", "pods", "-n", system, "-o", "name", "-l", "app.kubernetes.io/name=crust-csi-resizer")
+		return now, now != "" && now != resizer
+	})
 }
 
 // 11.2: the free capacity of nodes decides where volumes go. A pod whose node is full waits, gets

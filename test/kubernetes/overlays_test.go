@@ -37,11 +37,10 @@ func overlay(t testing.TB, name string, daemonsets ...string) {
 // 11.5: the example of a configuration file works unchanged: a pod gets its volume from a pool that
 // only labelled nodes have, and no other node gets such a pod.
 func TestOverlay_NodeConfigExample(t *testing.T) {
-	const disk, label = "/var/lib/nvme-of-a-test", "example.com/disk"
-	onNode(t, "mkdir -p "+disk+" /mnt/crust-csi/nvme && mount --bind "+disk+" /mnt/crust-csi/nvme")
+	const disk, image, label = "/mnt/crust-csi/nvme", "/var/lib/nvme-of-a-test", "example.com/disk"
+	onNode(t, "mkdir -p "+disk+" && truncate -s 2G "+image+" && mkfs.xfs -q "+image+" && mount -o loop "+image+" "+disk)
 	// csi-node waits for a pool that it has known. Forgetting this one takes a manual step.
-	forget := "rm -rf " + disk + " /var/lib/csi-node/pools/fast.json"
-	t.Cleanup(func() { onNode(t, "umount -l /mnt/crust-csi/nvme; "+forget) })
+	t.Cleanup(func() { onNode(t, "umount -l "+disk+"; rm -rf "+image+" /var/lib/csi-node/pools/fast.json") })
 	of := &space{t: t}
 	of.kubectl("label", "node", "node", label+"=nvme")
 	t.Cleanup(func() { of.kubectl("label", "node", "node", label+"-") })
@@ -74,6 +73,13 @@ func TestOverlay_NodeConfigExample(t *testing.T) {
 	if got := s.run("r", "cat /fast/f"); got != "kept" {
 		t.Errorf("the next pod reads %q", got)
 	}
+
+	// B6: pods and claims of a pool that is nearly full (less than a twentieth is left) say so.
+	onNode(t, "fallocate -l $(($(stat -f -c %a*%S "+disk+") - (60<<20))) "+disk+"/others")
+	for _, object := range []string{"Pod/r", "PersistentVolumeClaim/fast"} {
+		s.saidWithin(stewardsPatience, object, "PoolNearlyFull: volume pvc-.*: pool fast has .* MiB left: thin volumes will fail writes")
+	}
+	onNode(t, "rm "+disk+"/others")
 }
 
 // 11.5: the traces example works unchanged, with a collector on the node: spans of the agent and

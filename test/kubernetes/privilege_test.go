@@ -31,7 +31,7 @@ func (s *space) token(node string) string {
 // does runs kubectl with a token as a dry run: the API server answers, and nothing changes.
 func (s *space) does(token, stdin string, argv ...string) error {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), wait(time.Minute))
 	defer cancel()
 	_, err := try(ctx, stdin, append([]string{"kubectl", "--token", token, "--dry-run=server"}, argv...)...)
 	if err != nil {

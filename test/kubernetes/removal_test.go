@@ -4,7 +4,6 @@ package kubernetes_test
 
 import (
 	"encoding/json"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -13,8 +12,8 @@ import (
 // machine starts and stops nodes with cluster.sh.
 func machine(t testing.TB, argv ...string) {
 	t.Helper()
-	if out, err := exec.Command("./cluster.sh", argv...).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v\n%s", argv, err, out)
+	if err := cluster(argv...); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -101,6 +100,18 @@ volumes: [{name: v, persistentVolumeClaim: {claimName: data}}]}}}}`)
 	}
 }
 
+// drainCheck runs `crustctl node drain-check` in a node's csi-node. It returns the report, and
+// whether the check found nothing.
+func (s *space) drainCheck(node string, args ...string) (report string, nothing bool) {
+	s.t.Helper()
+	out, err := s.try(append([]string{"exec", "-n", system, s.daemon("csi-node", node), "-c", "csi-node", "--", "crustctl", "node",
+		"drain-check"}, args...)...)
+	if err != nil && !strings.Contains(err.Error(), "exit code 1") {
+		s.t.Fatal(err)
+	}
+	return out, err == nil
+}
+
 // replaced replaces a claim's PersistentVolume by one with the affinity of another node:
 // docs/nodes.md.
 func (s *space) replaced(claim, node string) {
@@ -132,6 +143,21 @@ func (s *space) replaced(claim, node string) {
 	s.kubectl("patch", "pv", name, "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 }
 
+// forget deletes the capacities of a node that is no longer there: docs/nodes.md.
+func (s *space) forget(node string) {
+	s.t.Helper()
+	capacities := func() string {
+		return s.kubectl("get", "csistoragecapacities", "-n", system, "-o",
+			`jsonpath={range .items[?(@.nodeTopology.matchLabels.topology\.csi\.crust\.dev/node=='`+node+`')]}{.metadata.name} {end}`)
+	}
+	for _, name := range strings.Fields(capacities()) {
+		s.kubectl("delete", "csistoragecapacity", name, "-n", system)
+	}
+	if left := capacities(); left != "" {
+		s.t.Errorf("capacities of %s: %s", node, left)
+	}
+}
+
 // 11.2: a node returns under another name, with its disks. The steps of docs/nodes.md give its
 // claims their volumes back, which can then be deleted there like any other.
 func TestFleet_ANodeComesBackUnderAnotherName(t *testing.T) {
@@ -139,6 +165,8 @@ func TestFleet_ANodeComesBackUnderAnotherName(t *testing.T) {
 	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOncePod")
 	s.pod("p", []string{"data:/data"}, away("node-3"))
 	s.run("p", "echo kept >/data/f; sync")
+	s.snapshot("snap", "data")
+	content := s.get("volumesnapshot/snap", ".status.boundVolumeSnapshotContentName")
 	s.delete("p")
 	rename := func(from, to string) {
 		machine(t, "halt", from)
@@ -158,9 +186,20 @@ func TestFleet_ANodeComesBackUnderAnotherName(t *testing.T) {
 		t.Errorf("%q on %s", got, s.nodeOf("r"))
 	}
 	s.delete("r")
-	s.kubectl("delete", "pvc", "data", "-n", s.ns, "--timeout=90s")
-	s.until(90*time.Second, "the volume is deleted", func() (string, bool) {
-		got := onThe(t, "node-4", "find /var/lib/crust-csi/pool/volumes -type f")
+	// Its snapshots follow by their label.
+	s.kubectl("label", "--overwrite", "volumesnapshotcontent", content, "snapshot.storage.kubernetes.io/managed-by=node-4")
+	s.claim("copy", "crust-ext4", "64Mi", "ReadWriteOnce",
+		"dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: snap}")
+	s.pod("c", []string{"copy:/data"}, away("node", "node-2", "node-4"))
+	if got := s.run("c", "cat /data/f"); got != "kept" || s.nodeOf("c") != "node-4" {
+		t.Errorf("of the snapshot: %q on %s", got, s.nodeOf("c"))
+	}
+	s.delete("c")
+	s.kubectl("delete", "volumesnapshot", "snap", "-n", s.ns, "--timeout=90s")
+	s.forget("node-3")
+	s.kubectl("delete", "pvc", "data", "copy", "-n", s.ns, "--timeout=90s")
+	s.until(90*time.Second, "volumes and snapshot are deleted", func() (string, bool) {
+		got := onThe(t, "node-4", "find /var/lib/crust-csi/pool/volumes /var/lib/crust-csi/pool/snapshots -type f")
 		return got, got == ""
 	})
 }

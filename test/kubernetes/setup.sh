@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the test cluster needs of a Debian 12 machine, beside scripts/setup.sh.
 set -euo pipefail
+export LC_ALL=C
 export PATH=$PATH:/usr/sbin:/sbin DEBIAN_FRONTEND=noninteractive
 packages=()
 need() { [ -n "$(command -v "$1")" ] || packages+=("$2"); }

@@ -6,6 +6,7 @@
 # FOCUS is a regular expression of specs (default: all). QUICK leaves out those that the suite calls slow. The cluster is started if
 # it does not run, and ended unless CRUST_KUBERNETES_KEEP is set. Prints the run, skipped and failed specs of each kind.
 set -euo pipefail
+export LC_ALL=C
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 project=$(cd "$here/../.." && pwd)
 bin=$project/.cache/kubernetes/bin out=$project/.cache/kubernetes/storage
@@ -43,22 +44,22 @@ for w in daemonset/csi-node daemonset/csi-sidecars deployment/csi-resizer deploy
 done
 cluster exec kubectl taint node --all crust.test/fleet- >/dev/null 2>&1 || true # what the other tests set
 images
-failed=0
+failed=0 focus=${FOCUS:-External Storage}
 for kind; do
 	mkdir -p "$out/$kind"
-	skip='\[Disruptive\]|\[Feature:(Windows|VolumeAttributesClass)|with any volume data source'
-	[ -z "${QUICK:-}" ] || skip+='|\[Slow\]'
+	skip=('\[Disruptive\]' '\[Feature:Windows' '\[Feature:VolumeAttributesClass' 'with any volume data source')
+	[ -z "${QUICK:-}" ] || skip+=('\[Slow\]')
 	# ext4 grows while it is mounted only with CAP_SYS_RESOURCE, which root of some machines lacks (containers, mostly).
 	if [ "$kind" = ext4 ] && [ $((0x$(awk '$1 == "CapEff:" {print $2}' /proc/self/status) >> 24 & 1)) = 0 ]; then
 		echo "storage ext4: without growth, because this machine's root lacks CAP_SYS_RESOURCE"
-		skip+='|volume-expand|support expansion of pvcs'
+		skip+=(volume-expand 'support expansion of pvcs')
 	fi
 	cluster exec env "KUBE_TEST_REPO_LIST=$KUBE_TEST_REPO_LIST" "$bin/ginkgo" -procs="${PROCS:-10}" -no-color -timeout=60m \
-		-focus="${FOCUS:-External Storage}" -skip="$skip" -output-dir="$out/$kind" -json-report=report.json \
+		-focus="$focus" -skip="$(IFS="|"; echo "${skip[*]}")" -output-dir="$out/$kind" -json-report=report.json \
 		"$bin/storage.test" -- -kubeconfig=/etc/kubernetes/admin.kubeconfig -kubectl-path="$bin/kubectl" -provider=local -storage.testdriver="$here/storage/$kind.yaml" \
 		>"$out/$kind/log" 2>&1 || failed=1
 	echo "storage $kind: $(grep -aE '^Ran [0-9]+ of [0-9]+ Specs' "$out/$kind/log" | tail -1) $(grep -aE '^(SUCCESS|FAIL)! ' "$out/$kind/log" | tail -1)"
-	go run "$here/storage/skips" "$out/$kind/report.json" "$project/docs/conformance.md" || failed=1
+	go run "$here/storage/skips" "$out/$kind/report.json" "$project/docs/conformance.md" "$focus" "${skip[@]}" || failed=1
 	sed -n '/Summarizing/,/^Ran /p' "$out/$kind/log" | grep -a '\[FAIL\]' || true
 done
 exit $failed

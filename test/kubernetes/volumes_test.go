@@ -383,7 +383,6 @@ volumeBindingMode: WaitForFirstConsumer, parameters: {provisionning: thick}}`)
 	t.Cleanup(func() { s.kubectl("delete", "storageclass", class) })
 	s.claim("data", class, "64Mi", "ReadWriteOncePod")
 	s.apply(podText("p", []string{"data:/data"}))
-	// The room for a new class is reported once a minute.
 	s.until(4*time.Minute, "an event that names the parameter", func() (string, bool) {
 		all := s.kubectl("get", "events", "-n", s.ns, "-o", "jsonpath={.items[*].message}")
 		return all, strings.Contains(all, `parameter "provisionning" is unknown`)

@@ -71,6 +71,27 @@ func TestAdd(t *testing.T) {
 
 func TestBad(*testing.T) { os.Exit(1) } // a line of failure would be counted as one
 `,
+		"b/go.mod": "module example.com/m/b\n\ngo 1.26\n",
+		"b/c/c.go": "package c\n\nconst Three = 3\n",
+		"b/c/c_test.go": `package c
+
+import "testing"
+
+func TestThree(t *testing.T) {
+	if Three != 3 {
+		t.Fatal("wrong")
+	}
+}
+`,
+		"list/another-module.txt": `name: is-noticed-in-another-module
+file: b/c/c.go
+test: ./b/c TestThree
+old:
+= 3
+new:
+= 4
+---
+`,
 		"list/a.txt": `name: is-noticed
 file: a/a.go
 test: ./a TestAdd
@@ -154,8 +175,12 @@ func TestEachOutcomeOfAMutant(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, o := range []outcome{noticed, survived, equivalent, noApply, noCompile, badTest} {
-		if got.count[o] != 1 {
-			t.Errorf("%s: %d times", o, got.count[o])
+		want := 1
+		if o == noticed {
+			want = 2 // in both modules
+		}
+		if got.count[o] != want {
+			t.Errorf("%s: %d times, want %d", o, got.count[o], want)
 		}
 	}
 	if len(got.survived) != 1 || got.survived[0] != "survives" {

@@ -191,7 +191,8 @@ func (t *tree) try(ctx context.Context, m mutant) (outcome, string) {
 	}
 	defer func() { _ = os.WriteFile(path, was, 0o644) }() // it was written a moment ago
 	if strings.HasSuffix(m.file, ".go") {
-		if out, err := t.command(ctx, "go", "build", "-o", os.DevNull, "-tags", m.tags, "./"+filepath.Dir(m.file)); err != nil {
+		module, pkg := t.module(filepath.Dir(m.file))
+		if out, err := t.command(ctx, "go", "build", "-C", module, "-o", os.DevNull, "-tags", m.tags, pkg); err != nil {
 			if ctx.Err() != nil {
 				return cutShort, ""
 			}
@@ -247,13 +248,25 @@ func (t *tree) test(ctx context.Context, m mutant) (string, error) {
 		for i, p := range parts {
 			parts[i] = "^(" + regexp.QuoteMeta(p) + ")$"
 		}
-		said, err := t.command(ctx, "go", "test", "-v", "-vet=off", "-count=1", "-tags", m.tags,
-			"-timeout", t.o.timeout.String(), "-run", strings.Join(parts, "/"), m.pkg)
+		module, pkg := t.module(m.pkg)
+		said, err := t.command(ctx, "go", "test", "-C", module, "-v", "-vet=off", "-count=1", "-tags", m.tags,
+			"-timeout", t.o.timeout.String(), "-run", strings.Join(parts, "/"), pkg)
 		out.WriteString(said)
 		errs = append(errs, err)
 		t.cleanUp()
 	}
 	return out.String(), errors.Join(errs...)
+}
+
+// module returns the directory of a package's module, and the package's pattern there.
+func (t *tree) module(pkg string) (dir, pattern string) {
+	pkg = filepath.Clean(pkg)
+	for dir = pkg; dir != "."; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(t.root, dir, "go.mod")); err == nil {
+			return dir, "./" + strings.TrimPrefix(strings.TrimPrefix(pkg, dir), "/")
+		}
+	}
+	return dir, "./" + pkg
 }
 
 // command runs a program in the tree. All its children are in its process group, or have its

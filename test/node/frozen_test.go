@@ -72,7 +72,7 @@ func TestD11_APoolWhoseDiskHangs(t *testing.T) {
 		},
 	}
 	for name, call := range calls {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		refused(t, call(ctx), codes.Unavailable, "pool pool has not answered")
 		cancel()
 		if t.Failed() {
@@ -158,7 +158,7 @@ func TestD11_APoolWhoseDiskHangs(t *testing.T) {
 	}
 	thaw()
 	for begin := time.Now(); ; time.Sleep(50 * time.Millisecond) {
-		err := late(30 * time.Second)
+		err := late(time.Minute)
 		if err == nil {
 			break
 		}
@@ -195,7 +195,7 @@ func TestD11_GrowthOnTheNodeOfAPoolWhoseDiskHangs(t *testing.T) {
 	}
 	t.Cleanup(thaw)
 	grow := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		_, err := n.Client.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
 			VolumeId: v.ID, VolumePath: target, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * size}})

@@ -156,6 +156,57 @@ func TestA06_AStaticDeviceThatAGuestHad(t *testing.T) {
 	neverParsed(t, n, v, dev)
 }
 
+// The fact belongs to the disk: another volumeHandle, or a part of the disk, does not lose it.
+func TestA06_ADiskThatAGuestHadUnderAnotherHandle(t *testing.T) {
+	t.Parallel()
+	for name, again := range map[string]func(t *testing.T, file, dev string) string{
+		"the same device": func(_ *testing.T, _, dev string) string { return dev },
+		"a part of it": func(t *testing.T, file, _ string) string {
+			part := loop(t, file, "-o", "16777216")
+			run(t, "mkfs.ext4", "-q", "-F", part) // the guest makes partitions
+			asAGuest(t, part)
+			return part
+		},
+		"another device on top of the device": func(t *testing.T, _, dev string) string { return loop(t, dev) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file, dev := disk(t, size)
+			run(t, "mkfs.ext4", "-q", dev)
+			n := testnode.New(t, "", "--allow-device", "/dev/loop*")
+			attributes := map[string]string{"allowRuntimeAssistedMount": "true"}
+			v := attributed(static("had", dev, "ext4"), attributes)
+			ok(t, n.Client.Stage(ctxOf(t), v))
+			visit(t, n, v)
+			ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+			asAGuest(t, dev)
+			n.Restart()
+			other := again(t, file, dev)
+			neverParsed(t, n, attributed(static("other", other, "ext4"), attributes), other)
+		})
+	}
+}
+
+// The node's disk is full when the fact would be recorded. The kubelet must learn that the volume
+// may be deferred, or it would not unpublish it.
+func TestA06_AGuestsVolumeWhoseRecordCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	_, dev := disk(t, size)
+	run(t, "mkfs.ext4", "-q", dev)
+	n := testnode.New(t, "", "--allow-device", dev)
+	v := attributed(static("disk", dev, "ext4"), map[string]string{"allowRuntimeAssistedMount": "true"})
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	records := filepath.Join(filepath.Join(n.Dir, "state"), "static", "devices")
+	run(t, "chattr", "+i", records)
+	writable := func() { run(t, "chattr", "-i", records) }
+	t.Cleanup(writable)
+	_, _, err := publishTo(t, n, v, n.Target("a"), false, "ext4")
+	refused(t, err, codes.Unavailable, v.ID, "given to a guest")
+	writable()
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+}
+
 func TestA06_ANamespaceIsNoGuest(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")

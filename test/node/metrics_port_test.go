@@ -52,12 +52,12 @@ func TestA08_IdleConnectionsToTheMetricsPortTakeNothingFromCSI(t *testing.T) {
 	client, err := csiclient.Dial(n.Endpoint(), n.KubeletDir())
 	ok(t, err)
 	defer client.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if _, err := client.Probe(ctx, &csi.ProbeRequest{}); err != nil {
 		t.Errorf("Probe: %v", err)
 	}
-	h := http.Client{Timeout: 10 * time.Second}
+	h := http.Client{Timeout: time.Minute}
 	for _, path := range []string{"/healthz", "/metrics"} {
 		resp, err := h.Get("http://127.0.0.1:" + port + path)
 		if err != nil {

@@ -23,7 +23,7 @@ func program(t testing.TB, name, dir, pkg string) string {
 	file := filepath.Join(t.TempDir(), name)
 	c := exec.Command("go", "build", "-o", file, pkg)
 	c.Dir = dir
-	c.Env = os.Environ()
+	c.Env = append(os.Environ(), "CGO_ENABLED=1") // part of runc is C
 	if name == "inside" {
 		c.Env = append(c.Env, "CGO_ENABLED=0") // its container has no libraries
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/mounter/external"
 )
 
 // exported returns the share of serveNFS as a volume.
@@ -112,7 +113,7 @@ func TestS07_TwoLabelsOnOneSMBServer(t *testing.T) {
 		ok(t, os.Mkdir(filepath.Join(dir, name), 0o777))
 		o, err := mounter.ParseOptions([]string{"context=" + want, "username=root", "password=secret", "vers=3.1.1"})
 		ok(t, err)
-		m, err := mounter.OpenWithHelper(ctxOf(t), filepath.Join(t.TempDir(), "scratch"), "//127.0.0.1/share/"+name, "cifs", o, false)
+		m, err := external.Open(ctxOf(t), filepath.Join(t.TempDir(), "scratch"), "//127.0.0.1/share/"+name, "cifs", o, false)
 		ok(t, err)
 		defer m.Close()
 		got, err := m.Label()

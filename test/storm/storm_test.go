@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -48,6 +49,7 @@ type storm struct {
 	client *csiclient.Client
 	vols   []*vol
 	kills  atomic.Int64
+	calls  atomic.Int64 // that were answered
 
 	mu     sync.Mutex
 	counts map[string]int
@@ -86,13 +88,13 @@ func TestA12_D06_AStormOfCallers(t *testing.T) {
 		})
 	}
 	for s.stop.Err() == nil {
-		select {
-		case <-s.stop.Done():
-		case <-time.After(time.Duration(1000+rand.IntN(4000)) * time.Millisecond):
-			s.kills.Add(1)
-			n.Restart()
-			s.kills.Add(1) // a call that began in between saw the old process too
+		// Kills follow the answers and not the clock: a slow machine would lose its work to them.
+		for next := s.calls.Load() + 600 + rand.Int64N(1200); s.stop.Err() == nil && s.calls.Load() < next; {
+			time.Sleep(time.Millisecond)
 		}
+		s.kills.Add(1)
+		n.Restart()
+		s.kills.Add(1) // a call that began in between saw the old process too
 		if seconds == 0 && s.kills.Load() >= 2*leastKills && s.count("publish OK") >= 5*volumes {
 			s.end()
 		}
@@ -175,9 +177,23 @@ func (s *storm) call(what string, f func(context.Context) error, want ...codes.C
 			time.Sleep(20 * time.Millisecond)
 			continue
 		}
+		s.calls.Add(1)
 		s.judge(what, code, err, want)
 		return code
 	}
+}
+
+// openLoops lists which process has which loop device open: a refusal because a device is in use does not say who uses it.
+func openLoops() (open []string) {
+	fds, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+	for _, fd := range fds {
+		if to, err := os.Readlink(fd); err == nil && strings.HasPrefix(to, "/dev/loop") {
+			process := strings.Split(fd, "/")[2]
+			name, _ := os.ReadFile("/proc/" + process + "/comm") // it may have ended
+			open = append(open, fmt.Sprintf("%s by %s %s", to, strings.TrimSpace(string(name)), process))
+		}
+	}
+	return open
 }
 
 func (s *storm) judge(what string, code codes.Code, err error, want []codes.Code) {
@@ -189,7 +205,11 @@ func (s *storm) judge(what string, code codes.Code, err error, want []codes.Code
 			return
 		}
 	}
-	s.wrong = append(s.wrong, fmt.Sprintf("%s: want %v, got %v", what, want, err))
+	text := fmt.Sprintf("%s: want %v, got %v", what, want, err)
+	if code == codes.FailedPrecondition {
+		text += "; open loop devices: " + strings.Join(openLoops(), ", ")
+	}
+	s.wrong = append(s.wrong, text)
 	if len(s.wrong) > 100 {
 		s.end()
 	}

@@ -3,6 +3,7 @@
 # machine: system calls, loop devices, mounts and confined programs. Everything is in
 # the guest's memory.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 export PATH=$PATH:/usr/sbin:/sbin DEBIAN_FRONTEND=noninteractive SOURCE_DATE_EPOCH=1767225600
 packages=()
@@ -17,9 +18,10 @@ if [ ${#packages[@]} -gt 0 ]; then
 fi
 S=$PWD/.cache/arm64
 mkdir -p "$S"
-more=linux-image-cloud-arm64,busybox-static,procps,psmisc,attr
+more=linux-image-arm64,busybox-static,procps,psmisc,attr
 # Another list of packages, or another way to make it, makes a new base.
-base=$S/base-$({ echo "$more"; cat deploy/image/{base.sh,packages}; } | sha256sum | head -c 12).tar
+packages=$(deploy/image/packages.sh)
+base=$S/base-$({ echo "$more $packages" && cat deploy/image/base.sh; } | sha256sum | head -c 12).tar
 if [ ! -e "$base" ]; then
 	echo "arm64: making the guest's root of Debian packages (half a minute, once)"
 	rm -f "$S"/base-*.tar
@@ -34,7 +36,11 @@ tar -C "$root" -xf "$base"
 release=$(ls "$root/lib/modules")
 mv "$root/boot/vmlinuz-$release" "$T/vmlinuz"
 rm -rf "$root"/boot "$root"/usr/share/{doc,zoneinfo,i18n,perl} "$root"/usr/lib/python3*
+# Debian's cloud kernel lacks some file systems. What this one has for all kinds of hardware would take the guest's memory.
+find "$root/lib/modules/$release/kernel/drivers" -mindepth 1 -maxdepth 1 ! -name block ! -name dax ! -name md -exec rm -r {} +
+rm -r "$root/lib/modules/$release/kernel/sound"
 depmod -b "$root" "$release"
+go run ./deploy/filesystems names >"$root/filesystems"
 
 export GOARCH=arm64 CGO_ENABLED=0
 tests=(internal/linux internal/loopdev internal/confine pkg/mounter)
@@ -55,7 +61,7 @@ mount -t proc proc /proc && mount -t sysfs sys /sys && mount -t devtmpfs dev /de
 mount -t tmpfs -o mode=1777 tmp /tmp && mount -t tmpfs run /run && mount -t cgroup2 none /sys/fs/cgroup
 mkdir -p /dev/pts /dev/shm && mount -t devpts devpts /dev/pts
 busybox ip link set lo up
-for m in loop xfs btrfs; do modprobe $m; done
+for m in loop $(cat /filesystems); do modprobe $m; done
 echo "arm64: Linux $(uname -r) $(uname -m), pages of $(getconf PAGE_SIZE) bytes"
 for dir in internal/linux internal/loopdev internal/confine pkg/mounter; do
 	cd /t/$dir

@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/test/virtiofs"
 	"github.com/crust-csi/crust-csi/test/vm/protocol"
 )
 
@@ -195,12 +196,11 @@ func (g *guest) start(ctx context.Context, kernel, state, share, memory string, 
 		"-F", "raw", at("root.qcow2")).CombinedOutput(); err != nil {
 		return fmt.Errorf("qemu-img: %w %s", err, out)
 	}
-	fsd := g.child(ctx, "/usr/lib/qemu/virtiofsd", "--socket-path="+at("fs.sock"), "-o", "source="+share, "-o", "sandbox=chroot",
-		"-o", "cache=auto")
-	if err := fsd.Start(); err != nil {
+	if _, err := virtiofs.Serve(share, at("fs.sock")); err != nil {
 		return err
 	}
-	if err := wait(ctx, at("fs.sock")); err != nil {
+	port, err := virtiofs.Listen(at("port.sock"))
+	if err != nil {
 		return err
 	}
 	g.qemu = g.child(ctx, "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
@@ -210,16 +210,15 @@ func (g *guest) start(ctx context.Context, kernel, state, share, memory string, 
 		"-append", "console=ttyS0 quiet panic=-1 reboot=t random.trust_cpu=on no_timer_check security=selinux selinux=1 enforcing=0 crust.share="+share,
 		"-chardev", "file,id=console,path="+at("console"), "-serial", "chardev:console",
 		"-drive", "file="+at("root.qcow2")+",if=virtio,format=qcow2,cache=unsafe",
-		"-chardev", "socket,id=port,path="+at("port.sock")+",server=on,wait=on",
+		"-chardev", "socket,id=port,fd=3,server=on,wait=on",
 		"-device", "virtio-serial-pci", "-device", "virtserialport,chardev=port,name="+protocol.Port,
 		"-chardev", "socket,id=fs,path="+at("fs.sock"), "-device", "vhost-user-fs-pci,chardev=fs,tag=share")
 	var said bytes.Buffer
-	g.qemu.Stderr = &said
-	if err := g.qemu.Start(); err != nil {
+	g.qemu.Stderr, g.qemu.ExtraFiles = &said, []*os.File{port}
+	err = g.qemu.Start()
+	port.Close() // so that the connection ends with a QEMU that ends
+	if err != nil {
 		return err
-	}
-	if err := wait(ctx, at("port.sock")); err != nil {
-		return fmt.Errorf("%w: %s", err, said.String())
 	}
 	// QEMU starts the guest when its port is connected, so no output is lost.
 	if g.port, err = net.Dial("unix", at("port.sock")); err != nil {
@@ -235,17 +234,6 @@ func (g *guest) start(ctx context.Context, kernel, state, share, memory string, 
 		return fmt.Errorf("the guest did not come up: %w %s", err, said.String())
 	}
 	return g.port.SetReadDeadline(time.Time{})
-}
-
-func wait(ctx context.Context, path string) error {
-	for deadline := time.Now().Add(5 * time.Minute); ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
-		if _, err := os.Stat(path); err == nil {
-			return nil
-		} else if time.Now().After(deadline) {
-			return err
-		}
-	}
-	return ctx.Err()
 }
 
 // serve runs one program after another.

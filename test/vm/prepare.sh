@@ -3,6 +3,7 @@
 # by package name, a root image with a built SELinux policy, another policy in which
 # pods can run, and an initramfs for each kernel. Does nothing that was done before.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 S=$PWD/.cache/vm
 mkdir -p "$S"
@@ -25,25 +26,26 @@ if [ ${#packages[@]} -gt 0 ]; then
 	apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi
 
-# The meta package's one versioned dependency is the image itself.
 kernel() { # name meta-package
 	local dir=$S/kernel-$1 pkg
-	[ -e "$dir/ok" ] && return
+	[ "$(cat "$dir/ok" 2>/dev/null)" = "$2" ] && return
 	echo "vm: fetching kernel $1"
-	pkg=$(apt-cache depends --important "$2" | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -1)
-	rm -rf "$dir" "$S/download"
+	pkg=$(scripts/kernel-package.sh "$2")
+	rm -rf "$dir" "$S/download" "$S"/root-*.img # the image has its modules
 	mkdir -p "$dir" "$S/download"
 	(cd "$S/download" && apt-get -q download "$pkg") >/dev/null
 	dpkg-deb -x "$S"/download/"$pkg"_*.deb "$dir"
 	depmod -b "$dir" "$(ls "$dir/lib/modules")"
 	rm -rf "$S/download"
-	touch "$dir/ok"
+	echo "$2" >"$dir/ok"
 }
 [ -e "$S/kernel-6.1/ok" ] && [ -e "$S/kernel-6.12/ok" ] || apt-get update -qq
-kernel 6.1 linux-image-cloud-amd64
-kernel 6.12 linux-image-6.12-cloud-amd64
+# Debian's cloud kernels lack some file systems.
+kernel 6.1 linux-image-amd64
+kernel 6.12 linux-image-6.12-amd64
 
-guest_packages=selinux-policy-default,policycoreutils,selinux-utils,attr,acl,e2fsprogs,xfsprogs,btrfs-progs,dosfstools,exfatprogs,ntfs-3g,ksmbd-tools,cifs-utils,mount,util-linux,kmod,udev,nfs-kernel-server,nfs-common,iproute2,strace,procps,psmisc,runc,crun,dmsetup
+filesystems=$(go run ./deploy/filesystems packages | cut -d' ' -f2 | sort -u | paste -sd,)
+guest_packages=selinux-policy-default,policycoreutils,selinux-utils,attr,acl,$filesystems,dosfstools,exfatprogs,ntfs-3g,ksmbd-tools,cifs-utils,mount,util-linux,kmod,udev,nfs-kernel-server,nfs-common,iproute2,strace,procps,psmisc,runc,crun,dmsetup
 # A new list of packages makes a new image.
 root=$S/root-$(echo "$guest_packages" | sha256sum | head -c 12).img
 if [ ! -e "$root" ]; then

@@ -4,6 +4,7 @@
 # for `go test`. One boot serves all tests of a kernel. SHORT=1 runs what a
 # kernel can break: SELinux, NFS, device-mapper, sick disks, cgroups, system calls.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 S=$PWD/.cache/vm
 kernels=$1

@@ -70,7 +70,7 @@ const (
 // called returns the context of a caller that is traced.
 func called(t testing.TB) context.Context {
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+theirs+"-"+caller+"-01")
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -240,6 +240,6 @@ func wants(t testing.TB, what string, err error, kinds ...fault.Kind) {
 func free(t testing.TB, d mounter.Device) {
 	t.Helper()
 	if busy, err := mounter.Busy(d.Path); busy || err != nil {
-		t.Errorf("%s is in use, %v%s", d.Path, err, mounter.HeldBy(d))
+		t.Errorf("%s is in use, %v%s", d.Path, err, mounter.HeldBy(d).After("; "))
 	}
 }

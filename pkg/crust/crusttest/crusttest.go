@@ -25,9 +25,11 @@ import (
 type Server struct {
 	crustv1alpha1.UnimplementedRuntimeAssistedStorageManagementServer
 
-	// Capabilities and FileSystems are its answers.
+	// Capabilities, FileSystems and Growing (those that it grows; empty: see VOLUME_RESIZE) are its
+	// answers.
 	Capabilities []crust.Capability
 	FileSystems  []string
+	Growing      []string
 	// Fail runs before each call, with the call's name and request. Its error becomes the answer.
 	// It may block.
 	Fail func(ctx context.Context, call string, request proto.Message) error
@@ -38,7 +40,7 @@ type Server struct {
 	capacity map[string]int64
 }
 
-// New returns a server with every capability on ext4, xfs and btrfs.
+// New returns a server with every capability on each file system that can be made.
 func New() *Server {
 	return &Server{
 		Capabilities: []crust.Capability{
@@ -116,7 +118,7 @@ func (s *Server) RuntimeGetSupportedFileSystems(
 	if err := s.begin(ctx, "RuntimeGetSupportedFileSystems", r); err != nil {
 		return nil, err
 	}
-	return &crustv1alpha1.RuntimeGetSupportedFileSystemsResponse{FileSystems: s.FileSystems}, nil
+	return &crustv1alpha1.RuntimeGetSupportedFileSystemsResponse{FileSystems: s.FileSystems, GrowingFileSystems: s.Growing}, nil
 }
 
 // RuntimePublishVolume records the volume; a device is in one sandbox only.

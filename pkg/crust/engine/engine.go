@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
@@ -64,6 +65,9 @@ func Open(ctx context.Context, r Request) (*mounter.Detached, error) {
 	}
 	// Check the file system's type before the kernel parses it.
 	found, err := superblock.Identify(r.Device.Path, r.Type)
+	if errors.Is(err, fs.ErrNotExist) { // NotFound is a sandbox or volume that the server does not have
+		err = fault.New(fault.State, "%w", err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -108,19 +108,22 @@ func (d Devices) Find(path, target string) (mounter.Device, error) {
 	if !matched {
 		return refuse("is not allowed")
 	}
-	real, err := filepath.EvalSymlinks(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return mounter.Device{}, fault.New(fault.State, "device %s does not exist", path)
+	absent := func(err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return fault.New(fault.State, "device %s does not exist", path)
+		}
+		return err
 	}
+	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
-		return mounter.Device{}, err
+		return mounter.Device{}, absent(err)
 	}
 	if real != path && !literal {
 		return refuse("is a symbolic link to " + real + ", which a pattern does not permit")
 	}
 	found, err := mounter.FindDevice(real)
 	if err != nil {
-		return mounter.Device{}, err
+		return mounter.Device{}, absent(err)
 	}
 	if _, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d/partition", found.Major, found.Minor)); err == nil && !literal {
 		return refuse("is a partition")

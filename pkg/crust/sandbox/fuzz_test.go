@@ -103,7 +103,7 @@ func FuzzStore(f *testing.F) {
 	f.Add("", []byte(`{"kind": "crust.sandbox", "version": 1, "data": null}`))
 	f.Add("a", []byte(`{"kind": "crust.sandbox", "version": 1, "data": {"spec": {"id": "a"}, "volumes": {"x": {"options": ["ro,rw"]}}}}`))
 	f.Fuzz(func(t *testing.T, id string, content []byte) {
-		s := store{t.TempDir()}
+		s := newStore(t.TempDir())
 		if err := os.WriteFile(s.path(id), content, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -64,6 +63,15 @@ func (b *box) sandbox() Sandbox { return *b.current.Load() }
 
 func (b *box) be(s Sandbox) { b.current.Store(&s) }
 
+func (b *box) hasEnded() bool {
+	select {
+	case <-b.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 func (b *box) opening() Opening { return Opening{b.record.Spec, b.ended, len(b.record.Volumes) > 0} }
 
 func newBox(r sandboxRecord) *box {
@@ -83,7 +91,7 @@ func New(ctx context.Context, c Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{Config: c, boot: boot, store: store{filepath.Join(c.StateDir, "sandboxes")}, boxes: map[string]*box{},
+	m := &Manager{Config: c, boot: boot, store: newStore(filepath.Join(c.StateDir, "sandboxes")), boxes: map[string]*box{},
 		busy: map[string]string{}}
 	var records []sandboxRecord
 	if records, m.bad, err = m.store.load(); err != nil {
@@ -94,7 +102,7 @@ func New(ctx context.Context, c Config) (*Manager, error) {
 			"file", path, "error", err)
 	}
 	for _, r := range records {
-		if r.Kind != c.Backend.Kind() {
+		if r.BootID == boot && r.Kind != c.Backend.Kind() {
 			return nil, fault.New(fault.State,
 				"%s has sandboxes of kind %q (%s), and the backend is %q: have one of that kind, or another state directory",
 				c.StateDir, r.Kind, r.Spec.ID, c.Backend.Kind())
@@ -104,7 +112,11 @@ func New(ctx context.Context, c Config) (*Manager, error) {
 		if r.BootID == boot {
 			continue
 		}
-		if err := m.forget(r.Spec); err != nil { // a reboot ends every sandbox
+		forget := m.forget // a reboot ends every sandbox
+		if r.Kind != c.Backend.Kind() {
+			forget = func(s Spec) error { return m.store.remove(s.ID) } // what it left is another backend's
+		}
+		if err := forget(r.Spec); err != nil {
 			return nil, err
 		}
 	}
@@ -200,20 +212,46 @@ func (m *Manager) take(b *box, pidfd *os.File) {
 	m.mu.Unlock()
 	ctx, cancel := context.WithCancel(context.Background())
 	m.tasks.Go(func() { <-b.left; cancel() })
-	if pidfd != nil {
-		m.tasks.Go(func() {
-			defer pidfd.Close()
-			if linux.WaitEnd(ctx, pidfd) {
-				m.Log.Info("a sandbox has ended", "sandbox_id", b.record.Spec.ID)
-				close(b.ended)
-			}
-		})
+	m.watch(ctx, b, pidfd)
+	m.tasks.Go(func() { m.look(ctx, b, pidfd != nil) })
+}
+
+// watch waits in the background for the end of a sandbox's process, if there is one.
+func (m *Manager) watch(ctx context.Context, b *box, pidfd *os.File) {
+	if pidfd == nil {
+		return
 	}
-	m.tasks.Go(func() { m.look(ctx, b) })
+	m.tasks.Go(func() {
+		defer pidfd.Close()
+		if linux.WaitEnd(ctx, pidfd) {
+			m.Log.Info("a sandbox has ended", "sandbox_id", b.record.Spec.ID)
+			close(b.ended)
+		}
+	})
+}
+
+// reach opens a sandbox again that could not be reached. watched: its process is watched, or has
+// ended. A process that could not be looked at comes first: nobody would see its end, and its pid
+// may be another's.
+func (m *Manager) reach(ctx context.Context, b *box, watched *bool) (Sandbox, error) {
+	if !*watched {
+		pidfd, err := b.record.Process.find()
+		switch {
+		case errors.Is(err, ErrGone):
+			close(b.ended)
+		case err != nil:
+			return nil, err
+		}
+		m.watch(ctx, b, pidfd)
+		*watched = true
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(reachTime, m.Timeout))
+	defer cancel()
+	return m.Backend.Open(ctx, b.opening())
 }
 
 // look reconnects to a sandbox that could not be reached, and cleans up after one that has ended.
-func (m *Manager) look(ctx context.Context, b *box) {
+func (m *Manager) look(ctx context.Context, b *box, watched bool) {
 	const shortest, longest = 50 * time.Millisecond, 30 * time.Second
 	id := b.record.Spec.ID
 	pause := func(wait time.Duration, or <-chan struct{}) {
@@ -223,13 +261,12 @@ func (m *Manager) look(ctx context.Context, b *box) {
 		case <-ctx.Done():
 		}
 	}
+	watched = watched || b.record.Process.PID == 0 || b.hasEnded()
 	for wait := shortest; ctx.Err() == nil; wait = min(2*wait, longest) {
 		if _, away := b.sandbox().(unreachable); !away {
 			break
 		}
-		octx, cancel := context.WithTimeout(ctx, min(reachTime, m.Timeout))
-		sb, err := m.Backend.Open(octx, b.opening())
-		cancel()
+		sb, err := m.reach(ctx, b, &watched)
 		if err == nil {
 			m.Log.Info("a sandbox can be reached again", "sandbox_id", id)
 			b.be(sb)
@@ -338,60 +375,4 @@ func (m *Manager) keep(b *box, source string, r *volumeRecord) error {
 	b.record = next
 	m.mu.Unlock()
 	return nil
-}
-
-// claim refuses a device that another sandbox has: no device is mounted in two at once if one
-// writes (C19). It also refuses nested targets in one sandbox. shared: another sandbox reads the
-// device too.
-func (m *Manager) claim(id string, v Volume) (shared bool, err error) {
-	if err := m.mayBeOfAnother(id, v); err != nil {
-		return false, err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for other, b := range m.boxes {
-		for source, r := range b.record.Volumes {
-			switch {
-			case other == id && source == v.Device.Path:
-			case r.Device.Same(v.Device) && (!r.ReadOnly || !v.ReadOnly):
-				return false, fault.New(fault.State,
-					"device %s is in use by sandbox %s, at %s: a file system cannot be mounted in two places at "+
-						"once, unless both only read", v.Device.Path, other, r.Target)
-			case r.Device.Same(v.Device):
-				shared = true
-			case other == id && (within(r.Target, v.Target) || within(v.Target, r.Target)):
-				return false, fault.New(fault.State, "sandbox %s has device %s at %s; %s is the same place, or one lies in the other",
-					id, source, r.Target, v.Target)
-			}
-		}
-	}
-	return shared, nil
-}
-
-// mayBeOfAnother refuses a device that is in use but in no record, while some records are unusable.
-func (m *Manager) mayBeOfAnother(id string, v Volume) error {
-	if len(m.bad) == 0 {
-		return nil
-	}
-	m.mu.Lock()
-	b, ok := m.boxes[id]
-	ours := ok && b.record.Volumes[v.Device.Path].Device.Same(v.Device)
-	m.mu.Unlock()
-	if ours {
-		return nil
-	}
-	busy, err := mounter.Busy(v.Device.Path) // it may hang
-	if err != nil || !busy {
-		return err
-	}
-	path := slices.Sorted(maps.Keys(m.bad))[0]
-	return fault.New(fault.State,
-		"device %s is in use, and may be in that of a sandbox whose record cannot be used (%w): end that sandbox%s",
-		v.Device.Path, m.bad[path], mounter.HeldBy(v.Device))
-}
-
-// within tells whether path is dir or below it; both are clean.
-func within(path, dir string) bool {
-	rest, ok := strings.CutPrefix(path, dir)
-	return ok && (rest == "" || rest[0] == '/')
 }

@@ -38,8 +38,8 @@ func TestNewKeepsNothingIfItFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	s := store{filepath.Join(dir, "sandboxes")}
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+	s := newStore(filepath.Join(dir, "sandboxes"))
+	if err := os.MkdirAll(s.Path, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range []sandboxRecord{
@@ -59,5 +59,26 @@ func TestNewKeepsNothingIfItFails(t *testing.T) {
 		if n := b.open.Load(); n != 0 {
 			t.Errorf("%d sandboxes are open", n)
 		}
+	}
+}
+
+// The kind of sandboxes that a reboot has ended does not matter: a node may come back with another
+// backend.
+func TestNewForgetsTheSandboxesOfAnEarlierBoot(t *testing.T) {
+	dir := t.TempDir()
+	s := newStore(filepath.Join(dir, "sandboxes"))
+	if err := os.MkdirAll(s.Path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.put(sandboxRecord{Kind: "another", Spec: Spec{ID: "a", reach: "{}"}, BootID: "an earlier one"}); err != nil {
+		t.Fatal(err)
+	}
+	m, err := New(t.Context(), Config{StateDir: dir, Backend: &awkward{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Stop()
+	if left, _, err := s.load(); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
 	}
 }

@@ -29,10 +29,14 @@ func (m *Manager) Register(ctx context.Context, spec Spec) error {
 	m.mu.Lock()
 	b, ok := m.boxes[spec.ID]
 	var have Spec
+	closing := false
 	if ok {
-		have = b.record.Spec
+		have, closing = b.record.Spec, b.closing
 	}
 	m.mu.Unlock()
+	if closing {
+		return fault.New(fault.Busy, "sandbox %s is being deregistered; repeat DeregisterSandbox, then try again", spec.ID)
+	}
 	if ok {
 		if have != spec {
 			return fault.New(fault.Exists, "sandbox %s is registered in another way (%+v); deregister it first", spec.ID, have)
@@ -132,9 +136,11 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 		return fmt.Errorf("sandbox %s: %w", id, err)
 	}
 	if err := b.sandbox().Close(); err != nil {
-		m.mu.Lock()
-		b.closing = false
-		m.mu.Unlock()
+		if _, untouched := b.sandbox().(unreachable); untouched {
+			m.mu.Lock()
+			b.closing = false
+			m.mu.Unlock()
+		}
 		return fmt.Errorf("sandbox %s: %w", id, err)
 	}
 	err = failpoint.Err("deregister.closed")

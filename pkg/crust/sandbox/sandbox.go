@@ -66,6 +66,8 @@ type Backend interface {
 	// Mounts tells, without a query, whether its sandboxes can mount a file system; true if
 	// unknown.
 	Mounts(fstype string) bool
+	// Grows tells whether its sandboxes can grow a file system while it is mounted.
+	Grows(fstype string) bool
 	// Process finds the process of a sandbox that was registered without one; 0 if there is none.
 	Process(ctx context.Context, spec Spec) (pid int, err error)
 	// Open opens a sandbox, new or of an earlier process.
@@ -107,7 +109,7 @@ func (d departed) Unpublish(_ context.Context, v Volume) error {
 		return nil
 	}
 	if err == nil && busy {
-		err = fault.New(fault.State, "the sandbox has ended, and %s is still in use%s", v.Device.Path, mounter.HeldBy(v.Device))
+		err = fault.New(fault.State, "the sandbox has ended, and %s is still in use%s", v.Device.Path, mounter.HeldBy(v.Device).After("; "))
 	}
 	return err
 }

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -23,7 +24,8 @@ type Server struct {
 	*Manager
 }
 
-// Serve registers both services.
+// Serve registers both services. g needs the interceptors of package faultgrpc, for the codes of
+// errors (an orchestrator repeats a call by its code), and the options of crust.Limits.
 func (s *Server) Serve(g *grpc.Server) {
 	crustv1alpha1.RegisterRuntimeAssistedStorageManagementServer(g, s)
 	crustv1alpha1.RegisterSandboxManagementServer(g, s)
@@ -49,7 +51,13 @@ func (s *Server) RuntimeGetSupportedFileSystems(
 	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
 	defer cancel()
 	list, err := s.Backend.FileSystems(ctx)
-	return &crustv1alpha1.RuntimeGetSupportedFileSystemsResponse{FileSystems: list}, err
+	resp := &crustv1alpha1.RuntimeGetSupportedFileSystemsResponse{FileSystems: list}
+	for _, name := range list {
+		if s.Backend.Grows(name) {
+			resp.GrowingFileSystems = append(resp.GrowingFileSystems, name)
+		}
+	}
+	return resp, err
 }
 
 func required(fields ...string) error {
@@ -210,8 +218,12 @@ func (s *Server) ExecInSandbox(ctx context.Context, r *crustv1alpha1.ExecInSandb
 	}
 	e, ok := b.sandbox().(Execer)
 	if !ok {
-		return nil, fault.New(fault.State, "sandbox %s is a mount namespace of this host; look inside with `nsenter --mount=%s PROGRAM`",
-			r.GetSandboxId(), b.sandbox().MountNamespace())
+		way := ""
+		if ns := b.sandbox().MountNamespace(); ns != "" {
+			way = fmt.Sprintf("; look inside with `nsenter --mount=%s PROGRAM`", ns)
+		}
+		return nil, fault.New(fault.State, "this server runs no programs in a sandbox of kind %q, as %s is%s", s.Backend.Kind(),
+			r.GetSandboxId(), way)
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
 	defer cancel()

@@ -1,12 +1,6 @@
 package sandbox
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
-	"os"
-	"path/filepath"
-
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
@@ -48,42 +42,28 @@ func (r volumeRecord) volume() (Volume, error) {
 var sandboxType = record.Type{Kind: "crust.sandbox", Version: 1}
 
 // store keeps the records of sandboxes.
-type store struct{ dir string }
+type store struct{ record.Dir[sandboxRecord] }
 
-func (s store) path(id string) string {
-	sum := sha256.Sum256([]byte(id))
-	return filepath.Join(s.dir, hex.EncodeToString(sum[:16])+record.Extension)
+func newStore(dir string) store {
+	return store{record.Dir[sandboxRecord]{Path: dir, Type: sandboxType,
+		Name: func(r sandboxRecord) string { return record.Name(r.Spec.ID) }}}
 }
 
+func (s store) path(id string) string     { return s.File(record.Name(id)) }
 func (s store) put(r sandboxRecord) error { return sandboxType.Write(s.path(r.Spec.ID), r) }
 func (s store) remove(id string) error    { return record.Remove(s.path(id)) }
 
 // load returns all sandboxes, including those of earlier boots. bad has the unusable records by
 // path.
 func (s store) load() (list []sandboxRecord, bad map[string]error, err error) {
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return nil, nil, err
-	}
-	names, err := record.Names(s.dir)
-	if err != nil {
-		return nil, nil, err
-	}
 	bad = map[string]error{}
-	for _, name := range names {
-		path := filepath.Join(s.dir, name+record.Extension)
-		var r sandboxRecord
-		err := sandboxType.Read(path, &r)
-		if err == nil && s.path(r.Spec.ID) != path {
-			err = fmt.Errorf("%s: the record is of sandbox %q, and does not belong there", path, r.Spec.ID)
-		}
-		if record.Untold(err) {
-			return nil, nil, err // not about the record
-		}
+	err = s.Load(func(path string, r sandboxRecord, err error) error {
 		if err != nil {
 			bad[path] = record.Unusable(err)
-			continue
+		} else {
+			list = append(list, r)
 		}
-		list = append(list, r)
-	}
-	return list, bad, nil
+		return nil
+	})
+	return list, bad, err
 }

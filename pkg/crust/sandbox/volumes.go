@@ -39,6 +39,9 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 	if _, err := m.find(id); err != nil {
 		return err // it was deregistered meanwhile
 	}
+	if away, ok := b.sandbox().(interface{ failed() error }); ok {
+		return fmt.Errorf("volume %s in sandbox %s: %w", source, id, away.failed()) // before the device is claimed
+	}
 	if v.Shared, err = m.claim(id, v); err != nil {
 		return err
 	}

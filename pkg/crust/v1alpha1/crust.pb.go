@@ -340,9 +340,12 @@ func (*RuntimeGetSupportedFileSystemsRequest) Descriptor() ([]byte, []int) {
 type RuntimeGetSupportedFileSystemsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names as mount(2) takes them: ext4, xfs, btrfs.
-	FileSystems   []string `protobuf:"bytes,1,rep,name=file_systems,json=fileSystems,proto3" json:"file_systems,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	FileSystems []string `protobuf:"bytes,1,rep,name=file_systems,json=fileSystems,proto3" json:"file_systems,omitempty"`
+	// Those of them that RuntimeExpandVolume grows. If it is empty, these are all
+	// or none, as VOLUME_RESIZE says. (Not in KEP-2857.)
+	GrowingFileSystems []string `protobuf:"bytes,2857,rep,name=growing_file_systems,json=growingFileSystems,proto3" json:"growing_file_systems,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *RuntimeGetSupportedFileSystemsResponse) Reset() {
@@ -378,6 +381,13 @@ func (*RuntimeGetSupportedFileSystemsResponse) Descriptor() ([]byte, []int) {
 func (x *RuntimeGetSupportedFileSystemsResponse) GetFileSystems() []string {
 	if x != nil {
 		return x.FileSystems
+	}
+	return nil
+}
+
+func (x *RuntimeGetSupportedFileSystemsResponse) GetGrowingFileSystems() []string {
+	if x != nil {
+		return x.GrowingFileSystems
 	}
 	return nil
 }
@@ -917,9 +927,10 @@ const file_v1alpha1_crust_proto_rawDesc = "" +
 	"\rVOLUME_RESIZE\x10\b\x12\x10\n" +
 	"\vHOST_KERNEL\x10\xa9\x16B\x06\n" +
 	"\x04type\"'\n" +
-	"%RuntimeGetSupportedFileSystemsRequest\"K\n" +
+	"%RuntimeGetSupportedFileSystemsRequest\"~\n" +
 	"&RuntimeGetSupportedFileSystemsResponse\x12!\n" +
-	"\ffile_systems\x18\x01 \x03(\tR\vfileSystems\"\xaf\x02\n" +
+	"\ffile_systems\x18\x01 \x03(\tR\vfileSystems\x121\n" +
+	"\x14growing_file_systems\x18\xa9\x16 \x03(\tR\x12growingFileSystems\"\xaf\x02\n" +
 	"\x1bRuntimePublishVolumeRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12$\n" +

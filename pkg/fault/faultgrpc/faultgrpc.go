@@ -25,7 +25,8 @@ var kinds = map[fault.Kind]codes.Code{
 }
 
 // Status gives an error the gRPC code that the CSI specification prescribes. It sanitizes the
-// text, because parts of it come from guests, file systems and programs.
+// text, because parts of it come from guests, file systems and programs. A gRPC status or a context
+// error anywhere in the chain wins over the kind of a fault: wrap it with %v to hide it.
 func Status(err error) error {
 	if err == nil {
 		return nil

@@ -34,18 +34,23 @@ var outcomes = []string{"clean", "repaired", "needs-human"}
 func Outcomes() []string { return slices.Clone(outcomes) }
 
 // Check checks the file system on an unmounted device and returns the output of the program. On
-// ext2/3/4 it makes the repairs that need no decision (e2fsck -p). On xfs and btrfs it only
-// reads: the kernel replays their journals, and their repair programs are for people. If the
-// outcome is NeedsHuman, nothing was written.
+// ext2/3/4 it makes the repairs that need no decision (e2fsck -p). On all others it only reads:
+// the kernel replays their journals, and their repair programs are for people. NeedsHuman
+// comes from a rehearsal, so nothing was written, unless the error says that the repair itself
+// failed. A repair that has begun goes on to its end, whatever becomes of ctx and this process.
 func (p *Programs) Check(ctx context.Context, device, name string) (Outcome, string, error) {
 	t := fstype.Of(name)
 	if len(t.Check) == 0 {
 		return NeedsHuman, "", fault.New(fault.State, "no program is known that checks %s", name)
 	}
+	return p.check(ctx, t, device)
+}
+
+func (p *Programs) check(ctx context.Context, t fstype.Type, device string, flags ...string) (Outcome, string, error) {
 	if t.Preen {
-		return p.preen(ctx, t, device)
+		return p.preen(ctx, t, device, flags...)
 	}
-	out, code, err := p.run(ctx, t.Check, device)
+	out, code, err := p.run(ctx, append(slices.Clone(t.Check), flags...), device)
 	if err != nil || code != 0 {
 		return NeedsHuman, out, err
 	}

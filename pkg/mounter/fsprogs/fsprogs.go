@@ -37,15 +37,18 @@ func New(started func(program string)) *Programs {
 	return &Programs{started: started}
 }
 
-// Format makes a file system on a device that was proven blank. It is the only way to make one.
-// On a device with reserved space (thick), mkfs initializes everything at once: the kernel's
-// later zeroing could release the reservation.
+// Format makes a file system on a device that was proven blank. It is the only way to make one. A
+// device that is too small for it is a fault OutOfRange. On a device with reserved space (thick),
+// mkfs initializes everything at once: the kernel's later zeroing could release the reservation.
 func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, name string, thick bool) error {
 	t := fstype.Of(name)
 	if len(t.Make) == 0 {
 		return fault.New(fault.Invalid, "file system %q cannot be made here; choose one of %s", name, strings.Join(fstype.Formats(), ", "))
 	}
 	if err := blank.Verify(); err != nil {
+		return err
+	}
+	if err := blank.Fits(name); err != nil {
 		return err
 	}
 	argv := slices.Clone(t.Make)
@@ -72,25 +75,78 @@ func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, nam
 	return nil
 }
 
-// Grow grows an unmounted file system to the size of its device, for processes that may not use
-// the kernel's online growth. It runs a forced check first, which resize2fs requires.
+// Grow grows an unmounted file system to the size of its device, where the kernel has no online
+// growth or this process may not use it. It runs a full check first, which resize2fs requires.
 func (p *Programs) Grow(ctx context.Context, device, name string) error {
 	t := fstype.Of(name)
 	if len(t.Resize) == 0 {
 		return fault.New(fault.State, "no program is known that grows %s on %s", name, device)
 	}
-	outcome, out, err := p.preen(ctx, t, device, "-f")
-	if err != nil {
-		return err
+	if t.Replayed {
+		// A mount of a damaged file system may write to it.
+		if err := p.checkFully(ctx, t, device); err != nil {
+			return err
+		}
+		if err := replay(device, name); err != nil {
+			return err
+		}
 	}
-	if outcome == NeedsHuman {
-		return fault.New(fault.State, "the file system on %s needs a person before it can grow: run `%s -f %s`. It said: %s", device,
-			t.Check[0], device, out)
+	if err := p.checkFully(ctx, t, device); err != nil {
+		return err
 	}
 	if err := failpoint.Err("grow.checked"); err != nil {
 		return err
 	}
-	return p.must(ctx, t.Resize, device)
+	if err := p.must(ctx, t.Resize, device); err != nil {
+		return err
+	}
+	return grown(device, t.Resize)
+}
+
+func (p *Programs) checkFully(ctx context.Context, t fstype.Type, device string) error {
+	outcome, out, err := p.check(ctx, t, device, t.Fully...)
+	if err != nil {
+		return err
+	}
+	if outcome == NeedsHuman {
+		person := strings.Join(append([]string{t.Check[0]}, append(slices.Clone(t.Fully), device)...), " ")
+		return fault.New(fault.State, "the file system on %s needs a person before it can grow: run `%s`. It said: %s", device, person, out)
+	}
+	return nil
+}
+
+// grown checks that a file system fills its device. Some programs exit with 0 although they refused.
+func grown(device string, program []string) error {
+	dev, err := mounter.FindDevice(device)
+	if err != nil {
+		return err
+	}
+	size, err := mounter.DeviceSize(dev)
+	if err != nil {
+		return err
+	}
+	now, err := superblock.ProbeDevice(device)
+	if err != nil {
+		return err
+	}
+	if now.Answer != superblock.Known || mounter.Unfilled(now, size) {
+		return fmt.Errorf("%s %s: exit status 0, and the device of %d bytes holds %s of %d bytes: it did not grow; try again, or look at it "+
+			"with `%s`", strings.Join(program, " "), device, size, now, now.Size, CheckCommand(now.Type, device))
+	}
+	return nil
+}
+
+// replay lets the kernel replay a file system's log: it mounts it where nobody sees it.
+func replay(device, name string) error {
+	dev, err := mounter.FindDevice(device)
+	if err != nil {
+		return err
+	}
+	m, err := mounter.Open(mounter.Filesystem{Device: dev, Type: name})
+	if err != nil {
+		return err
+	}
+	return m.Close()
 }
 
 // NewID gives an unmounted file system a new identity, if the kernel could not mount a copy

@@ -20,6 +20,10 @@ func (p *Programs) ProbeIdmap(ctx context.Context, name, dir, nodesDir string) m
 		Name: "idmapped mounts of " + name, Since: fstype.Of(name).IdmapSince,
 		Cost: "no pod with hostUsers: false can use such a volume, and no fsGroupStrategy idmap",
 	}
+	if known := mounter.ProbeFilesystem(name); known.Answer == mounter.No {
+		f.Answer, f.Why = mounter.No, "this kernel has no "+name+": "+known.Why
+		return f
+	}
 	f.Answer, f.Why = idmapAnswer(p.tryIdmap(ctx, name, dir, nodesDir))
 	return f
 }

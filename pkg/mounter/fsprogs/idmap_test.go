@@ -31,3 +31,12 @@ func TestU01_WhatCannotBeMappedIsReported(t *testing.T) {
 		}
 	}
 }
+
+// For a file system that the kernel lacks, no program runs to find that out.
+func TestU01_WhatThisKernelLacksCannotBeMapped(t *testing.T) {
+	p := New(func(program string) { t.Errorf("%s was started", program) })
+	f := p.ProbeIdmap(t.Context(), "nothing", t.TempDir(), "")
+	if f.Answer != mounter.No || !strings.Contains(f.Why, "this kernel has no nothing") {
+		t.Errorf("%+v", f)
+	}
+}

@@ -48,7 +48,7 @@ type Type struct {
 
 	// Grow grows a mounted file system to the size of its device, in bytes. The file dir is
 	// open on any directory of it. The function found reads size and block size from the
-	// superblock, in bytes.
+	// superblock, in bytes. It is nil if no kernel can do that.
 	Grow func(dir *os.File, size int64, found func() (size, block int64, err error)) error
 	// GrowthIsPrivileged means that Grow needs CAP_SYS_RESOURCE. Resize does not, but needs the
 	// file system unmounted.
@@ -70,8 +70,12 @@ type Type struct {
 	Look []string
 	// NewID gives it a new identity, so that a copy can be mounted beside its origin.
 	NewID []string
-	// Resize grows it to the size of its device. Check with -f must run first.
-	Resize []string
+	// Resize grows it to the size of its device while it is unmounted. Check with Fully appended
+	// must run first. Fully is empty if Check trusts no mark of a clean unmount.
+	Resize, Fully []string
+	// Replayed means that Resize does not replay the log of a file system that was not unmounted. It
+	// refuses, or loses what was synced last. A mount before it replays the log.
+	Replayed bool
 	// Package is the Debian package with all of these programs and Others, which they call.
 	Package string
 	Others  []string

@@ -14,8 +14,8 @@ func TestABtrfsHasTheSameSectorsOnEveryKernel(t *testing.T) {
 	}
 }
 
-// Rows are complete: what can be made can be checked, detected and grown, and has a command for
-// people.
+// Rows are complete: what can be made can be checked, detected and grown, in use or by a program,
+// and has a command for people.
 func TestRowsAreWhole(t *testing.T) {
 	seen := map[string]bool{}
 	for _, row := range All() {
@@ -26,11 +26,19 @@ func TestRowsAreWhole(t *testing.T) {
 		if row.Like != "" && len(Of(row.Like).Options) == 0 {
 			t.Errorf("%s is like %s, which has no options", row.Name, row.Like)
 		}
-		if len(row.Make) > 0 && (row.Force == "" || row.Minimum == 0 || row.Head == 0 || row.Grow == nil || row.IdmapSince == "") {
+		grows := row.Grow != nil || len(row.Resize) > 0
+		if len(row.Make) > 0 && (row.Force == "" || row.Minimum == 0 || row.Head == 0 || !grows || row.IdmapSince == "") {
 			t.Errorf("%s can be made, and its row lacks something: %+v", row.Name, row)
 		}
-		if row.GrowthIsPrivileged != (len(row.Resize) > 0) || row.GrowthIsPrivileged && !row.Preen {
-			t.Errorf("%s: growth without the privilege needs a program, and that a check", row.Name)
+		full := len(row.Check) > 0 && (len(row.Fully) > 0 || !row.Preen) // one that preens trusts the mark of a clean unmount
+		if row.GrowthIsPrivileged && len(row.Resize) == 0 || len(row.Resize) > 0 && !full {
+			t.Errorf("%s: growth without the privilege needs a program, and that a full check", row.Name)
+		}
+		if row.Replayed && len(row.Resize) == 0 {
+			t.Errorf("%s: nothing is grown after its log was replayed", row.Name)
+		}
+		if row.Grow != nil && !row.GrowthIsPrivileged && len(row.Resize) > 0 {
+			t.Errorf("%s: no process ever runs %s", row.Name, row.Resize)
 		}
 		for _, argv := range [][]string{row.Make, row.Check, row.Look, row.NewID, row.Resize} {
 			if len(argv) > 0 && PackageOf(argv[0]) == "" {

@@ -35,18 +35,21 @@ const (
 var table = []Type{
 	{
 		Name: Ext2, Like: Ext4, Panic: extPanic, IdmapSince: "5.12", Grow: growExt, GrowthIsPrivileged: true,
-		Check: []string{"e2fsck", "-p"}, Preen: true, Look: []string{"e2fsck", "-n"}, Resize: []string{"resize2fs"}, Package: "e2fsprogs",
+		Check: []string{"e2fsck", "-p"}, Preen: true, Look: []string{"e2fsck", "-n"}, Package: "e2fsprogs",
+		Resize: []string{"resize2fs"}, Fully: []string{"-f"},
 	},
 	{
 		Name: Ext3, Like: Ext4, Panic: extPanic, IdmapSince: "5.12", Grow: growExt, GrowthIsPrivileged: true,
-		Check: []string{"e2fsck", "-p"}, Preen: true, Look: []string{"e2fsck", "-n"}, Resize: []string{"resize2fs"}, Package: "e2fsprogs",
+		Check: []string{"e2fsck", "-p"}, Preen: true, Look: []string{"e2fsck", "-n"}, Package: "e2fsprogs",
+		Resize: []string{"resize2fs"}, Fully: []string{"-f"},
 	},
 	{
 		Name: Ext4, Panic: extPanic, IdmapSince: "5.12", InodeTables: true, Grow: growExt, GrowthIsPrivileged: true,
 		Head: 4 << 10, Minimum: 4 << 20, Force: "-F",
 		Make:  []string{"mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"},
 		Whole: []string{"-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"},
-		Check: []string{"e2fsck", "-p"}, Preen: true, Look: []string{"e2fsck", "-n"}, Resize: []string{"resize2fs"},
+		Check: []string{"e2fsck", "-p"}, Preen: true, Look: []string{"e2fsck", "-n"},
+		Resize: []string{"resize2fs"}, Fully: []string{"-f"},
 		Package: "e2fsprogs", Others: []string{"e2image"},
 		Options: []string{
 			"acl", "noacl", "auto_da_alloc", "noauto_da_alloc", "barrier", "barrier=1", "commit=", "data=ordered", "data=journal",

@@ -3,6 +3,10 @@
 // the group. Symbolic links are never followed. It works relative to directory descriptors, so
 // no path is too long. It changes only what differs, and records the result on the volume
 // itself: a repeated request examines only the root.
+//
+// It is for file systems with Unix owners and extended attributes, such as ext4, xfs and btrfs. For
+// others (vfat, exfat) give the group as a mount option; on NFS the server decides. What nobody can
+// change, such as an immutable file, is left as it is and counted in Progress.
 package ownership
 
 import (
@@ -29,7 +33,7 @@ const (
 	Always Policy = "Always"
 )
 
-// Progress counts during a walk.
+// Progress counts during a walk. Use a new one for each Apply.
 type Progress struct {
 	Looked  atomic.Int64 // files and directories
 	Changed atomic.Int64
@@ -102,8 +106,19 @@ func Doubt(root *os.File) error {
 	return errors.Join(err, dir.Close())
 }
 
+// check refuses a policy that is unknown, with a fault Invalid.
+func (p Policy) check() error {
+	if p != OnRootMismatch && p != Always {
+		return fault.New(fault.Invalid, "policy %q is unknown: give %s or %s", p, OnRootMismatch, Always)
+	}
+	return nil
+}
+
 // Due reports whether Apply would examine the files, which takes time.
 func Due(root *os.File, gid uint32, policy Policy) (bool, error) {
+	if err := policy.check(); err != nil {
+		return false, err
+	}
 	top, err := linux.OpenRootDir(root)
 	if err != nil {
 		return false, err
@@ -128,10 +143,14 @@ func due(top linux.Dir, gid uint32, policy Policy) (walk, clean bool, self linux
 // Apply gives the tree below the directory root to the group. If it fails or is cancelled
 // during the walk, the record stays dirty, and the next Apply examines all files again and
 // changes those that still differ. If inodes show that nothing needs a change, it does not read
-// names. A nil Progress is allowed.
+// names. A nil Progress is allowed. A policy that is neither OnRootMismatch nor Always is a fault
+// Invalid.
 func Apply(ctx context.Context, root *os.File, gid uint32, policy Policy, inodes Inodes, p *Progress) (Result, error) {
 	if gid == math.MaxUint32 { // chown(2): leave the group as it is
 		return Result{}, fault.New(fault.Invalid, "%d is no group", gid)
+	}
+	if err := policy.check(); err != nil {
+		return Result{}, err
 	}
 	if p == nil {
 		p = &Progress{}

@@ -241,3 +241,25 @@ func TestTheLargestNumberIsNoGroup(t *testing.T) {
 		t.Errorf("there is the record %v, %v", r, err)
 	}
 }
+
+// A misspelt policy changes nothing: the caller would not notice that files are, or are not,
+// examined.
+func TestAnUnknownPolicyIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	check(t, os.WriteFile(filepath.Join(dir, "f"), nil, 0o600))
+	root, err := os.Open(dir)
+	check(t, err)
+	defer root.Close()
+	before := stat(t, filepath.Join(dir, "f")).Gid
+	for _, policy := range []Policy{"", "always", "OnRootMissmatch"} {
+		if _, err := Apply(t.Context(), root, before+1, policy, Inodes{}, nil); !fault.Is(err, fault.Invalid) {
+			t.Errorf("Apply with %q: %v", policy, err)
+		}
+		if due, err := Due(root, before+1, policy); due || !fault.Is(err, fault.Invalid) {
+			t.Errorf("Due with %q: %v, %v", policy, due, err)
+		}
+	}
+	if now := stat(t, filepath.Join(dir, "f")).Gid; now != before {
+		t.Errorf("the file has group %d, and had %d", now, before)
+	}
+}

@@ -30,6 +30,7 @@ type walk struct {
 	stack   []task // last in, first out, so that few directories are open at once
 	open    atomic.Int64
 	most    int64 // limit of open directories; 0 means mostOpen
+	workers int   // goroutines that read directories; 0 means one for each processor, and four at least
 	running int
 	err     error
 	over    atomic.Bool // err is set
@@ -114,7 +115,7 @@ func (w *walk) run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { w.fail(context.Cause(ctx)) })
 	defer stop()
 	var all sync.WaitGroup
-	for range max(4, runtime.GOMAXPROCS(0)) {
+	for range cmp.Or(w.workers, max(4, runtime.GOMAXPROCS(0))) {
 		all.Go(func() {
 			defer func() { // a bug here must not end the process that serves all volumes
 				if p := recover(); p != nil {

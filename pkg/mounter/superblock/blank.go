@@ -31,6 +31,15 @@ func (b BlankDevice) Resumed() bool { return b.resumed }
 // Path returns the device node that was probed, or "" for the zero value.
 func (b BlankDevice) Path() string { return b.path }
 
+// Fits returns a fault OutOfRange if the device is too small for a file system of that type.
+func (b BlankDevice) Fits(name string) error {
+	if least := fstype.Of(name).Minimum; b.size < least {
+		return fault.New(fault.OutOfRange, "%s has %d bytes, and a file system of type %s needs %d: use a larger device, or another file system",
+			b.path, b.size, name, least)
+	}
+	return nil
+}
+
 // ErrNotProven is in the errors of Verify: nothing has been changed on the device.
 var ErrNotProven = errors.New("the device is not proven blank")
 
@@ -81,6 +90,9 @@ func openDevice(path string, flags ...int) (device, error) {
 		mode |= f
 	}
 	f, err := linux.Open(path, mode)
+	if errors.Is(err, linux.ENOENT) {
+		err = fault.New(fault.NotFound, "%w", err)
+	}
 	if err != nil {
 		return device{}, err
 	}
@@ -99,7 +111,8 @@ func openDevice(path string, flags ...int) (device, error) {
 	return device{BlankDevice{path: path, major: st.RdevMajor, minor: st.RdevMinor, size: size}, f}, nil
 }
 
-// ProbeDevice probes a block device. It bypasses the page cache.
+// ProbeDevice probes a block device. It bypasses the page cache. For this and all functions here that
+// take a path, a missing device node is a fault.NotFound.
 func ProbeDevice(path string) (Result, error) {
 	res, _, err := probed(path)
 	return res, err
@@ -147,16 +160,17 @@ func Identify(path, name string) (Result, error) {
 		if _, err := (linux.Direct{File: d.file}).ReadAt(head, 0); err != nil {
 			return Result{}, fmt.Errorf("%s: %w", path, err)
 		}
-		if found := detect(&image{head: head, size: d.size}); len(found) == 1 && found[0].Answer == Known && found[0].Type == name {
+		found := detect(&image{head: head, size: d.size})
+		if len(found) == 1 && found[0].Answer == Known && found[0].Type == name {
 			return found[0], nil
 		}
 	}
 	return Probe(linux.Direct{File: d.file}, d.size)
 }
 
-// Fingerprint returns a hash of the region of a block device in which ext2/3/4, xfs and btrfs
-// have their first superblock. Their repair programs write there whenever they change anything,
-// so an equal fingerprint means that none did.
+// Fingerprint returns a hash of the region of a block device in which file systems have their
+// first superblock. Repair programs write there when they remove the mark because of which a
+// check was due, so an equal fingerprint means that none did.
 func Fingerprint(path string) (string, error) {
 	d, err := openDevice(path)
 	if err != nil {
@@ -203,8 +217,12 @@ func (i *Intent) UnmarshalJSON(b []byte) error {
 
 // Resume examines a device on which a format began and is not recorded as finished. The device
 // was blank then, and nobody has received it since. The answer Known means that mkfs had
-// finished. Otherwise the proof permits formatting it again, unless another format is there now.
+// finished. Otherwise the proof permits formatting it again, unless another format is there now:
+// such a proof allows overwriting what no detector knows. An Intent of nothing is a fault State.
 func Resume(path string, i Intent) (Result, BlankDevice, error) {
+	if i.fstype == "" || i.size <= 0 {
+		return Result{}, BlankDevice{}, fault.New(fault.State, "%s: no format of it is on record, so there is none to go on with", path)
+	}
 	d, err := openDevice(path)
 	if err != nil {
 		return Result{}, BlankDevice{}, err

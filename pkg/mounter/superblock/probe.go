@@ -32,8 +32,8 @@ func (a Answer) String() string {
 // Result is the outcome of a probe.
 type Result struct {
 	Answer Answer
-	// Type names a Known format: ext2, ext3, ext4, xfs, btrfs, swap, luks, lvm2, md, gpt, mbr,
-	// zfs, bcache, vfat, exfat, ntfs3 and a few more. For Unknown it may name the format that
+	// Type names a Known format: a file system by the name of its row in fstype, or swap, luks,
+	// lvm2, md, gpt, mbr, zfs, bcache and a few more. For Unknown it may name the format that
 	// the damaged data resembles.
 	Type string
 	// Detail describes, for Unknown, what was found and why it was rejected.
@@ -42,8 +42,8 @@ type Result struct {
 	UUID  string // as the file system's own tools print it; empty if none
 	Label string
 
-	// Size of the file system and of its blocks, in bytes, from the superblock. For ext2/3/4,
-	// xfs and btrfs only.
+	// Size of the file system and of its blocks, in bytes, from the superblock. For those only
+	// that can be made or grown.
 	Size      int64
 	BlockSize int64
 

@@ -9,9 +9,9 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/crust-csi/crust-csi/internal/record"
@@ -106,35 +106,24 @@ func OpenSnapshots(o Options) (*Book[SnapshotRecord], error) {
 func (b *Book[R]) load() error {
 	b.o.Log = cmp.Or(b.o.Log, slog.New(slog.DiscardHandler))
 	b.records, b.unusable = map[string]R{}, map[string]error{}
-	if err := os.MkdirAll(b.o.Dir, 0o700); err != nil {
-		return err
-	}
-	names, err := record.Names(b.o.Dir)
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		var r R
-		path := b.Path(name, Extension)
-		err := b.kind.Read(path, &r)
+	dir := record.Dir[R]{Path: b.o.Dir, Type: b.kind}
+	return dir.Load(func(path string, r R, err error) error {
+		name := strings.TrimSuffix(filepath.Base(path), Extension)
 		id, state := b.parts(&r)
 		_, key, _, ok := volume.ParseID(*id)
 		if err == nil && (!ok || key != name || *state != Creating && *state != Ready && *state != Deleting) {
-			err = fmt.Errorf("%s: the record is of %q, state %q, and does not belong there", path, *id, *state)
-		}
-		if record.Untold(err) {
-			return err // the error is not about the record
+			err = fmt.Errorf("%s: %w: it is of %q, state %q", path, record.ErrMisplaced, *id, *state)
 		}
 		if err != nil {
 			b.unusable[name] = record.Unusable(err)
 			b.o.Log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", b.unusable[name])
-			continue
+			return nil
 		}
 		// The pool may have been renamed since.
 		*id = b.o.Pool + "." + key
 		b.records[key] = r
-	}
-	return nil
+		return nil
+	})
 }
 
 // Path returns the path of a record if the extension is Extension. A pool may keep other files

@@ -131,6 +131,11 @@ func (p *Pool) AttachReadOnly(_ context.Context, id string) (mounter.Device, err
 	if err != nil {
 		return mounter.Device{}, err
 	}
+	if _, ok, err := p.Attached(id); err != nil {
+		return mounter.Device{}, err
+	} else if !ok {
+		return mounter.Device{}, fault.New(fault.State, "volume %s is not attached", id)
+	}
 	d, err := p.loop.Attach(img, true)
 	return device(d), err
 }
@@ -183,7 +188,7 @@ func (p *Pool) detach(id string, which func(loopdev.Device) bool) error {
 // detachError adds the volume and, if its device is in use, where it is mounted. It keeps the
 // kind of err, because a failed release does not always mean that the device is in use.
 func detachError(id string, d loopdev.Device, err error) error {
-	return fault.New(fault.KindOf(err), "volume %s: %w%s", id, err, mounter.HeldBy(device(d)))
+	return fault.New(fault.KindOf(err), "volume %s: %w%s", id, err, mounter.HeldBy(device(d)).After("; "))
 }
 
 // Owns returns the volume whose file the loop device is bound to. A device in use cannot be

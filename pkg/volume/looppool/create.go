@@ -35,6 +35,11 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	if err := p.volumes.Unusable(v.ID); err != nil {
 		return volume.Volume{}, err
 	}
+	if spec.SourceSnapshot == "" && spec.SourceVolume == "" { // an origin may have any size
+		if err := p.Sizes().Refuse(spec.Size); err != nil {
+			return volume.Volume{}, err
+		}
+	}
 	if err := p.checkThick(spec.Thick); err != nil {
 		return volume.Volume{}, err
 	}

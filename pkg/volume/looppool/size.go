@@ -112,6 +112,9 @@ func (p *Pool) Expand(ctx context.Context, id string, size int64) (volume.Volume
 		return volume.Volume{}, err
 	}
 	if size > r.Volume.Size {
+		if err := p.Sizes().Refuse(size); err != nil {
+			return volume.Volume{}, err
+		}
 		if err := p.promise("volume "+id, key, r.Volume.Size, size); err != nil {
 			return volume.Volume{}, err
 		}

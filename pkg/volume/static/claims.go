@@ -2,6 +2,7 @@ package static
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -216,16 +217,18 @@ func (s *Source) Detach(ctx context.Context, id string) error {
 	if err := s.release(d); err != nil {
 		return fmt.Errorf("volume %s: %w", id, err)
 	}
-	busy, err := d.Held(s.loop.Dir)
-	// As linux.Outlast: another program's child may briefly have a copy of its mounts.
-	for begin := time.Now(); err == nil && busy && time.Since(begin) < time.Second; busy, err = d.Held(s.loop.Dir) {
-		time.Sleep(10 * time.Millisecond)
-	}
-	if err != nil {
+	err := linux.Outlast(func() error {
+		busy, err := d.Held(s.loop.Dir)
+		if err == nil && busy {
+			err = linux.EBUSY
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, linux.EBUSY) {
 		return err
 	}
-	if busy {
-		return fault.New(fault.State, "volume %s: %s is in use%s", id, d.Path, mounter.HeldBy(d))
+	if err != nil {
+		return fault.New(fault.State, "volume %s: %s is in use%s", id, d.Path, mounter.HeldBy(d).After("; "))
 	}
 	s.Release(id)
 	return nil

@@ -2,14 +2,10 @@ package static
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -41,54 +37,36 @@ type readRecord struct {
 var readType = record.Type{Kind: "crust-csi.static-read", Version: 1}
 
 func keyOf(i mounter.Identity) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%d\x00%d\x00%s", i.Kind, i.Value, i.Start, i.Length, i.Boot))
-	return hex.EncodeToString(sum[:16])
+	return record.Name(i.Kind, i.Value, fmt.Sprint(i.Start), fmt.Sprint(i.Length), i.Boot)
 }
 
 func (s *Source) devicePath(key string) string {
-	return filepath.Join(s.dir, "devices", key+record.Extension)
+	return s.known.File(key)
 }
 
 func (s *Source) readPath(key string) string {
-	return filepath.Join(s.dir, "reads", key+record.Extension)
+	return s.read.File(key)
 }
 
 func (s *Source) loadDevices() error {
-	for _, sub := range []string{"devices", "reads"} {
-		if err := os.MkdirAll(filepath.Join(s.dir, sub), 0o700); err != nil {
-			return err
+	err := s.known.Load(func(path string, r deviceRecord, err error) error {
+		if err != nil {
+			s.unusable(path, err)
+		} else {
+			s.devices[keyOf(r.Identity)] = r
 		}
-	}
-	names, err := record.Names(filepath.Join(s.dir, "devices"))
+		return nil
+	})
 	if err != nil {
 		return err
 	}
-	for _, key := range names {
-		var r deviceRecord
-		err := deviceType.Read(s.devicePath(key), &r)
-		if err == nil && keyOf(r.Identity) != key {
-			err = fmt.Errorf("%s: the record is of %s, and does not belong there", s.devicePath(key), r.Identity)
+	return s.read.Load(func(path string, r readRecord, err error) error {
+		if err == nil && r.BootID == s.boot {
+			return nil
 		}
-		if err != nil {
-			s.unusable(s.devicePath(key), err)
-			continue
-		}
-		s.devices[key] = r
-	}
-	if names, err = record.Names(filepath.Join(s.dir, "reads")); err != nil {
-		return err
-	}
-	for _, key := range names {
-		// A record of an earlier boot, or one torn by its end: what happened since is unknown.
-		var r readRecord
-		if err := readType.Read(s.readPath(key), &r); err == nil && r.BootID == s.boot {
-			continue
-		}
-		if err := record.RemoveVolatile(s.readPath(key)); err != nil {
-			return err
-		}
-	}
-	return nil
+		// Of an earlier boot, or torn by its end: what happened since is unknown.
+		return record.RemoveVolatile(path)
+	})
 }
 
 // learn combines the records of a volume and of the device found for it.
@@ -110,6 +88,10 @@ func (s *Source) learn(e entry, d mounter.Device, identity mounter.Identity) err
 	if r.Facts.GivenRaw && r.RawAs == "" {
 		r.RawAs = id
 	}
+	if e.Identity != identity {
+		unusable := s.bad[s.devicePath(key)] != nil && !e.Identity.Known() // an existing volume's own record tells
+		r.Facts.GivenToGuest = r.Facts.GivenToGuest || unusable || s.guestMayHaveHad(d, identity)
+	}
 	if !known || r != was {
 		if err := s.saveDevice(key, r); err != nil {
 			return err
@@ -121,6 +103,42 @@ func (s *Source) learn(e entry, d mounter.Device, identity mounter.Identity) err
 	}
 	e.Identity, e.Volume.Facts = identity, facts
 	return s.save(e)
+}
+
+// guestMayHaveHad tells whether a guest had a disk of which a volume's new device is a part, or which
+// cannot be told from it. What becomes of the device as this volume is in its own record.
+func (s *Source) guestMayHaveHad(d mounter.Device, identity mounter.Identity) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.devices {
+		if r.Facts.GivenToGuest && (r.Identity.Overlaps(identity) || mayBe(r, d.Path, identity)) {
+			return true
+		}
+	}
+	return false
+}
+
+// mayBe tells whether nothing distinguishes a disk from the one of a record: it has no identity that
+// outlasts a reboot, and is at the same path, or there was a reboot since.
+func mayBe(r deviceRecord, path string, identity mounter.Identity) bool {
+	return !identity.Lasting() && (r.Path == path || !r.Identity.Lasting() && r.Identity.Boot != identity.Boot)
+}
+
+// noteOverlapping records that a guest had the other devices that share a byte with this one.
+func (s *Source) noteOverlapping(identity mounter.Identity) error {
+	s.mu.Lock()
+	devices := maps.Clone(s.devices)
+	s.mu.Unlock()
+	for key, r := range devices {
+		if r.Facts.GivenToGuest || key == keyOf(identity) || !r.Identity.Overlaps(identity) {
+			continue
+		}
+		r.Facts.GivenToGuest = true
+		if err := s.saveDevice(key, r); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // union combines facts so that every restriction of either applies.
@@ -163,6 +181,11 @@ func (s *Source) SetFacts(id string, facts volume.Facts) error {
 		s.mu.Lock()
 		r := s.devices[key]
 		s.mu.Unlock()
+		if facts.GivenToGuest && !r.Facts.GivenToGuest {
+			if err := s.noteOverlapping(e.Identity); err != nil {
+				return err
+			}
+		}
 		r.Identity, r.Facts = e.Identity, facts
 		if facts.GivenRaw && r.RawAs == "" {
 			r.RawAs = id
@@ -199,7 +222,7 @@ func (s *Source) neverRaw(id string, c claim) error {
 		case !r.Facts.GivenRaw:
 		case r.Identity.Overlaps(c.identity):
 			return refuse(r.RawAs, "")
-		case !c.identity.Lasting() && (r.Path == c.device.Path || !r.Identity.Lasting() && r.Identity.Boot != c.identity.Boot):
+		case mayBe(r, c.device.Path, c.identity):
 			return refuse(r.RawAs,
 				"; nothing tells this disk from that one: it has no serial number or other identity that outlasts a reboot")
 		}

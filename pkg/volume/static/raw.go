@@ -10,13 +10,17 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// AttachReadOnly returns a read-only loop device on top of the device.
+// AttachReadOnly returns a read-only loop device on top of the device, which must be attached.
 func (s *Source) AttachReadOnly(_ context.Context, id string) (mounter.Device, error) {
 	a, ok, err := s.Attached(id)
-	if err != nil || !ok || a.Device.ReadOnly {
+	if err == nil && !ok {
+		err = fault.New(fault.State, "volume %s is not attached", id)
+	}
+	if err != nil || a.Device.ReadOnly {
 		return a.Device, err
 	}
 	d, err := s.loop.Attach(a.Device.Path, true)

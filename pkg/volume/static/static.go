@@ -6,13 +6,10 @@ package static
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"sort"
@@ -67,7 +64,9 @@ var entryType = record.Type{Kind: "crust-csi.static-volume", Version: 2}
 
 // Source is the static source of one node.
 type Source struct {
-	dir     string
+	dir     record.Dir[entry]
+	known   record.Dir[deviceRecord] // by identity
+	read    record.Dir[readRecord]   // by identity
 	allow   atomic.Pointer[[]string]
 	claimed func(mounter.Device) (string, bool, error)
 	loop    loopdev.Nodes
@@ -97,50 +96,51 @@ type Options struct {
 	ToAllow  string       // how an administrator allows a device; appended to refusals
 	NodesDir string       // for device nodes that /dev lacks
 	Log      *slog.Logger // nil: no log
-	// Claimed returns the pool volume to which a device belongs, or an error if it cannot tell.
+	// Claimed returns the pool volume to which a device belongs, or an error if it cannot tell. nil:
+	// there are no pools.
 	Claimed func(mounter.Device) (id string, ok bool, err error)
 }
 
 // Open reads the records and returns the source.
 func Open(o Options) (*Source, error) {
-	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
-		return nil, err
-	}
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
+	if o.Claimed == nil {
+		o.Claimed = func(mounter.Device) (string, bool, error) { return "", false, nil }
+	}
 	boot, err := mounter.BootID()
 	if err != nil {
 		return nil, err
 	}
 	s := &Source{
-		dir: o.Dir, toAllow: o.ToAllow, claimed: o.Claimed, log: o.Log, boot: boot,
+		toAllow: o.ToAllow, claimed: o.Claimed, log: o.Log, boot: boot,
 		loop: loopdev.Nodes{Dir: o.NodesDir}, raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}},
 		volumes: map[string]entry{}, attached: map[string]claim{}, devices: map[string]deviceRecord{},
 		changed: map[string]string{}, bad: map[string]error{},
 	}
+	s.keepIn(o.Dir)
 	if err := s.Allow(o.Allow); err != nil {
 		return nil, err
 	}
-	names, err := record.Names(o.Dir)
+	err = s.dir.Load(func(path string, e entry, err error) error {
+		if err != nil {
+			s.unusable(path, err)
+		} else {
+			s.volumes[e.Volume.ID] = e
+		}
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range names {
-		var e entry
-		path := filepath.Join(o.Dir, name+record.Extension)
-		err := entryType.Read(path, &e)
-		if err == nil && s.path(e.Volume.ID) != path {
-			err = fmt.Errorf("%s: the record is of volume %q, and does not belong there", path, e.Volume.ID)
-		}
-		if record.Untold(err) {
-			return nil, err // the error is not about the record
-		}
-		if err != nil {
-			s.unusable(path, err)
-			continue
-		}
-		s.volumes[e.Volume.ID] = e
-	}
 	return s, s.loadDevices()
+}
+
+// keepIn sets the directories of the records.
+func (s *Source) keepIn(dir string) {
+	s.dir = record.Dir[entry]{Path: dir, Type: entryType, Name: func(e entry) string { return record.Name(e.Volume.ID) }}
+	s.known = record.Dir[deviceRecord]{Path: filepath.Join(dir, "devices"), Type: deviceType,
+		Name: func(r deviceRecord) string { return keyOf(r.Identity) }}
+	s.read = record.Dir[readRecord]{Path: filepath.Join(dir, "reads"), Type: readType}
 }
 
 // Allow replaces the globs of the devices that volumes may name. A staged volume keeps its
@@ -162,10 +162,7 @@ func (s *Source) unusable(path string, err error) {
 	s.log.Error("a record cannot be used; everything else goes on without it", "file", path, "error", s.bad[path])
 }
 
-func (s *Source) path(id string) string {
-	sum := sha256.Sum256([]byte(id))
-	return filepath.Join(s.dir, hex.EncodeToString(sum[:16])+record.Extension)
-}
+func (s *Source) path(id string) string { return s.dir.File(record.Name(id)) }
 
 // Claims reports whether the attributes describe a static volume.
 func (s *Source) Claims(attributes map[string]string) bool {
@@ -272,14 +269,14 @@ func (s *Source) resolve(id, attr string) (mounter.Device, error) {
 			"volume %s: device %q is not among those that volumes of this node may name (%s)%s", id, attr,
 			cmp.Or(strings.Join(*s.allow.Load(), ", "), "none"), s.toAllow)
 	}
+	var d mounter.Device
 	real, err := filepath.EvalSymlinks(path)
+	if err == nil {
+		d, err = mounter.FindDevice(real)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return mounter.Device{}, fault.New(fault.State, "volume %s: device %s does not exist on this node", id, attr)
 	}
-	if err != nil {
-		return mounter.Device{}, err
-	}
-	d, err := mounter.FindDevice(real)
 	if err != nil {
 		return mounter.Device{}, fmt.Errorf("volume %s: %w", id, err)
 	}

@@ -1,6 +1,7 @@
 package volumetest
 
 import (
+	"fmt"
 	"os"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -55,6 +56,19 @@ func sizesAreAsToldBefore(s *suite) {
 		s.Errorf("sizes %d and %d instead of %d and %d", v.Size, grown.Size, asked, asked+can.Fine)
 	}
 	s.has(s.attach(v.ID), asked+can.Fine, nil)
+	odds := []int64{0, -can.Fine, can.Most + can.Fine}
+	if can.Fine > 1 {
+		odds = append(odds, size+can.Fine/2)
+	}
+	for _, odd := range odds {
+		_, err := s.try("odd", func(spec *volume.Spec) { spec.Size = odd })
+		s.refused(fmt.Sprintf("a volume of %d bytes is made", odd), err, fault.OutOfRange)
+	}
+	if can.Fine > 1 {
+		_, err = s.Expand(s.Context(), v.ID, asked+can.Fine+1)
+		s.refused("a volume grows by one byte", err, fault.OutOfRange)
+	}
+	s.has(s.attach(v.ID), asked+can.Fine, nil)
 }
 
 // volumesAreApart: each volume has its own device and data.
@@ -104,6 +118,8 @@ func inUseIsLeftAlone(s *suite) {
 // readOnlyDevices: read-only devices take no writes and show what was written.
 func readOnlyDevices(s *suite) {
 	v := s.create("v")
+	_, err := s.AttachReadOnly(s.Context(), v.ID)
+	s.refused("a volume that is not attached has a read-only device", err, fault.State)
 	d := s.attach(v.ID)
 	s.put(d, 0, "data")
 	r, err := s.AttachReadOnly(s.Context(), v.ID)

@@ -155,7 +155,7 @@ func whatIsPromisedIsCounted(s *suite) {
 	a := s.create("a")
 	b := s.create("b", func(spec *volume.Spec) { spec.Size = 3 * size })
 	promised(4 * size)
-	tooMuch := left + left/2 + 1<<30
+	tooMuch := (left + left/2 + 1<<30) / s.Sizes().Fine * s.Sizes().Fine
 	_, err := s.try("c", func(spec *volume.Spec) { spec.Size = tooMuch })
 	s.refused("a volume for which there is no room", err, fault.NoSpace)
 	_, err = s.Expand(s.Context(), a.ID, tooMuch)

@@ -2,6 +2,7 @@
 # In the guest: a cluster on a node whose kernel enforces SELinux, and pods with levels. Prints what they, the node
 # and the API server see: "POD NAME: VALUE" a line.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../../.."
 project=$PWD
 S=$project/.cache/kubernetes/selinux

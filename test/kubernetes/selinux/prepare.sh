@@ -2,6 +2,7 @@
 # What the guest's node needs of this machine: keys, CNI plugins, and images that
 # are small and not compressed, for an emulated processor unpacks them.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../../.."
 S=$PWD/.cache/kubernetes/selinux bin=$PWD/.cache/kubernetes/bin built=$PWD/.cache/image/bin
 export SOURCE_DATE_EPOCH=1767225600

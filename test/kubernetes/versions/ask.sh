@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # On a node: asks what runs there what it is, "NAME: VALUE" a line.
 set -euo pipefail
+export LC_ALL=C
 say() { echo "$1: $2"; }
 node() { kubectl get node node -o "jsonpath={.status.nodeInfo.$1}"; }
 say apiServer "$(kubectl version -o json | sed -n '/"serverVersion"/,$s/.*"gitVersion": "\(.*\)".*/\1/p')"

@@ -2,6 +2,7 @@
 # Builds a program of another version, of its file in modules, into
 # .cache/kubernetes/parts/NAME: build.sh kube-1.34 containerd-1.7 runc-1.3
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")"
 here=$PWD parts=$(cd ../../.. && pwd)/.cache/kubernetes/parts
 # The flags of ../build.sh: others are another cache.

@@ -2,6 +2,7 @@
 # What a guest's node needs of this machine, in .cache/kubernetes/versions/guest: keys, CNI plugins, and images that
 # are not compressed, for an emulated processor unpacks them.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../../.."
 G=$PWD/.cache/kubernetes/versions/guest bin=$PWD/.cache/kubernetes/bin
 export SOURCE_DATE_EPOCH=1767225600

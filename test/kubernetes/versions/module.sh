@@ -8,6 +8,7 @@
 #
 # A row of ./list names them by these versions.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")"
 here=$PWD part=$1 version=$2
 minor=${version#v} minor=${minor%.*}

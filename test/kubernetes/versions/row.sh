@@ -2,6 +2,7 @@
 # Runs tests on a cluster of one node and asks what was there: row.sh REGEX. On this machine or in a guest; the
 # environment is what ../cluster.sh takes. `go test -v`'s words, then ask.sh's behind a line "ASKED".
 set -uo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/.."
 export CRUST_KUBERNETES_NODES=1 CRUST_KUBERNETES_KEEP=1 PATH=$PATH:/usr/sbin:/sbin
 S=$CRUST_KUBERNETES_STATE

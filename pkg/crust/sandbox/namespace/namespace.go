@@ -68,8 +68,10 @@ func (b *Backend) Kind() string { return "namespace" }
 // Capabilities are the host kernel's.
 func (b *Backend) Capabilities() []crust.Capability {
 	list := append(sandbox.BasicCapabilities(mounter.SELinux().Answer == mounter.Yes), crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL)
-	if slices.ContainsFunc(fstype.Formats(), mounter.GrowsOffline) {
-		// This capability covers all file systems or none.
+	here := func(name string) bool { return fstype.Of(name).Grow != nil && b.Mounts(name) && !b.Grows(name) }
+	if slices.ContainsFunc(fstype.Formats(), here) {
+		// This capability covers all file systems that some kernel grows, or none. Newer agents ask by
+		// file system: see Grows.
 		kept := list[:0]
 		for _, c := range list {
 			if c != crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE {
@@ -90,6 +92,9 @@ func (b *Backend) Mounts(fstype string) bool {
 	list, err := mounter.Mountable()
 	return err != nil || slices.Contains(list, fstype)
 }
+
+// Grows tells it of this kernel and process.
+func (b *Backend) Grows(fstype string) bool { return mounter.Grows(fstype) }
 
 // Process returns 0: a namespace registered without a process lives until it is deregistered.
 func (b *Backend) Process(context.Context, sandbox.Spec) (int, error) { return 0, nil }
@@ -160,8 +165,8 @@ func (s *box) MountNamespace() string { return s.ns.Path() }
 func (s *box) inside(target string, f func(*mounter.Target) error) error {
 	return s.ns.Do(func() error {
 		root, err := mounter.OpenRoot(s.b.kubeletDir)
-		if err != nil {
-			return err
+		if err != nil { // never NotFound, which is about the target
+			return fault.New(fault.State, "the sandbox's mount namespace: %w", err)
 		}
 		defer root.Close()
 		t, err := root.Target(target)
@@ -200,7 +205,7 @@ func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, err
 		}
 		if busy && !v.Shared {
 			return fault.New(fault.State, "%s is in use outside of this sandbox, so it was not mounted%s",
-				v.Device.Path, mounter.HeldBy(v.Device))
+				v.Device.Path, mounter.HeldBy(v.Device).After("; "))
 		}
 		m, err := engine.Open(ctx, engine.Request{
 			Device: v.Device, Type: v.Type, Options: v.Options, ReadOnly: v.ReadOnly, Group: v.Group, Policy: v.Policy,
@@ -263,7 +268,7 @@ func (s *box) Unpublish(_ context.Context, v sandbox.Volume) error {
 		return errors.Join(err, berr)
 	case busy:
 		return errors.Join(err, fault.New(fault.State, "%s is still in use: a container of the sandbox has it, or somebody else%s",
-			v.Device.Path, mounter.HeldBy(v.Device)))
+			v.Device.Path, mounter.HeldBy(v.Device).After("; ")))
 	}
 	return nil
 }

@@ -29,16 +29,22 @@ type box struct {
 	end   func()
 	tasks sync.WaitGroup
 
-	mu sync.Mutex
-	q  *qmp.Client
+	mu       sync.Mutex
+	q        *qmp.Client
+	detached bool
 }
 
 func (s *box) MountNamespace() string { return "" }
 
-// qmp returns the connection to QEMU. It reconnects if the last one broke.
+var errDetached = fault.New(fault.State, "the sandbox was deregistered, or this server is stopping")
+
+// qmp returns the connection to QEMU. It reconnects if the last one broke, but not after Detach.
 func (s *box) qmp(ctx context.Context) (*qmp.Client, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.detached {
+		return nil, errDetached
+	}
 	select {
 	case <-s.q.Gone():
 		q, err := s.how.connect(ctx)
@@ -98,6 +104,9 @@ func (s *box) said(err error) error {
 // never answers.
 func (s *box) within(ctx context.Context, f func(context.Context, *qmp.Client) error) error {
 	q, err := s.qmp(ctx)
+	if errors.Is(err, errDetached) {
+		return err
+	}
 	if err != nil {
 		return s.said(err)
 	}
@@ -132,8 +141,12 @@ func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, err
 		})
 		return err
 	})
-	return sandbox.Place{Device: clip(r.GetDevice()), Path: clip(r.GetPath())}, err
+	return sandbox.Place{Device: plain.Text(r.GetDevice(), longest), Path: plain.Text(r.GetPath(), longest)}, err
 }
+
+// longest bounds a place that a guest names, in bytes: it is stored in the sandbox's record, once
+// for each volume.
+const longest = 200
 
 // clip makes a guest's text plain and short.
 func clip(s string) string { return plain.Text(s, plain.Most) }
@@ -208,6 +221,7 @@ func (s *box) Exec(ctx context.Context, argv []string, stdin []byte) (output []b
 func (s *box) Detach() {
 	s.end()
 	s.mu.Lock()
+	s.detached = true
 	s.q.Close()
 	s.mu.Unlock()
 	s.conn.Close()

@@ -118,6 +118,9 @@ func (b *Backend) Mounts(fstype string) bool {
 	return b.known.Kernel == "" || slices.Contains(b.known.FileSystems, fstype)
 }
 
+// Grows tells it of crust-guest, which has all capabilities.
+func (b *Backend) Grows(name string) bool { return fstype.Of(name).Grow != nil }
+
 // askAgain is the pause after a guest did not report: it may boot for longer than a query waits.
 const askAgain = 5 * time.Second
 

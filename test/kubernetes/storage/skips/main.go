@@ -1,8 +1,10 @@
 // Command skips reads a report of Kubernetes' storage suite (ginkgo's JSON) and checks that the
 // table of docs/conformance.md gives a reason for each skipped spec. It prints how many specs
-// passed, failed and were skipped for which reason.
+// passed, failed, were skipped for which reason, and were left out by which pattern.
 //
-//	skips report.json docs/conformance.md
+//	skips report.json docs/conformance.md FOCUS PATTERN...
+//
+// FOCUS selected the specs. The patterns are those that ginkgo left out.
 package main
 
 import (
@@ -37,19 +39,56 @@ func reasons(page string) []string {
 }
 
 type spec struct {
-	State   string
-	Failure struct{ Message string }
+	State                   string
+	Failure                 struct{ Message string }
+	ContainerHierarchyTexts []string
+	LeafNodeText            string
 }
 
-// count sorts the specs. Those that were not requested have no message.
-func count(specs []spec, reasons []string) (counts map[string]int, unknown []string) {
+// selection is how ginkgo chose specs by their text.
+type selection struct {
+	focus *regexp.Regexp
+	skip  []*regexp.Regexp
+}
+
+func parseSelection(focus string, skip, reasons []string) (selection, error) {
+	var sel selection
+	var err error
+	if sel.focus, err = regexp.Compile(focus); err != nil {
+		return sel, err
+	}
+	for _, p := range skip {
+		re, err := regexp.Compile(p)
+		if err != nil {
+			return sel, err
+		}
+		if !slices.Contains(reasons, plain(re)) {
+			return sel, fmt.Errorf("specs that match %q are left out, and the table of docs/conformance.md has no row for them", p)
+		}
+		sel.skip = append(sel.skip, re)
+	}
+	return sel, nil
+}
+
+// plain is a pattern as the table writes it.
+func plain(re *regexp.Regexp) string { return strings.ReplaceAll(re.String(), `\`, "") }
+
+// count sorts the specs. Those that ginkgo left out have no message.
+func count(specs []spec, sel selection, reasons []string) (counts map[string]int, unknown []string) {
 	counts = map[string]int{}
 	for _, s := range specs {
-		message := s.Failure.Message
+		message, text := s.Failure.Message, strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
 		switch {
 		case s.State != "skipped":
 			counts[s.State]++
-		case message == "": // left out by focus or skip
+		case message == "" && !sel.focus.MatchString(text):
+		case message == "":
+			i := slices.IndexFunc(sel.skip, func(re *regexp.Regexp) bool { return re.MatchString(text) })
+			if i < 0 {
+				unknown = append(unknown, text)
+				continue
+			}
+			counts["left out: "+plain(sel.skip[i])]++
 		default:
 			i := slices.IndexFunc(reasons, func(r string) bool { return strings.Contains(message, r) })
 			if i < 0 {
@@ -63,7 +102,7 @@ func count(specs []spec, reasons []string) (counts map[string]int, unknown []str
 	return counts, slices.Compact(unknown)
 }
 
-func run(report, page string) error {
+func run(report, page, focus string, skip []string) error {
 	b, err := os.ReadFile(report)
 	if err != nil {
 		return err
@@ -77,11 +116,15 @@ func run(report, page string) error {
 		return err
 	}
 	known := reasons(string(text))
+	sel, err := parseSelection(focus, skip, known)
+	if err != nil {
+		return err
+	}
 	var specs []spec
 	for _, s := range suites {
 		specs = append(specs, s.SpecReports...)
 	}
-	counts, unknown := count(specs, known)
+	counts, unknown := count(specs, sel, known)
 	for _, what := range slices.Sorted(maps.Keys(counts)) {
 		fmt.Printf("%5d %s\n", counts[what], what)
 	}
@@ -95,11 +138,11 @@ func run(report, page string) error {
 }
 
 func main() {
-	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "skips REPORT.json conformance.md")
+	if len(os.Args) < 4 {
+		fmt.Fprintln(os.Stderr, "skips REPORT.json conformance.md FOCUS PATTERN...")
 		os.Exit(2)
 	}
-	if err := run(os.Args[1], os.Args[2]); err != nil {
+	if err := run(os.Args[1], os.Args[2], os.Args[3], os.Args[4:]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -21,12 +21,23 @@ func TestASkipHasItsReason(t *testing.T) {
 		s.Failure.Message = message
 		return s
 	}
+	leftOut := func(texts ...string) spec {
+		return spec{State: "skipped", ContainerHierarchyTexts: texts[:len(texts)-1], LeafNodeText: texts[len(texts)-1]}
+	}
+	sel, err := parseSelection("External Storage", []string{`\[Slow\]`}, known)
+	if err != nil {
+		t.Fatal(err)
+	}
 	counts, unknown := count([]spec{
-		{State: "passed"}, {State: "failed"}, {State: "skipped"},
+		{State: "passed"}, {State: "failed"}, leftOut("sig-node", "[Slow] restarts"), leftOut("External Storage", "grows [Slow]"),
+		leftOut("External Storage", "keeps data"),
 		skipped(`Driver "csi.crust.dev" does not support ROX access mode - skipping`), skipped("it rains"), skipped("it rains"),
-	}, known)
-	if !slices.Equal(unknown, []string{"it rains"}) || counts["passed"] != 1 || counts["failed"] != 1 ||
-		counts["skipped: does not support ROX access mode"] != 1 || len(counts) != 3 {
+	}, sel, known)
+	if !slices.Equal(unknown, []string{"External Storage keeps data", "it rains"}) || counts["passed"] != 1 || counts["failed"] != 1 ||
+		counts["skipped: does not support ROX access mode"] != 1 || counts["left out: [Slow]"] != 1 || len(counts) != 4 {
 		t.Errorf("%v, unknown: %q", counts, unknown)
+	}
+	if _, err := parseSelection("External Storage", []string{`\[Hard\]`}, known); err == nil {
+		t.Error("a pattern that the table lacks was accepted")
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/containerd/nri/pkg/api"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -49,8 +48,7 @@ func TestC22_APublishThatWasBegunIsFinished(t *testing.T) {
 		t.Errorf("growth: %v", err)
 	}
 	began, release := r.hold("RuntimePublishVolume")
-	_, err := (&Plugin{r.agent}).Synchronize(r.ctx(), []*api.PodSandbox{{Id: "sb", Uid: "u1", Pid: 1}}, nil)
-	ok(t, err)
+	r.agent.Resume([]Sandbox{{ID: "sb", PodUID: "u1", PID: 1}})
 	<-began
 	if _, err := r.kubelet.NodeExpandVolume(r.ctx(), grow); status.Code(err) != codes.Unavailable {
 		t.Errorf("growth while it is mounted: %v", err)
@@ -101,8 +99,7 @@ func TestC22_ARepeatedPublishKeepsTheSandbox(t *testing.T) {
 // After a reconnect the runtime also lists ended sandboxes. A running one loses nothing.
 func TestC22_SynchronizeMovesNothingFromARunningSandbox(t *testing.T) {
 	r := deferredRig(t)
-	p := &Plugin{r.agent}
-	ended, lives := &api.PodSandbox{Id: "old", Uid: "u1"}, &api.PodSandbox{Id: "new", Uid: "u1", Pid: 1}
+	ended, lives := Sandbox{ID: "old", PodUID: "u1"}, Sandbox{ID: "new", PodUID: "u1", PID: 1}
 	sandboxIs := func(want string) {
 		t.Helper()
 		for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
@@ -115,11 +112,9 @@ func TestC22_SynchronizeMovesNothingFromARunningSandbox(t *testing.T) {
 			}
 		}
 	}
-	_, err := p.Synchronize(r.ctx(), []*api.PodSandbox{ended, lives}, nil)
-	ok(t, err)
+	r.agent.Resume([]Sandbox{ended, lives})
 	sandboxIs("new")
-	_, err = p.Synchronize(r.ctx(), []*api.PodSandbox{lives, ended}, nil)
-	ok(t, err)
+	r.agent.Resume([]Sandbox{lives, ended})
 	ok(t, r.agent.missing("u1", "new"))
 	if got := r.runtime.Published("old", "/dev/loop7"); got != nil {
 		t.Errorf("in the sandbox that has ended: %v", got)
@@ -132,8 +127,7 @@ func TestC22_SynchronizeMovesNothingFromARunningSandbox(t *testing.T) {
 		}
 		return nil
 	}
-	_, err = p.Synchronize(r.ctx(), []*api.PodSandbox{{Id: "new", Uid: "u1"}, {Id: "newer", Uid: "u1", Pid: 1}}, nil)
-	ok(t, err)
+	r.agent.Resume([]Sandbox{{ID: "new", PodUID: "u1"}, {ID: "newer", PodUID: "u1", PID: 1}})
 	if got := <-asked; got != "newer" {
 		t.Errorf("asked for %q", got)
 	}
@@ -224,7 +218,7 @@ func TestC22_ASandboxEndsDuringAPublish(t *testing.T) {
 	began, _ := r.hold("RuntimePublishVolume")
 	task := r.agent.start(target, box{"sb", 1})
 	<-began
-	ok(t, (&Plugin{r.agent}).StopPodSandbox(r.ctx(), &api.PodSandbox{Id: "sb", Uid: "u1"}))
+	r.agent.SandboxEnds(r.ctx(), Sandbox{ID: "sb", PodUID: "u1"})
 	if <-task.done; !errors.Is(task.err, errEnded) {
 		t.Errorf("%v", task.err)
 	}
@@ -240,7 +234,7 @@ func TestC22_ALostVolumeIsPublishedAgain(t *testing.T) {
 	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
 	asked, release := r.hold("RuntimePublishVolume")
 	release()
-	if _, _, err := (&Plugin{r.agent}).CreateContainer(r.ctx(), &api.PodSandbox{Id: "sb", Uid: "u1", Pid: 1}, nil); err != nil {
+	if err := r.agent.ContainerStarts(r.ctx(), Sandbox{ID: "sb", PodUID: "u1", PID: 1}); err != nil {
 		t.Errorf("the record says that it is there: %v", err)
 	}
 	select {

@@ -1,4 +1,6 @@
-package crusttest
+// Package memorysandbox has the smallest backend of a CRUST server: its file systems are maps. It shows that a kind of sandbox
+// is a package.
+package memorysandbox
 
 import (
 	"context"
@@ -10,8 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"testing"
-	"time"
 
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
@@ -21,7 +21,6 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// memory is the smallest possible backend: its file systems are maps.
 type memory struct {
 	mu    sync.Mutex
 	disks map[[32]byte]*disk             // by the first MiB of the device
@@ -43,6 +42,7 @@ func (m *memory) Registration(*crustv1alpha1.RegisterSandboxRequest) any   { ret
 func (m *memory) Capabilities() []crust.Capability                         { return sandbox.BasicCapabilities(false) }
 func (m *memory) FileSystems(context.Context) ([]string, error)            { return fstype.Formats(), nil }
 func (m *memory) Mounts(name string) bool                                  { return slices.Contains(fstype.Formats(), name) }
+func (m *memory) Grows(string) bool                                        { return true }
 func (m *memory) Process(context.Context, sandbox.Spec) (pid int, e error) { return 0, nil }
 func (m *memory) Close() error                                             { return nil }
 
@@ -158,38 +158,4 @@ func (m *memory) at(in *crustv1alpha1.Sandbox, path string) (*mounted, string, e
 		}
 	}
 	return nil, "", fmt.Errorf("%s: %w", path, fs.ErrNotExist)
-}
-
-func TestBackendInMemory(t *testing.T) {
-	m := &memory{disks: map[[32]byte]*disk{}, boxes: map[string]map[string]*mounted{}}
-	TestBackend(t, Kit{
-		Open:    func(testing.TB, string, string) sandbox.Backend { return m },
-		Sandbox: func(testing.TB) *crustv1alpha1.RegisterSandboxRequest { return &crustv1alpha1.RegisterSandboxRequest{} },
-		Write: func(_ *sandbox.Server, in *crustv1alpha1.Sandbox, path, text string) error {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			d, name, err := m.at(in, path)
-			if err == nil && d.readOnly {
-				err = fs.ErrPermission
-			}
-			if err == nil {
-				d.files[name] = text
-			}
-			return err
-		},
-		Read: func(_ *sandbox.Server, in *crustv1alpha1.Sandbox, path string) (string, error) {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			d, name, err := m.at(in, path)
-			if err != nil {
-				return "", err
-			}
-			text, ok := d.files[name]
-			if !ok {
-				err = fs.ErrNotExist
-			}
-			return text, err
-		},
-		Patience: time.Minute,
-	})
 }

@@ -1,0 +1,66 @@
+package sandbox
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+// claim refuses a device that another sandbox has: no device is mounted in two at once if one
+// writes (C19). It also refuses nested targets in one sandbox. shared: another sandbox reads the
+// device too.
+func (m *Manager) claim(id string, v Volume) (shared bool, err error) {
+	if err := m.mayBeOfAnother(id, v); err != nil {
+		return false, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for other, b := range m.boxes {
+		for source, r := range b.record.Volumes {
+			switch {
+			case other == id && source == v.Device.Path:
+			case r.Device.Same(v.Device) && (!r.ReadOnly || !v.ReadOnly):
+				return false, fault.New(fault.State,
+					"device %s is in use by sandbox %s, at %s: a file system cannot be mounted in two places at "+
+						"once, unless both only read", v.Device.Path, other, r.Target)
+			case r.Device.Same(v.Device):
+				shared = true
+			case other == id && (within(r.Target, v.Target) || within(v.Target, r.Target)):
+				return false, fault.New(fault.State, "sandbox %s has device %s at %s; %s is the same place, or one lies in the other",
+					id, source, r.Target, v.Target)
+			}
+		}
+	}
+	return shared, nil
+}
+
+// mayBeOfAnother refuses a device that is in use but in no record, while some records are unusable.
+func (m *Manager) mayBeOfAnother(id string, v Volume) error {
+	if len(m.bad) == 0 {
+		return nil
+	}
+	m.mu.Lock()
+	b, ok := m.boxes[id]
+	ours := ok && b.record.Volumes[v.Device.Path].Device.Same(v.Device)
+	m.mu.Unlock()
+	if ours {
+		return nil
+	}
+	busy, err := mounter.Busy(v.Device.Path) // it may hang
+	if err != nil || !busy {
+		return err
+	}
+	path := slices.Sorted(maps.Keys(m.bad))[0]
+	return fault.New(fault.State,
+		"device %s is in use, and may be in that of a sandbox whose record cannot be used (%w): end that sandbox%s",
+		v.Device.Path, m.bad[path], mounter.HeldBy(v.Device).After("; "))
+}
+
+// within tells whether path is dir or below it; both are clean.
+func within(path, dir string) bool {
+	rest, ok := strings.CutPrefix(path, dir)
+	return ok && (rest == "" || rest[0] == '/')
+}

@@ -1,0 +1,6 @@
+//go:build !vm
+
+package mounter
+
+// filesystems are those that any kernel has on which these tests run.
+var filesystems = []string{"ext4", "xfs", "btrfs"}

@@ -1,0 +1,96 @@
+package nri
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/nri/pkg/api"
+
+	"github.com/crust-csi/crust-csi/pkg/orchestrator"
+)
+
+// called records the hooks that were called.
+type called struct {
+	names     []string
+	sandboxes []orchestrator.Sandbox
+	err       error
+}
+
+func (c *called) note(name string, s ...orchestrator.Sandbox) {
+	c.names, c.sandboxes = append(c.names, name), append(c.sandboxes, s...)
+}
+
+func (c *called) Resume(all []orchestrator.Sandbox) { c.note("Resume", all...) }
+
+func (c *called) SandboxStarted(_ context.Context, s orchestrator.Sandbox) error {
+	c.note("SandboxStarted", s)
+	return c.err
+}
+
+func (c *called) ContainerStarts(_ context.Context, s orchestrator.Sandbox) error {
+	c.note("ContainerStarts", s)
+	return c.err
+}
+
+func (c *called) SandboxEnds(_ context.Context, s orchestrator.Sandbox) { c.note("SandboxEnds", s) }
+
+// Each hook reaches the agent with the pod's sandbox. An agent's error fails the pod or keeps the
+// container from starting.
+func TestC22_HooksReachTheAgent(t *testing.T) {
+	refused := errors.New("refused")
+	c := &called{err: refused}
+	p := &Plugin{agent: c, log: slog.New(slog.DiscardHandler)}
+	pod, ended := &api.PodSandbox{Id: "sb", Uid: "u1", Pid: 7}, &api.PodSandbox{Id: "old", Uid: "u2"}
+	if _, err := p.Synchronize(t.Context(), []*api.PodSandbox{pod, ended}, nil); err != nil {
+		t.Error(err)
+	}
+	if err := p.RunPodSandbox(t.Context(), pod); !errors.Is(err, refused) {
+		t.Errorf("a pod whose volumes cannot be published: %v", err)
+	}
+	if _, _, err := p.CreateContainer(t.Context(), pod, nil); !errors.Is(err, refused) {
+		t.Errorf("a container whose volumes are not there: %v", err)
+	}
+	if err := p.StopPodSandbox(t.Context(), pod); err != nil {
+		t.Error(err)
+	}
+	is := orchestrator.Sandbox{ID: "sb", PodUID: "u1", PID: 7}
+	if want := []string{"Resume", "SandboxStarted", "ContainerStarts", "SandboxEnds"}; !slices.Equal(c.names, want) {
+		t.Errorf("called: %q", c.names)
+	}
+	if want := []orchestrator.Sandbox{is, {ID: "old", PodUID: "u2"}, is, is, is}; !slices.Equal(c.sandboxes, want) {
+		t.Errorf("with: %+v", c.sandboxes)
+	}
+}
+
+// A caller that wants no word of the connection gives nil. A failed attempt is then only logged, and
+// others follow.
+func TestC22_NobodyListensToTheNRIConnection(t *testing.T) {
+	log, written := io.Pipe()
+	agent := orchestrator.New(orchestrator.Config{Log: slog.New(slog.NewTextHandler(written, nil))})
+	defer func() {
+		if err := agent.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		New(agent).Serve(ctx, t.TempDir()+"/none.sock", nil)
+	}()
+	lines := bufio.NewReader(log)
+	for range 2 {
+		if line, err := lines.ReadString('\n'); err != nil || !strings.Contains(line, "none.sock") {
+			t.Errorf("an attempt is logged as %q, %v", line, err)
+		}
+	}
+	cancel()
+	log.Close() // nobody reads on
+	<-ended
+}
