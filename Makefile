@@ -80,11 +80,11 @@ mutants-changed: setup guest monitoring releases
 # The tests that depend on the kernel, as root in microVMs with Linux 6.1 and
 # 6.12 and a loaded SELinux policy: all of them, or those that a kernel can break.
 .PHONY: test-vm test-vm-short
-test-vm: setup
+test-vm: setup monitoring
 	test/vm/prepare.sh
 	test/vm/tests.sh 6.1,6.12
 
-test-vm-short: setup
+test-vm-short: setup monitoring
 	test/vm/prepare.sh
 	SHORT=1 test/vm/tests.sh 6.1,6.12
 

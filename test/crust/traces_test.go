@@ -28,6 +28,23 @@ func traced(t testing.TB) context.Context {
 
 const runtimePublishing = "crust.v1alpha1.RuntimeAssistedStorageManagement/RuntimePublishVolume"
 
+// starts starts a tenant's sandbox and its container, as a container runtime that tries again.
+func starts(t testing.TB, p *testcrust.Tenant) {
+	t.Helper()
+	if err := p.Run(ctxOf(t)); err != nil { // on a busy machine it continues after the hook
+		t.Log(err)
+	}
+	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		err := p.Create(ctxOf(t))
+		if err == nil {
+			break
+		}
+		if time.Since(begin) > testcrust.Longest() {
+			t.Fatal(err)
+		}
+	}
+}
+
 // The kubelet's request and the sandbox's mount are one trace across the real processes:
 // crust-agent, csi-node and crustd.
 func TestTraces_FromTheKubeletToTheSandbox(t *testing.T) {
@@ -43,18 +60,7 @@ func TestTraces_FromTheKubeletToTheSandbox(t *testing.T) {
 	ok(t, a.Kubelet.Stage(traced(t), v))
 	p := a.Tenant(t, "pa", v)
 	ok(t, p.Publish(traced(t)))
-	if err := p.Run(ctxOf(t)); err != nil { // on a busy machine it continues after the hook
-		t.Log(err)
-	}
-	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
-		err := p.Create(ctxOf(t))
-		if err == nil {
-			break
-		}
-		if time.Since(begin) > testcrust.Longest() {
-			t.Fatal(err)
-		}
-	}
+	starts(t, p)
 
 	forwarded := func(method string) (handled, served collector.Span) {
 		t.Helper()
@@ -121,4 +127,40 @@ func TestTraces_FromTheCallerIntoTheGuest(t *testing.T) {
 	m.Kill()
 	s.nodeUnpublish(p)
 	s.Delete(v)
+}
+
+// One trace goes through all five programs: the kubelet's caller, crust-agent, csi-node, crustd and crust-guest. The pod runs in a
+// microVM, whose runtime has registered it with crustd; the agent knows its id only.
+func TestTraces_OneThroughAllPrograms(t *testing.T) {
+	c := collector.New(t)
+	c.Use(t)
+	s := newServer(t, "qemu", "")
+	s.acquaint()
+	a := testcrust.NewAgent(t, s.Server, testnode.BuildCommand(t, "crust-agent", ""))
+	v := csiclient.Volume{FSType: "xfs", Context: map[string]string{"allowRuntimeAssistedMount": "true"}}
+	made, err := s.Node.Client.Create(ctxOf(t), "traced", 512<<20, v, nil, nil)
+	ok(t, err)
+	v.ID = made.GetVolumeId()
+	t.Cleanup(func() { s.Delete(v) })
+	ok(t, os.MkdirAll(a.Kubelet.StagingPath(v.ID), 0o750))
+	ok(t, a.Kubelet.Stage(traced(t), v))
+	p := a.Tenant(t, "pa", v)
+	ok(t, p.Publish(traced(t)))
+	m := s.boot(&pod{name: p.Holder.ID}, "q35", "")
+	starts(t, p)
+	sh(t, m, "echo seen > %s/f && grep -q ' %s .* xfs ' /proc/self/mountinfo", m.Path(p.Target), m.Path(p.Target))
+
+	const publish = "csi.v1.Node/NodePublishVolume"
+	deferred := c.Below(t, theirSpan, "crust-agent", publish)
+	c.Below(t, c.Below(t, deferred.ID, "crust-agent", publish).ID, "csi-node", publish)
+	later := c.Below(t, deferred.ID, "crust-agent", "publish in sandbox")
+	served := c.Below(t, c.Below(t, later.ID, "crust-agent", runtimePublishing).ID, "crustd", runtimePublishing)
+	mounted := c.Below(t, c.Below(t, served.ID, "crustd", "guest Mount").ID, "crustd", "guest: mount")
+	if mounted.Trace != theirTrace || mounted.Failed {
+		t.Errorf("%+v", mounted)
+	}
+	ok(t, p.Stop(ctxOf(t)))
+	m.Kill()
+	ok(t, p.Unpublish(traced(t)))
+	ok(t, a.Kubelet.Unstage(traced(t), v.ID))
 }

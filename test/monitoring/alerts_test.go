@@ -154,8 +154,7 @@ type fault struct {
 // Prometheus shows it firing, and no other. All times in the rules are 120 times shorter, or less
 // on a busy machine.
 //
-// One alert cannot be made to fire: CrustSELinuxMismatch. It takes a kernel that gives a mount
-// another label than requested. promtool tests it (deploy/monitoring).
+// CrustSELinuxMismatch needs a kernel with SELinux: TestS09_ADroppedLabelFiresItsAlert.
 func TestEveryAlertFires(t *testing.T) {
 	begin := time.Now()
 	w := newWorld(t)
@@ -230,9 +229,9 @@ func TestEveryAlertFires(t *testing.T) {
 	})
 	// Prometheus finds no pod any more.
 	want = p.after(want, []fault{{[]string{"CrustNoNodes"}, func() { p.scrape(w.targets[2:3]) }}})
-	untested := map[string]bool{"CrustSELinuxMismatch": true}
+	elsewhere := map[string]bool{"CrustSELinuxMismatch": true}
 	for _, a := range rules.Alerts() {
-		if fired := contains(want, a.Alert); fired == untested[a.Alert] {
+		if fired := contains(want, a.Alert); fired == elsewhere[a.Alert] {
 			t.Errorf("%s: fired by its fault: %v", a.Alert, fired)
 		}
 	}

@@ -1,15 +1,9 @@
 package node
 
 import (
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
-	"sync"
-	"syscall"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -17,32 +11,10 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// tampered makes strace change the kernel's answers to the running driver, until end is called.
-func tampered(t *testing.T, n *testnode.Node, call, fault string) (end func()) {
-	t.Helper()
-	trace := exec.Command("strace", "-f", "-q", "-o", filepath.Join(n.Dir, "trace"), "-e", "trace="+call, "-e", "inject="+call+":"+fault,
-		"-p", fmt.Sprint(n.PID()))
-	ok(t, trace.Start())
-	end = sync.OnceFunc(func() {
-		ok(t, trace.Process.Signal(syscall.SIGTERM))
-		_ = trace.Wait() // "signal: terminated"
-	})
-	t.Cleanup(end) // before the node is stopped
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if !strings.Contains(read(t, fmt.Sprintf("/proc/%d/status", n.PID())), "TracerPid:\t0\n") {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("strace does not attach")
-		}
-	}
-	return end
-}
-
 // withoutMountSetattr simulates a kernel before Linux 5.12.
 func withoutMountSetattr(t *testing.T, n *testnode.Node) (end func()) {
 	t.Helper()
-	return tampered(t, n, "mount_setattr", "error=ENOSYS")
+	return n.Tampered("mount_setattr", "error=ENOSYS")
 }
 
 func recursiveMode(v csiclient.Volume, mode string) csiclient.Volume {

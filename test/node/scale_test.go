@@ -58,7 +58,7 @@ func TestScale_APromiseLooksAtNoFile(t *testing.T) {
 		for ; have < with; have++ {
 			create(t, n, fmt.Sprint("v", have), csiclient.Volume{FSType: "ext4"})
 		}
-		end := tampered(t, n, "statx,newfstatat,openat,openat2", "delay_exit=1")
+		end := n.Tampered("statx,newfstatat,openat,openat2", "delay_exit=1")
 		create(t, n, fmt.Sprint("v", have), csiclient.Volume{FSType: "ext4"})
 		have++
 		end()

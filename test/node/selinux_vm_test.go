@@ -184,7 +184,7 @@ func TestS05_ALabelCostsTheSameForAnyNumberOfFiles(t *testing.T) {
 	calls := func(v csiclient.Volume) (looks int) {
 		t.Helper()
 		const file = "getdents64,openat,statx,newfstatat,setxattr,fsetxattr,lsetxattr,chown,fchown,fchownat"
-		end := tampered(t, n, file, "delay_exit=1")
+		end := n.Tampered(file, "delay_exit=1")
 		ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
 		end()
 		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
@@ -290,11 +290,30 @@ func BenchmarkS05_LabelOfManyFiles(b *testing.B) {
 	down(b, n, v.ID, target)
 }
 
+// B08: top shows the label of each mount, and none where there is none.
+func TestS02_TopShowsLabels(t *testing.T) {
+	n := testnode.New(t, "")
+	v, plain := create(t, n, "pvc-labelled", csiclient.Volume{FSType: "ext4"}), create(t, n, "pvc-plain", csiclient.Volume{FSType: "ext4"})
+	ok(t, n.Client.Stage(ctxOf(t), labelled(v, labelA)))
+	ok(t, n.Client.Stage(ctxOf(t), plain))
+	ok(t, n.Client.Publish(ctxOf(t), labelled(v, labelA), n.Target("a"), false))
+	ok(t, n.Client.Publish(ctxOf(t), plain, n.Target("b"), false))
+	out := exits(t, n, 0, []string{"top"}, "LABEL", labelA)
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, labelA) != strings.Contains(line, "pvc-labelled") {
+			t.Errorf("the label of another volume: %s", line)
+		}
+	}
+	exits(t, n, 0, []string{"top", "-o", "json"}, `"`+labelA+`"`)
+	down(t, n, v.ID, n.Target("a"))
+	down(t, n, plain.ID, n.Target("b"))
+}
+
 // unreadableLabels makes the kernel show no label to the running driver, as if a label had been
 // silently dropped, until end is called.
 func unreadableLabels(t *testing.T, n *testnode.Node) (end func()) {
 	t.Helper()
-	return tampered(t, n, "fgetxattr", "error=EOPNOTSUPP")
+	return n.Tampered("fgetxattr", "error=EOPNOTSUPP")
 }
 
 // S03 at both places that mount with a label: block devices and shares. A label that does not

@@ -22,21 +22,23 @@ everything=() # what runs where no argument says otherwise
 [ $# -gt 0 ] || everything=(-tags vm $(go list ./internal/... | grep -v /internal/microvm) ./pkg/... ./test/node)
 # The compiled tests lie in the share.
 tests() { GOTMPDIR=$S/tmp go test -exec "$S/vm exec" -p 1 -count=1 -timeout "${TIMEOUT:-60m}" ${TESTFLAGS:-} "$@"; }
+# One alert needs a kernel with SELinux.
+alert() { tests -tags vm -run TestS09 ./test/monitoring; }
 # ManyPrograms is about threads, alike for all kernels, and takes minutes under emulation.
-both() { tests -tags vm -skip ManyProgramsBesideEachOther ./internal/linux ./internal/confine ./internal/loopdev ./pkg/mounter && tests -tags vm "$@" ./test/node; }
+both() { tests -tags vm -skip ManyProgramsBesideEachOther ./internal/linux ./internal/confine ./internal/loopdev ./pkg/mounter && tests -tags vm "$@" ./test/node && alert; }
 run() {
 	# Sick disks are slow, and alike for both kernels. Linux 6.1's SMB server and Debian 12's
 	# tools for it do not go together.
 	local not=$skip
 	[ "$CRUST_TEST_KERNEL" = 6.12 ] || not+="|TestD11|TestA05|OneSMBServer"
 	export S
-	export -f tests both
+	export -f tests alert both
 	if [ ${#everything[@]} -eq 0 ]; then
 		"$S/vm" run -kernel "$CRUST_TEST_KERNEL" bash -c 'tests "$@"' tests "$@"
 	elif [ -n "${SHORT:-}" ]; then
 		"$S/vm" run -kernel "$CRUST_TEST_KERNEL" bash -c 'both "$@"' both -run "$short" -skip "$not"
 	else
-		"$S/vm" run -kernel "$CRUST_TEST_KERNEL" bash -c 'tests "$@"' tests -skip "$not" "${everything[@]}"
+		"$S/vm" run -kernel "$CRUST_TEST_KERNEL" bash -c 'tests "$@" && alert' tests -skip "$not" "${everything[@]}"
 	fi
 }
 on() { # kernel

@@ -44,6 +44,11 @@ func (b *backendSuite) wrongRegistrations(t *testing.T) {
 	if _, err := b.server.RegisterSandbox(b.ctx(), again); err != nil {
 		t.Errorf("a repeated registration: %v", err)
 	}
+	// An orchestrator knows the sandbox by its id and its process.
+	byID := &crustv1alpha1.RegisterSandboxRequest{SandboxId: "one", Pid: again.GetPid()}
+	if _, err := b.server.RegisterSandbox(b.ctx(), byID); err != nil {
+		t.Errorf("a repeated registration that leaves the kind to the server: %v", err)
+	}
 	newer := &crustv1alpha1.RegisterSandboxRequest{SandboxId: "three"}
 	newer.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 100, protowire.BytesType), nil))
 	for what, r := range map[string]*crustv1alpha1.RegisterSandboxRequest{

@@ -81,6 +81,15 @@ func (m *Manager) Register(ctx context.Context, spec Spec) error {
 	return nil
 }
 
+// registered answers a request that does not say how to reach the sandbox. The sandbox's runtime says it, in a registration of its own.
+// Whoever knows the sandbox by its id, as an orchestrator does, repeats the request until that has come.
+func (m *Manager) registered(id string) error {
+	if _, err := m.find(id); !fault.Is(err, fault.NotFound) {
+		return err
+	}
+	return fault.New(fault.Unavailable, "sandbox %q is not registered yet: its runtime has to register it, and to say how it is reached", id)
+}
+
 // Deregister unpublishes a sandbox's volumes and removes it.
 func (m *Manager) Deregister(ctx context.Context, id string) error {
 	return m.deregister(ctx, id, "it was deregistered")

@@ -56,7 +56,8 @@ type Opening struct {
 type Backend interface {
 	// Kind is the name of the backend's field in a RegisterSandboxRequest.
 	Kind() string
-	// Registration returns what a request says about how to reach a sandbox; see NewSpec.
+	// Registration returns what a request says about how to reach a sandbox; see NewSpec. It returns nil if the request does not
+	// say it and the backend cannot reach a sandbox by its process alone.
 	Registration(r *crustv1alpha1.RegisterSandboxRequest) any
 	// Capabilities are what its sandboxes really support.
 	Capabilities() []crust.Capability

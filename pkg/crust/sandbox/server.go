@@ -151,7 +151,11 @@ func (s *Server) RegisterSandbox(
 	case kind != "" && kind != s.Backend.Kind():
 		return nil, fault.New(fault.Invalid, "a sandbox of kind %q: this server has the backend %q", kind, s.Backend.Kind())
 	}
-	spec, err := NewSpec(r.GetSandboxId(), int(r.GetPid()), s.Backend.Registration(r))
+	reach := s.Backend.Registration(r)
+	if reach == nil {
+		return &crustv1alpha1.RegisterSandboxResponse{}, s.registered(r.GetSandboxId())
+	}
+	spec, err := NewSpec(r.GetSandboxId(), int(r.GetPid()), reach)
 	if err != nil {
 		return nil, err
 	}

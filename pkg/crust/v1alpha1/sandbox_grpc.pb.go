@@ -37,6 +37,9 @@ const (
 // knows its own sandboxes does not need it.
 type SandboxManagementClient interface {
 	// RegisterSandbox makes a sandbox known, or finds it known in the same way.
+	// A caller that knows a sandbox by its id only names no kind. If such a
+	// sandbox cannot be reached by its process, its runtime has to have registered
+	// it before; until then the answer is UNAVAILABLE.
 	RegisterSandbox(ctx context.Context, in *RegisterSandboxRequest, opts ...grpc.CallOption) (*RegisterSandboxResponse, error)
 	// DeregisterSandbox unmounts and detaches what the sandbox has. One that is
 	// not known is fine.
@@ -151,6 +154,9 @@ type SandboxManagement_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 // knows its own sandboxes does not need it.
 type SandboxManagementServer interface {
 	// RegisterSandbox makes a sandbox known, or finds it known in the same way.
+	// A caller that knows a sandbox by its id only names no kind. If such a
+	// sandbox cannot be reached by its process, its runtime has to have registered
+	// it before; until then the answer is UNAVAILABLE.
 	RegisterSandbox(context.Context, *RegisterSandboxRequest) (*RegisterSandboxResponse, error)
 	// DeregisterSandbox unmounts and detaches what the sandbox has. One that is
 	// not known is fine.

@@ -29,6 +29,9 @@ type registration struct {
 // Registration returns the sockets, and the magic that the guest expects.
 func (b *Backend) Registration(r *crustv1alpha1.RegisterSandboxRequest) any {
 	q := r.GetQemu()
+	if q == nil {
+		return nil
+	}
 	return registration{q.GetQmpSocket(), q.GetChannelSocket(), q.GetChannelMagic()}
 }
 
