@@ -12,6 +12,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/nodeconfig"
 	"github.com/crust-csi/crust-csi/internal/privilege"
 	"github.com/crust-csi/crust-csi/pkg/driver"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
 type options struct {
@@ -68,7 +69,7 @@ func (o *options) flags() *flag.FlagSet {
 	})
 	f.Func("allow-device", "path or glob of block devices that static volumes may name; repeatable", func(s string) error {
 		o.config.Flags.AllowDevices = append(o.config.Flags.AllowDevices, s)
-		return nodeconfig.CheckDevicePattern(s)
+		return mounter.Pattern(s).Check()
 	})
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/csi-node", "directory of what the driver has to remember")
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "directory below which every staging and target path lies")

@@ -5,9 +5,10 @@ package nodeconfig
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
 // The header of a configuration file.
@@ -92,7 +93,7 @@ func checkLists(pools []PoolItem, devices []string) error {
 		return err
 	}
 	for _, pattern := range devices {
-		if err := CheckDevicePattern(pattern); err != nil {
+		if err := mounter.Pattern(pattern).Check(); err != nil {
 			return fmt.Errorf("allowDevices: %w", err)
 		}
 	}
@@ -109,14 +110,6 @@ func readPools(items []PoolItem) ([]Pool, error) {
 		list = append(list, p)
 	}
 	return list, nil
-}
-
-// CheckDevicePattern checks a path or pattern by which static volumes may name devices.
-func CheckDevicePattern(pattern string) error {
-	if _, err := filepath.Match(pattern, ""); err != nil || !filepath.IsAbs(pattern) {
-		return fmt.Errorf("%q is no absolute path or pattern", pattern)
-	}
-	return nil
 }
 
 // Settings are the settings of one node.

@@ -3,10 +3,8 @@ package sandbox
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,18 +27,18 @@ type Devices struct {
 
 // SplitAllowed splits an entry of Devices.Allow into the driver, empty for any, and the path or
 // pattern.
-func SplitAllowed(entry string) (driver, glob string, err error) {
-	glob = entry
+func SplitAllowed(entry string) (driver string, pattern mounter.Pattern, err error) {
+	pattern = mounter.Pattern(entry)
 	if name, rest, ok := strings.Cut(entry, "="); ok && !strings.HasPrefix(entry, "/") {
-		driver, glob = name, rest
+		driver, pattern = name, mounter.Pattern(rest)
 		if driver == "" {
 			return "", "", fmt.Errorf("%q names no driver before \"=\"", entry)
 		}
 	}
-	if _, err := filepath.Match(glob, ""); err != nil || !filepath.IsAbs(glob) {
-		return "", "", fmt.Errorf("%q is no absolute path or pattern, with or without DRIVER= before it", entry)
+	if err := pattern.Check(); err != nil {
+		return "", "", fmt.Errorf("%w, with or without DRIVER= before it", err)
 	}
-	return driver, glob, nil
+	return driver, pattern, nil
 }
 
 // driverOf returns the CSI driver of the volume at a target. The kubelet writes it to a file beside
@@ -71,8 +69,7 @@ func (d Devices) driverOf(target string) (string, error) {
 }
 
 // Find opens a device that is allowed for the volume at a target. An entry must name the path as it
-// is written: another name of the same device is refused. A pattern matches no symbolic link and no
-// partition, because a pattern for disks would match partitions by accident.
+// is written: another name of the same device is refused (mounter.FindExact).
 func (d Devices) Find(path, target string) (mounter.Device, error) {
 	refuse := func(why string) (mounter.Device, error) {
 		return mounter.Device{}, fault.New(fault.Invalid, "device %q %s; allowed here are %s%s", path, why,
@@ -84,11 +81,12 @@ func (d Devices) Find(path, target string) (mounter.Device, error) {
 	literal, matched := false, false
 	var others []string
 	for _, entry := range d.Allow {
-		driver, glob, err := SplitAllowed(entry)
+		driver, pattern, err := SplitAllowed(entry)
 		if err != nil {
 			return mounter.Device{}, err
 		}
-		if ok, err := filepath.Match(glob, path); glob != path && (err != nil || !ok) {
+		ok, exactly := pattern.Matches(path)
+		if !ok {
 			continue
 		}
 		if driver != "" {
@@ -100,7 +98,7 @@ func (d Devices) Find(path, target string) (mounter.Device, error) {
 				continue
 			}
 		}
-		literal, matched = literal || glob == path, true
+		literal, matched = literal || exactly, true
 	}
 	if !matched && len(others) > 0 {
 		return refuse("is for volumes of " + strings.Join(others, "; "))
@@ -108,26 +106,9 @@ func (d Devices) Find(path, target string) (mounter.Device, error) {
 	if !matched {
 		return refuse("is not allowed")
 	}
-	absent := func(err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return fault.New(fault.State, "device %s does not exist", path)
-		}
-		return err
+	found, err := mounter.FindExact(path, literal)
+	if fault.Is(err, fault.Invalid) {
+		return refuse(err.Error())
 	}
-	real, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return mounter.Device{}, absent(err)
-	}
-	if real != path && !literal {
-		return refuse("is a symbolic link to " + real + ", which a pattern does not permit")
-	}
-	found, err := mounter.FindDevice(real)
-	if err != nil {
-		return mounter.Device{}, absent(err)
-	}
-	if _, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d/partition", found.Major, found.Minor)); err == nil && !literal {
-		return refuse("is a partition")
-	}
-	found.Path = path
-	return found, nil
+	return found, err
 }

@@ -6,9 +6,7 @@ package static
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"path/filepath"
 	"slices"
@@ -147,8 +145,8 @@ func (s *Source) keepIn(dir string) {
 // device. A glob that is malformed or not absolute is a fault.Invalid.
 func (s *Source) Allow(globs []string) error {
 	for _, glob := range globs {
-		if _, err := filepath.Match(glob, ""); err != nil || !filepath.IsAbs(glob) {
-			return fault.New(fault.Invalid, "device %q is no absolute path or pattern", glob)
+		if err := mounter.Pattern(glob).Check(); err != nil {
+			return fmt.Errorf("device %w", err)
 		}
 	}
 	globs = slices.Clone(globs)
@@ -269,14 +267,7 @@ func (s *Source) resolve(id, attr string) (mounter.Device, error) {
 			"volume %s: device %q is not among those that volumes of this node may name (%s)%s", id, attr,
 			cmp.Or(strings.Join(*s.allow.Load(), ", "), "none"), s.toAllow)
 	}
-	var d mounter.Device
-	real, err := filepath.EvalSymlinks(path)
-	if err == nil {
-		d, err = mounter.FindDevice(real)
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return mounter.Device{}, fault.New(fault.State, "volume %s: device %s does not exist on this node", id, attr)
-	}
+	d, err := mounter.FindNamed(path)
 	if err != nil {
 		return mounter.Device{}, fmt.Errorf("volume %s: %w", id, err)
 	}
@@ -286,21 +277,19 @@ func (s *Source) resolve(id, attr string) (mounter.Device, error) {
 	}
 	other, ok, err := s.claimed(below)
 	if err != nil {
-		return mounter.Device{}, fmt.Errorf("volume %s: whether a pool has %s: %w", id, real, err)
+		return mounter.Device{}, fmt.Errorf("volume %s: whether a pool has %s: %w", id, d.Path, err)
 	}
 	if ok {
-		return mounter.Device{}, fault.New(fault.Invalid, "volume %s: %s belongs to the pool volume %s", id, real, other)
+		return mounter.Device{}, fault.New(fault.Invalid, "volume %s: %s belongs to the pool volume %s", id, d.Path, other)
 	}
 	return d, nil
 }
 
 func (s *Source) allowed(path string) bool {
-	for _, glob := range *s.allow.Load() {
-		if ok, err := filepath.Match(glob, path); err == nil && ok {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(*s.allow.Load(), func(glob string) bool {
+		ok, _ := mounter.Pattern(glob).Matches(path)
+		return ok
+	})
 }
 
 func (s *Source) find(id string) (entry, error) {

@@ -1,0 +1,73 @@
+package mounter
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// Pattern names block devices that a caller may name: the absolute path of one, or a pattern of paths for filepath.Match.
+type Pattern string
+
+// Check returns a fault.Invalid for a pattern that is malformed or not absolute.
+func (p Pattern) Check() error {
+	if _, err := filepath.Match(string(p), ""); err != nil || !filepath.IsAbs(string(p)) {
+		return fault.New(fault.Invalid, "%q is no absolute path or pattern", string(p))
+	}
+	return nil
+}
+
+// Matches tells whether it permits a path, and whether it names just this path.
+func (p Pattern) Matches(path string) (ok, literally bool) {
+	if string(p) == path {
+		return true, true
+	}
+	ok, err := filepath.Match(string(p), path)
+	return ok && err == nil, false
+}
+
+// FindExact finds the device at a path, of which a pattern permits no other names: a path that leads through a symbolic link, and a
+// partition, need to be named literally. A pattern for disks would match their partitions by accident. Such a path is a
+// fault.Invalid, and a missing device a fault.State.
+func FindExact(path string, literally bool) (Device, error) {
+	real, d, err := findNamed(path)
+	switch {
+	case err != nil:
+		return Device{}, err
+	case literally:
+	case real != path:
+		return Device{}, fault.New(fault.Invalid, "is a symbolic link to %s, which a pattern does not permit", real)
+	default:
+		_, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d/partition", d.Major, d.Minor))
+		if err == nil {
+			return Device{}, fault.New(fault.Invalid, "is a partition, which a pattern does not permit")
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return Device{}, fmt.Errorf("whether %s is a partition: %w", path, err)
+		}
+	}
+	d.Path = path
+	return d, nil
+}
+
+// FindNamed finds the device at a path, through symbolic links: the names below /dev/disk are links. A missing device is a
+// fault.State.
+func FindNamed(path string) (Device, error) {
+	_, d, err := findNamed(path)
+	return d, err
+}
+
+func findNamed(path string) (real string, d Device, err error) {
+	real, err = filepath.EvalSymlinks(path)
+	if err == nil {
+		d, err = FindDevice(real)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fault.New(fault.State, "device %s does not exist on this node", path)
+	}
+	return real, d, err
+}
