@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"sync/atomic"
 	"time"
@@ -26,7 +25,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/crust-csi/crust-csi/internal/apiserver"
-	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/daemon"
 	"github.com/crust-csi/crust-csi/internal/privatesocket"
 	"github.com/crust-csi/crust-csi/internal/registration"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
@@ -40,18 +39,12 @@ import (
 )
 
 type options struct {
-	driver, endpoint, registration, nri, node, kubeconfig, stateDir, metricsAddress, logFormat string
+	daemon.Flags
 
-	verbosity int
-	version   bool
+	driver, endpoint, registration, nri, node, kubeconfig, stateDir string
 }
 
-func main() {
-	if err := run(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, "crust-agent:", err)
-		os.Exit(1)
-	}
-}
+func main() { daemon.Main("crust-agent", run) }
 
 func parse(args []string) (*options, error) {
 	o := &options{}
@@ -65,27 +58,20 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.node, "node-name", os.Getenv("NODE_NAME"), "name of this node")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server (default: as a pod does)")
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/crust-agent", "directory of what the agent has to remember")
-	f.StringVar(&o.metricsAddress, "metrics-address", "",
-		"HOST:PORT of /metrics, /healthz and /readyz; without HOST this machine only, * for every interface (default: off)")
-	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
-	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 what is done, 4 more")
-	f.BoolVar(&o.version, "version", false, "print the version and exit")
-	if err := f.Parse(args); err != nil || o.version {
+	o.AddMetrics(f)
+	o.AddTo(f, "0 errors, 2 what is done, 4 more")
+	if err := f.Parse(args); err != nil || o.Version {
 		return o, err
 	}
 	switch {
-	case f.NArg() > 0:
-		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	case o.node == "":
 		return nil, errors.New("give --node-name, or set NODE_NAME")
 	case o.driver == o.endpoint:
 		return nil, errors.New("--driver and --endpoint are the same socket")
 	case !filepath.IsAbs(o.stateDir):
 		return nil, fmt.Errorf("--state-dir %q is no absolute path", o.stateDir)
-	case o.logFormat != "text" && o.logFormat != "json":
-		return nil, fmt.Errorf("--log-format %q: text or json", o.logFormat)
 	}
-	return o, nil
+	return o, o.Check(f.Args())
 }
 
 func run(args []string) error {
@@ -93,11 +79,11 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	if o.version {
+	if o.Version {
 		fmt.Println(version.String())
 		return nil
 	}
-	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
+	log := rpcserver.Logger(os.Stderr, o.LogFormat, o.Verbosity)
 	traces := otlp.Start("crust-agent", version.String(), log)
 	defer traces.Stop()
 	log = traces.Logger(log)
@@ -106,8 +92,9 @@ func run(args []string) error {
 		return err
 	}
 	defer lock.Close()
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
-	defer cancel()
+	servers := daemon.NewServers(log)
+	defer servers.Close()
+	ctx := servers.Context
 	config, err := apiserver.Config(o.kubeconfig)
 	if err != nil {
 		return err
@@ -144,7 +131,7 @@ func run(args []string) error {
 		Tracer: traces.Tracer(), DialOptions: traces.Client(),
 	})
 	log.Info("starting", "version", version.String(), "driver", o.driver, "node", o.node)
-	return errors.Join(serve(ctx, o, log, metrics, agent, conn, traces.Server()), agent.Close())
+	return errors.Join(serve(servers, o, log, metrics, agent, conn, traces.Server()), agent.Close())
 }
 
 // driverName waits until the driver responds, and returns its name.
@@ -185,64 +172,42 @@ func observe(metrics *telemetry.Metrics) grpc.StreamServerInterceptor {
 }
 
 func serve(
-	ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, agent *orchestrator.Agent,
+	servers *daemon.Servers, o *options, log *slog.Logger, metrics *telemetry.Metrics, agent *orchestrator.Agent,
 	conn grpc.ClientConnInterface, options []grpc.ServerOption,
 ) error {
 
+	ctx := servers.Context
 	var connection atomic.Pointer[error]
 	notYet := errors.New("NRI is not connected yet")
 	connection.Store(&notYet)
 	var registered atomic.Pointer[registration.Server]
-	failed := make(chan error, 2)
 	ready := func() error {
 		if r := registered.Load(); r != nil {
 			return errors.Join(*connection.Load(), r.Err())
 		}
 		return errors.Join(*connection.Load(), errors.New("not registered with the kubelet yet"))
 	}
-	closeHTTP, err := rpcserver.ServeHTTP(o.metricsAddress, metrics.Handler(ready), failed)
-	if err != nil {
+	if err := servers.HTTP(o.MetricsAddress, metrics.Handler(ready)); err != nil {
 		return err
 	}
-	defer closeHTTP()
-	// Any failure in the meantime cancels the waits.
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() {
-		if err := <-failed; err != nil {
-			cancel(err)
-		}
-	}()
-	ended := func() error {
-		if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
-			return err
-		}
-		return nil // stopped on request
-	}
 	go nri.New(agent).Serve(ctx, o.nri, func(err error) { connection.Store(&err) })
+	// The waits end with ctx: the daemon was told to stop, or a server failed.
 	name, err := driverName(ctx, log, conn)
 	if err != nil {
-		return ended()
+		return servers.Err()
 	}
 	l, err := privatesocket.Listen(o.endpoint, 0o600)
 	if err != nil {
 		return err
 	}
-	s := agent.Proxy().Server(append(options, grpc.StreamInterceptor(observe(metrics)))...)
-	defer s.Stop()
-	go func() { failed <- s.Serve(l) }()
+	servers.GRPC(agent.Proxy().Server(append(options, grpc.StreamInterceptor(observe(metrics)))...), l)
 	r, err := register(ctx, o, name, log)
 	if err != nil {
-		return ended()
+		return servers.Err()
 	}
 	registered.Store(r)
 	defer r.Stop()
 	log.Info("serving", "endpoint", o.endpoint, "driver_name", name)
 	go agent.Sweep(ctx)
-	<-ctx.Done()
-	log.Info("stopping: calls in flight are finished, what is published stays so")
-	sctx, stop := context.WithTimeout(context.Background(), rpcserver.StopTimeout)
-	defer stop()
-	rpcserver.Stop(sctx, s)
-	return ended()
+	return servers.Wait("calls in flight are finished, what is published stays so")
 }

@@ -3,24 +3,19 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"google.golang.org/grpc"
-
-	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/daemon"
 	"github.com/crust-csi/crust-csi/internal/privilege"
 	"github.com/crust-csi/crust-csi/internal/rpcserver"
 	"github.com/crust-csi/crust-csi/internal/statedir"
@@ -36,16 +31,15 @@ import (
 )
 
 type options struct {
-	endpoint, backend, stateDir, kubeletDir, metricsAddress, logFormat string
+	daemon.Flags
 
+	endpoint, backend, stateDir, kubeletDir string
 	hostNamespace, installDir, capabilities string
 
 	allow     []string
 	uids      []uint32
 	timeout   time.Duration
 	ownership time.Duration
-	verbosity int
-	version   bool
 }
 
 // backends maps each kind of sandbox to the function that opens its backend.
@@ -60,12 +54,7 @@ var backends = map[string]func(o *options, log *slog.Logger) (sandbox.Backend, e
 
 func kinds() string { return strings.Join(slices.Sorted(maps.Keys(backends)), " or ") }
 
-func main() {
-	if err := run(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, "crustd:", err)
-		os.Exit(1)
-	}
-}
+func main() { daemon.Main("crustd", run) }
 
 func parse(args []string) (*options, error) {
 	o := &options{}
@@ -94,25 +83,21 @@ func parse(args []string) (*options, error) {
 		"with --host-mount-namespace: directory there that this program, crust-oci and crustctl, from the directory that it is in, are copied to")
 	f.StringVar(&o.capabilities, "capabilities", privilege.Sandboxes.List(),
 		"capabilities that are kept; all others are given back at the start. all: keep every one")
-	f.StringVar(&o.metricsAddress, "metrics-address", "",
-		"HOST:PORT of /metrics, /healthz and /readyz; without HOST this machine only, * for every interface (default: off)")
-	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
-	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
-	f.BoolVar(&o.version, "version", false, "print the version and exit")
-	if err := f.Parse(args); err != nil || o.version {
+	o.AddMetrics(f)
+	o.AddTo(f, "0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
+	if err := f.Parse(args); err != nil || o.Version {
 		return o, err
 	}
+	if err := o.Check(f.Args()); err != nil {
+		return nil, err
+	}
 	switch {
-	case f.NArg() > 0:
-		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	case len(o.allow) == 0:
 		return nil, errors.New(
 			"give at least one --allow-device GLOB: no device is handed to sandboxes unless it is named (/dev/loop* for " +
 				"csi-node's pools)")
 	case backends[o.backend] == nil:
 		return nil, fmt.Errorf("--backend %q: %s", o.backend, kinds())
-	case o.logFormat != "text" && o.logFormat != "json":
-		return nil, fmt.Errorf("--log-format %q: text or json", o.logFormat)
 	}
 	if err := privilege.Check(o.capabilities); err != nil {
 		return nil, fmt.Errorf("--capabilities: %w", err)
@@ -130,7 +115,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	if o.version {
+	if o.Version {
 		fmt.Println(version.String())
 		return nil
 	}
@@ -140,7 +125,7 @@ func run(args []string) error {
 	if o.hostNamespace != "" && os.Getenv(entered) == "" {
 		return enterHost(o)
 	}
-	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
+	log := rpcserver.Logger(os.Stderr, o.LogFormat, o.Verbosity)
 	traces := otlp.Start("crustd", version.String(), log)
 	defer traces.Stop()
 	log = traces.Logger(log)
@@ -158,8 +143,8 @@ func run(args []string) error {
 		return err
 	}
 	defer lock.Close()
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
-	defer cancel()
+	servers := daemon.NewServers(log)
+	defer servers.Close()
 	l, err := crust.Listen(o.endpoint, func(err error) { log.Warn("peer", "error", err) }, append([]uint32{0}, o.uids...)...)
 	if err != nil {
 		return err
@@ -169,7 +154,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	m, err := sandbox.New(ctx, sandbox.Config{
+	m, err := sandbox.New(servers.Context, sandbox.Config{
 		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend,
 		Devices: sandbox.Devices{Allow: o.allow, ToAllow: "; allow it with --allow-device",
 			KubeletDir: o.kubeletDir},
@@ -183,32 +168,12 @@ func run(args []string) error {
 	}
 	defer m.Stop()
 	log.Info("starting", "version", version.String(), "backend", o.backend, "capabilities", fmt.Sprint(backend.Capabilities()))
-	return serve(ctx, o, log, metrics, l, m, traces.Server())
-}
-
-func serve(
-	ctx context.Context, o *options, log *slog.Logger, metrics *telemetry.Metrics, l net.Listener, m *sandbox.Manager,
-	options []grpc.ServerOption,
-) error {
-
-	g := rpcserver.New(log, metrics, append(options, crust.Limits()...)...)
+	g := rpcserver.New(log, metrics, append(traces.Server(), crust.Limits()...)...)
 	(&sandbox.Server{Manager: m}).Serve(g)
-	failed := make(chan error, 2)
-	closeHTTP, err := rpcserver.ServeHTTP(o.metricsAddress, metrics.Handler(func() error { return nil }), failed)
-	if err != nil {
+	if err := servers.HTTP(o.MetricsAddress, metrics.Handler(func() error { return nil })); err != nil {
 		return err
 	}
-	defer closeHTTP()
-	go func() { failed <- g.Serve(l) }()
+	servers.GRPC(g, l)
 	log.Info("serving", "endpoint", o.endpoint)
-	select {
-	case err := <-failed:
-		return err
-	case <-ctx.Done():
-	}
-	log.Info("stopping: calls in flight are finished, sandboxes go on")
-	sctx, cancel := context.WithTimeout(context.Background(), rpcserver.StopTimeout)
-	defer cancel()
-	rpcserver.Stop(sctx, g)
-	return nil
+	return servers.Wait("calls in flight are finished, sandboxes go on")
 }

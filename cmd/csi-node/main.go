@@ -6,11 +6,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"sync/atomic"
 
@@ -18,7 +16,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/crust-csi/crust-csi/internal/confine"
-	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/daemon"
 	"github.com/crust-csi/crust-csi/internal/nodeconfig"
 	"github.com/crust-csi/crust-csi/internal/privatesocket"
 	"github.com/crust-csi/crust-csi/internal/privilege"
@@ -37,22 +35,14 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/looppool"
 )
 
-func main() {
-	if err := run(os.Args[1:]); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			return
-		}
-		fmt.Fprintln(os.Stderr, "csi-node:", err)
-		os.Exit(1)
-	}
-}
+func main() { daemon.Main("csi-node", run) }
 
 func run(args []string) error {
 	o, err := parseFlags(args)
 	if err != nil {
 		return err
 	}
-	if o.showVersion {
+	if o.Version {
 		fmt.Println(version.String())
 		return nil
 	}
@@ -70,7 +60,7 @@ func run(args []string) error {
 	}
 	level := &slog.LevelVar{}
 	level.Set(rpcserver.LevelOf(config.Settings().Verbosity))
-	log := rpcserver.LoggerAt(os.Stderr, o.logFormat, level)
+	log := rpcserver.LoggerAt(os.Stderr, o.LogFormat, level)
 	traces := otlp.Start("csi-node", version.String(), log)
 	defer traces.Stop()
 	log = traces.Logger(log)
@@ -220,8 +210,8 @@ func needingAttention(d *driver.Driver) telemetry.Volumes {
 }
 
 func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.Driver, options []grpc.ServerOption) error {
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
-	defer cancel()
+	servers := daemon.NewServers(log)
+	defer servers.Close()
 	l, err := privatesocket.Listen(o.endpoint, 0o600)
 	if err != nil {
 		return err
@@ -231,8 +221,6 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 	csi.RegisterControllerServer(s, d)
 	csi.RegisterNodeServer(s, d)
 	d.RegisterInventory(s)
-	failed := make(chan error, 2)
-	// Before CSI is served: a client that reaches the driver finds its health and metrics too.
 	var registered atomic.Pointer[registration.Server]
 	ready := func() error {
 		errs := []error{privilege.Storage.Ready(), d.Ready()}
@@ -243,12 +231,10 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 		}
 		return errors.Join(errs...)
 	}
-	closeHTTP, err := rpcserver.ServeHTTP(o.metricsAddress, metrics.Handler(ready), failed)
-	if err != nil {
+	if err := servers.HTTP(o.MetricsAddress, metrics.Handler(ready)); err != nil {
 		return errors.Join(err, l.Close())
 	}
-	defer closeHTTP()
-	go func() { failed <- s.Serve(l) }()
+	servers.GRPC(s, l)
 	log.Info("serving", "endpoint", o.endpoint)
 	if o.endpointGroup >= 0 {
 		if err := rpcserver.ShareSocket(o.endpoint, o.endpointGroup); err != nil {
@@ -263,15 +249,5 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 		defer r.Stop()
 		registered.Store(r)
 	}
-	select {
-	case err := <-failed:
-		return err
-	case <-ctx.Done():
-	}
-	log.Info("stopping: calls in flight are finished")
-	sctx, cancel := context.WithTimeout(context.Background(), rpcserver.StopTimeout)
-	defer cancel()
-	rpcserver.Stop(sctx, s)
-	d.Drain(sctx)
-	return nil
+	return servers.Wait("calls in flight are finished", d.Drain)
 }

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/crust-csi/crust-csi/internal/daemon"
 	"github.com/crust-csi/crust-csi/internal/nodeconfig"
 	"github.com/crust-csi/crust-csi/internal/privilege"
 	"github.com/crust-csi/crust-csi/pkg/driver"
@@ -16,7 +17,9 @@ import (
 )
 
 type options struct {
-	endpoint, nodeID, driverName, stateDir, kubeletDir, metricsAddress, logFormat string
+	daemon.Flags
+
+	endpoint, nodeID, driverName, stateDir, kubeletDir string
 
 	fsGroupPolicy string
 	expansion     string
@@ -28,7 +31,6 @@ type options struct {
 	checkConfig   bool
 	capabilities  string
 	endpointGroup int
-	showVersion   bool
 }
 
 var driverNamePattern = regexp.MustCompile(`^[a-zA-Z0-9]([-a-zA-Z0-9_.]*[a-zA-Z0-9])?$`)
@@ -39,6 +41,7 @@ func parseFlags(args []string) (*options, error) {
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
+	o.config.Flags.Verbosity = o.Verbosity
 	f.Visit(func(given *flag.Flag) {
 		o.config.Flags.VerbosityGiven = o.config.Flags.VerbosityGiven || given.Name == "v"
 	})
@@ -87,21 +90,17 @@ func (o *options) flags() *flag.FlagSet {
 	f.StringVar(&o.registration, "kubelet-registration-dir", "",
 		"the kubelet's directory of plugins (/var/lib/kubelet/plugins_registry), in which the driver makes itself known; the kubelet must see "+
 			"the path of --endpoint as it is written (default: a registrar beside the driver does it)")
-	f.StringVar(&o.metricsAddress, "metrics-address", "",
-		"HOST:PORT of /metrics, /healthz and /readyz; without HOST this machine only, * for every interface (default: off)")
-	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
-	f.IntVar(&o.config.Flags.Verbosity, "v", 2,
-		"log verbosity: 0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
-	f.BoolVar(&o.showVersion, "version", false, "print the version and exit")
+	o.AddMetrics(f)
+	o.AddTo(f, "0 errors, 2 one line a call, 4 quiet calls too, 5 whole requests (without secrets)")
 	return f
 }
 
 func (o *options) check(rest []string) error {
-	if o.showVersion {
+	if o.Version {
 		return nil
 	}
-	if len(rest) > 0 {
-		return fmt.Errorf("unexpected argument %q", rest[0])
+	if err := o.Check(rest); err != nil {
+		return err
 	}
 	if o.config.LabelsFile != "" && o.config.File == "" {
 		return errors.New("--node-labels: without --config nothing asks for labels")
@@ -114,9 +113,6 @@ func (o *options) check(rest []string) error {
 	}
 	if err := privilege.Check(o.capabilities); err != nil {
 		return fmt.Errorf("--capabilities: %w", err)
-	}
-	if o.logFormat != "text" && o.logFormat != "json" {
-		return fmt.Errorf("--log-format %q: text or json", o.logFormat)
 	}
 	if len(o.driverName) > 63 || !driverNamePattern.MatchString(o.driverName) {
 		return fmt.Errorf("--driver-name %q: up to 63 letters, digits, dashes and dots", o.driverName)

@@ -32,6 +32,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/adoption"
 	"github.com/crust-csi/crust-csi/internal/announce"
 	"github.com/crust-csi/crust-csi/internal/apiserver"
+	"github.com/crust-csi/crust-csi/internal/daemon"
 	"github.com/crust-csi/crust-csi/internal/inventory"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/placement"
@@ -40,19 +41,13 @@ import (
 )
 
 type options struct {
-	role, driver, socket, node, output, kubeconfig, logFormat string
+	daemon.Flags
 
-	verbosity int
-	adopt     bool
-	version   bool
+	role, driver, socket, node, output, kubeconfig string
+	adopt                                          bool
 }
 
-func main() {
-	if err := run(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, "csi-steward:", err)
-		os.Exit(1)
-	}
-}
+func main() { daemon.Main("csi-steward", run) }
 
 func parse(args []string) (*options, error) {
 	o := &options{}
@@ -64,13 +59,11 @@ func parse(args []string) (*options, error) {
 	f.BoolVar(&o.adopt, "adopt", true,
 		"take VolumeSnapshotContents that were made by hand (node); false where the cluster has no CRDs of snapshots")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server (default: as a pod does)")
-	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
-	f.IntVar(&o.verbosity, "v", 2, "log verbosity: 0 errors, 2 what is done, 4 more")
-	f.BoolVar(&o.version, "version", false, "print the version and exit")
+	o.AddTo(f, "0 errors, 2 what is done, 4 more")
 	if len(args) > 0 && slices.Contains([]string{"cluster", "node", "node-labels"}, args[0]) {
 		o.role, args = args[0], args[1:]
 	}
-	if err := f.Parse(args); err != nil || o.version {
+	if err := f.Parse(args); err != nil || o.Version {
 		return o, err
 	}
 	switch {
@@ -80,10 +73,8 @@ func parse(args []string) (*options, error) {
 		return nil, errors.New("give --node-name, or set NODE_NAME")
 	case (o.role == "node-labels") != (o.output != ""):
 		return nil, errors.New("--output FILE is for node-labels, which needs it")
-	case o.logFormat != "text" && o.logFormat != "json":
-		return nil, fmt.Errorf("--log-format %q: text or json", o.logFormat)
 	}
-	return o, nil
+	return o, o.Check(nil)
 }
 
 func run(args []string) error {
@@ -91,11 +82,11 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	if o.version {
+	if o.Version {
 		fmt.Println(version.String())
 		return nil
 	}
-	log := rpcserver.Logger(os.Stderr, o.logFormat, o.verbosity)
+	log := rpcserver.Logger(os.Stderr, o.LogFormat, o.Verbosity)
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, linux.SIGTERM)
 	defer cancel()
 	config, err := apiserver.Config(o.kubeconfig)

@@ -1,0 +1,122 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+// slow answers when it is let go.
+type slow struct {
+	healthv1.UnimplementedHealthServer
+	called, answer chan struct{}
+}
+
+func (s *slow) Check(context.Context, *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
+	close(s.called)
+	<-s.answer
+	return &healthv1.HealthCheckResponse{}, nil
+}
+
+func listen(t *testing.T) (net.Listener, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l, "unix://" + path
+}
+
+// SIGTERM: a call in flight is answered, and only then is the rest of the daemon stopped.
+func TestACallInFlightIsAnsweredBeforeTheEnd(t *testing.T) {
+	s := NewServers(slog.New(slog.DiscardHandler))
+	defer s.Close()
+	l, at := listen(t)
+	server, g := &slow{called: make(chan struct{}), answer: make(chan struct{})}, grpc.NewServer()
+	healthv1.RegisterHealthServer(g, server)
+	s.GRPC(g, l)
+	conn, err := grpc.NewClient(at, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	answered := make(chan error, 1)
+	go func() {
+		_, err := healthv1.NewHealthClient(conn).Check(context.Background(), &healthv1.HealthCheckRequest{})
+		answered <- err
+	}()
+	<-server.called
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-s.Context.Done()
+	waited := make(chan error, 1)
+	stopped := false
+	go func() {
+		waited <- s.Wait("", func(ctx context.Context) { stopped = ctx.Err() == nil })
+	}()
+	select {
+	case err := <-waited:
+		t.Errorf("the daemon ends with a call in flight: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	close(server.answer)
+	if err := <-answered; err != nil {
+		t.Errorf("the call: %v", err)
+	}
+	if err := <-waited; err != nil || !stopped || s.Err() != nil {
+		t.Errorf("%v, the rest was stopped: %v, %v", err, stopped, s.Err())
+	}
+}
+
+// A server that fails ends the daemon, with its error.
+func TestAServerThatFailsEndsTheDaemon(t *testing.T) {
+	s := NewServers(slog.New(slog.DiscardHandler))
+	defer s.Close()
+	if err := s.HTTP("127.0.0.1:0", http.NotFoundHandler()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.HTTP("here", http.NotFoundHandler()); err == nil || !strings.Contains(err.Error(), "--metrics-address") {
+		t.Errorf("a bad address: %v", err)
+	}
+	l, _ := listen(t)
+	s.GRPC(grpc.NewServer(), l)
+	if s.Err() != nil || s.Context.Err() != nil {
+		t.Error(s.Err())
+	}
+	l.Close()
+	if err := s.Wait(""); !errors.Is(err, net.ErrClosed) || !errors.Is(s.Err(), net.ErrClosed) || s.Context.Err() == nil {
+		t.Errorf("%v, %v", err, s.Err())
+	}
+}
+
+func TestFlagsOfEachDaemon(t *testing.T) {
+	for args, refused := range map[string]string{
+		"": "", "-v 4 --log-format json --metrics-address :9": "", "--log-format xml": `--log-format "xml"`, "-v 1 more": `"more"`,
+	} {
+		var o Flags
+		f := flag.NewFlagSet("d", flag.ContinueOnError)
+		o.AddTo(f, "levels")
+		o.AddMetrics(f)
+		if err := f.Parse(strings.Fields(args)); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.Check(f.Args()); (err != nil) != (refused != "") || err != nil && !strings.Contains(err.Error(), refused) {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/rpcserver"
+)
+
+// StopTimeout is how long calls in flight may take after SIGTERM.
+const StopTimeout = 20 * time.Second
+
+// Servers are the servers of a daemon. Close must be called.
+type Servers struct {
+	// Context ends with SIGTERM or SIGINT, and when a server fails.
+	Context context.Context
+
+	log    *slog.Logger
+	failed chan error
+	all    context.Context // its cause is the error of the server that failed
+	closes []func()
+	grpc   *grpc.Server
+}
+
+// NewServers returns Servers that serve nothing yet.
+func NewServers(log *slog.Logger) *Servers {
+	s := &Servers{log: log, failed: make(chan error, 2)}
+	all, fail := context.WithCancelCause(context.Background())
+	ctx, stop := signal.NotifyContext(all, os.Interrupt, linux.SIGTERM)
+	s.all, s.Context = all, ctx
+	s.closes = append(s.closes, stop, func() { fail(nil) })
+	go func() {
+		select {
+		case err := <-s.failed:
+			fail(err)
+		case <-all.Done():
+		}
+	}()
+	return s
+}
+
+// Close stops what is served without waiting for calls.
+func (s *Servers) Close() {
+	for _, closes := range s.closes {
+		closes()
+	}
+	if s.grpc != nil {
+		s.grpc.Stop()
+	}
+}
+
+// HTTP serves metrics and health, unless the address is empty: see rpcserver.ServeHTTP. It comes before GRPC: a client that reaches the
+// daemon finds its health and metrics, too.
+func (s *Servers) HTTP(address string, h http.Handler) error {
+	closes, err := rpcserver.ServeHTTP(address, h, s.failed)
+	if err == nil {
+		s.closes = append(s.closes, closes)
+	}
+	return err
+}
+
+// GRPC serves at a listener.
+func (s *Servers) GRPC(g *grpc.Server, l net.Listener) {
+	s.grpc = g
+	go func() { s.failed <- g.Serve(l) }()
+}
+
+// Err returns the error of the server that failed, or nil.
+func (s *Servers) Err() error {
+	if err := context.Cause(s.all); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// Wait waits until Context ends. If a server failed, it returns that error at once. Otherwise it logs what it says, lets calls in flight
+// finish, and then calls each of the functions, all within StopTimeout.
+func (s *Servers) Wait(stopping string, then ...func(context.Context)) error {
+	<-s.Context.Done()
+	if err := s.Err(); err != nil {
+		return err
+	}
+	s.log.Info("stopping: " + stopping)
+	ctx, cancel := context.WithTimeout(context.Background(), StopTimeout)
+	defer cancel()
+	drain(ctx, s.grpc)
+	for _, f := range then {
+		f(ctx)
+	}
+	return nil
+}
+
+// drain lets calls in flight finish until ctx ends; then it cuts them off, which is as safe as a
+// kill. It does not wait for calls that cannot be ended.
+func drain(ctx context.Context, s *grpc.Server) {
+	done := make(chan struct{})
+	go func() { s.GracefulStop(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		s.Stop()
+	}
+}
