@@ -52,7 +52,7 @@ func (t Type) Encode(v any) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// fits refuses what Read would not read. All that was read fits, so a record can always shrink.
+// fits refuses what Read would not read. A record that was read fits again, for each way of writing keeps its form.
 func (t Type) fits(size int) error {
 	if size > maxSize {
 		return fmt.Errorf("%s record: %d bytes are too many to be read again", t.Kind, size)
@@ -131,7 +131,14 @@ func (t Type) WriteVolatile(path string, v any) error {
 }
 
 func (t Type) write(path string, v any, durable bool) (err error) {
-	b, err := t.Encode(v)
+	encode := t.Encode
+	if !durable {
+		encode = t.compact
+	}
+	b, err := encode(v)
+	if err == nil {
+		err = t.fits(len(b))
+	}
 	if err != nil {
 		return err
 	}

@@ -96,11 +96,16 @@ func FuzzDecode(f *testing.F) {
 // What could not be read again is not written, and the record stays as it was.
 func TestARecordThatIsTooLarge(t *testing.T) {
 	kind, path := Type{Kind: "large", Version: 1}, filepath.Join(t.TempDir(), "r"+Extension)
-	for _, write := range []func(string, any) error{kind.Write, kind.WriteVolatile} {
+	long, indented := strings.Repeat("<", maxSize/6), make([]int, maxSize/4) // the latter is large when it is indented
+	for _, c := range []struct {
+		write func(string, any) error
+		large []any
+	}{{kind.Write, []any{long, indented}}, {kind.WriteVolatile, []any{long}}} {
+		write := c.write
 		if err := write(path, "small"); err != nil {
 			t.Fatal(err)
 		}
-		for _, large := range []any{strings.Repeat("<", maxSize/6), make([]int, maxSize/4)} { // the latter is large when it is indented
+		for _, large := range c.large {
 			if err := write(path, large); err == nil {
 				t.Error("a large one is written")
 			}
@@ -114,6 +119,10 @@ func TestARecordThatIsTooLarge(t *testing.T) {
 		if err := errors.Join(write(path, almost), kind.Read(path, &got), write(path, got)); err != nil || got != almost {
 			t.Error(err)
 		}
+	}
+	volatile := filepath.Join(t.TempDir(), "v"+Extension)
+	if err := errors.Join(kind.WriteVolatile(volatile, indented), kind.WriteVolatile(volatile, indented)); err != nil {
+		t.Errorf("a volatile one that was written is too large to be replaced: %v", err)
 	}
 }
 

@@ -267,8 +267,12 @@ func (d *Driver) thaw(s volume.Source, id string) error {
 	}
 	v, err := s.Get(id)
 	name := v.Facts.Formatted
-	if errors.Is(err, record.ErrUnusable) {
-		name, err = d.mountedType(a.Device) // the rest of the pool must not wait for a human
+	if errors.Is(err, record.ErrUnusable) { // the rest of the pool must not wait for a human
+		if r, ok := d.staged.get(id); ok && r.FSType != "" {
+			name, err = r.FSType, nil
+		} else {
+			name, err = d.mountedType(a.Device)
+		}
 	} else if err == nil && d.withheldHere(s, id, "mounted") != nil {
 		return nil // so this node did not freeze it either
 	}
@@ -289,12 +293,15 @@ func (d *Driver) mountedType(dev mounter.Device) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	var unknown error
 	for _, m := range table {
-		if found, ok, err := m.Device(); err == nil && ok && !m.Part && found.Same(dev) {
+		found, ok, err := m.Device()
+		if err == nil && ok && found.Same(dev) {
 			return m.Type, nil
 		}
+		unknown = errors.Join(unknown, err)
 	}
-	return "", nil
+	return "", unknown
 }
 
 // quiesce stops writes to a volume while it is copied.

@@ -31,18 +31,19 @@ func (d *Driver) withheldHere(src volume.Source, id, what string) error {
 	return withheld(v, r.HostMayMount, what)
 }
 
-// noteGuest records that a volume goes to a guest, before anybody is told. A runtime whose
+// noteGuest records that a volume goes to a guest, before anybody is told. It does so each time: the
+// volume's source notes it of other volumes on the same disk, too, which may be new. A runtime whose
 // sandboxes share this kernel is no guest.
 func (d *Driver) noteGuest(p *publication) error {
 	if p.attachment.Share != nil || p.attrs.hostKernel {
 		return nil
 	}
 	v, err := p.src.Get(p.id)
-	if err != nil || v.Facts.GivenToGuest {
-		return err
+	if err == nil {
+		v.Facts.GivenToGuest = true
+		err = p.src.SetFacts(p.id, v.Facts)
 	}
-	v.Facts.GivenToGuest = true
-	if err := p.src.SetFacts(p.id, v.Facts); err != nil {
+	if err != nil {
 		// After this code the kubelet still unpublishes, which ends the deferral.
 		return fault.New(fault.Unavailable, "that volume %s is given to a guest could not be written down: %w", p.id, err)
 	}

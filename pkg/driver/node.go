@@ -209,8 +209,11 @@ func (d *Driver) requireStaged(src volume.Source, id, stagingPath string) (stage
 // busy tells whether somebody uses the volume's device. The driver's own looks do not count.
 func (d *Driver) busy(id, device string) (bool, error) {
 	busy, err := mounter.Busy(device)
-	if err != nil || !busy {
-		return busy, err
+	if err != nil {
+		return false, ofDevice(id, err)
+	}
+	if !busy {
+		return false, nil
 	}
 	defer d.readers.exclude(id, "being looked at for who uses it")()
 	return mounter.Busy(device)
@@ -230,7 +233,7 @@ func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mo
 		end(nil) // no failure: a program does it, or it stays due
 		busy, berr := d.busy(id, dev.Path)
 		if berr != nil {
-			return fmt.Errorf("volume %s: %w", id, berr)
+			return berr
 		}
 		if busy {
 			return err
@@ -246,7 +249,7 @@ func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mo
 
 func (d *Driver) growOffline(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, fsType string) error {
 	if err := d.Programs.Grow(ctx, dev.Path, fsType); err != nil {
-		return fmt.Errorf("volume %s: %w", v.ID, err)
+		return ofDevice(v.ID, err)
 	}
 	return d.grown(ctx, src, v, fsType, "offline")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -269,11 +270,16 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 	return nil
 }
 
+// shareTimeout is how long a publish tries the addresses of a server. The one that it tries when the time is over is its last.
+const shareTimeout = 2 * time.Minute
+
 // detached prepares the mount for Attach.
 func (d *Driver) detached(ctx context.Context, p *publication) (*mounter.Detached, error) {
 	switch {
 	case p.attachment.Share != nil:
 		nctx, end := tracing.Begin(ctx, "mount", tracing.Volume(p.id))
+		nctx, cancel := context.WithTimeout(nctx, shareTimeout) // nobody may be waiting any more
+		defer cancel()
 		m, err := mounter.OpenNFS(nctx, mounter.NFS{
 			Source: p.attachment.Share.Source, Options: p.use.options, ReadOnly: p.readOnly, Network: d.HostNetwork,
 		})

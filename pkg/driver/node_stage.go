@@ -317,13 +317,13 @@ func (d *Driver) mend(
 	}
 	if facts.IdentityDue {
 		if err := d.Programs.NewID(ctx, dev.Path, found.Type); err != nil {
-			return facts, fmt.Errorf("volume %s: %w", v.ID, err)
+			return facts, ofDevice(v.ID, err)
 		}
 		facts.IdentityDue = false
 	}
 	size, err := mounter.DeviceSize(dev)
 	if err != nil {
-		return facts, err
+		return facts, ofDevice(v.ID, err)
 	}
 	if len(fstype.Of(found.Type).Make) > 0 && mounter.Unfilled(found, size) {
 		facts.GrowDue = true

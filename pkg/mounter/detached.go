@@ -51,6 +51,9 @@ func Open(fs Filesystem) (*Detached, error) {
 	if err := checkLabels(fs.Options); err != nil {
 		return nil, err
 	}
+	if err := fs.leadsToDevice(); err != nil {
+		return nil, err
+	}
 	if fs.NoPanic {
 		var err error
 		if fs, err = withoutPanic(fs); err != nil {
@@ -76,8 +79,29 @@ func Open(fs Filesystem) (*Detached, error) {
 	return d, nil
 }
 
-// verifyDevice compares the device number of what is mounted with the requested one: a path such
-// as /dev/sdb may lead to another disk by now.
+// leadsToDevice returns an error if the path leads to another device than the numbers say: a path such as /dev/sdb may lead to another
+// disk by now. The kernel must not read that disk, and not write to it, as a mount that replays a journal does. A device without a path
+// that can be looked at is left to the mount itself.
+func (fs Filesystem) leadsToDevice() error {
+	if fs.Device.Major == 0 || fstype.Of(fs.Type).Share {
+		return nil
+	}
+	st, err := linux.StatxPath(fs.Device.Path)
+	if err != nil || !st.IsBlock() {
+		return nil // the mount says why
+	}
+	return fs.Device.other(Device{Major: st.RdevMajor, Minor: st.RdevMinor})
+}
+
+// other returns an error if now is not d.
+func (d Device) other(now Device) error {
+	if now.Same(d) {
+		return nil
+	}
+	return fault.New(fault.State, "that is the block device %d:%d now, and %d:%d was asked for", now.Major, now.Minor, d.Major, d.Minor)
+}
+
+// verifyDevice compares the device number of what is mounted with the requested one, for a path that changed meanwhile.
 func (d *Detached) verifyDevice(fs Filesystem) error {
 	t := fstype.Of(fs.Type)
 	if fs.Device.Major == 0 || t.Share || t.Numberless {
@@ -87,11 +111,7 @@ func (d *Detached) verifyDevice(fs Filesystem) error {
 	if err != nil {
 		return err
 	}
-	if now := (Device{Major: st.DevMajor, Minor: st.DevMinor}); !now.Same(fs.Device) {
-		return fault.New(fault.State, "that is the block device %d:%d now, and %d:%d was asked for", now.Major, now.Minor,
-			fs.Device.Major, fs.Device.Minor)
-	}
-	return nil
+	return fs.Device.other(Device{Major: st.DevMajor, Minor: st.DevMinor})
 }
 
 func open(fs Filesystem) (*Detached, error) {

@@ -72,6 +72,7 @@ type Agent struct {
 	tasks  map[string]*task
 	calls  map[string]bool // targets with a call under way
 	ending map[string]bool // targets that are being unpublished
+	leaves map[string]bool // targets that are to be unpublished, until a publish asks for them again
 	life   context.Context
 	stop   func()
 	work   sync.WaitGroup
@@ -83,6 +84,7 @@ type Agent struct {
 func New(c Config) *Agent {
 	a := &Agent{
 		Config: c, told: map[string]time.Time{}, tasks: map[string]*task{}, calls: map[string]bool{}, ending: map[string]bool{},
+		leaves: map[string]bool{},
 		runtimes: runtimes{options: c.DialOptions, m: map[string]*crust.Client{}}, hookPatience: hookPatience,
 	}
 	a.Log = cmp.Or(a.Log, slog.New(slog.DiscardHandler))
@@ -255,10 +257,14 @@ func (a *Agent) publishOrDefer(
 		return nil, err
 	}
 	defer done()
+	a.stays(target)
 	if err := a.Records.Unusable(target); err != nil {
 		return nil, a.fails(k, codes.FailedPrecondition, "volume %s: %w", req.GetVolumeId(), err)
 	}
 	d, known := a.Records.Get(target)
+	if !known && socket == "" {
+		return nil, status.Errorf(codes.Aborted, "volume %s: an unpublish of %s has just ended; try again", req.GetVolumeId(), target)
+	}
 	if !known {
 		name := volumeName(target, req.GetVolumeCapability().GetBlock() != nil)
 		d = Deferral{Pod: k, VolumeID: req.GetVolumeId(), Volume: name, Target: target, Socket: socket}
@@ -313,7 +319,7 @@ func (a *Agent) notDeferred(ctx context.Context, d Deferral, known bool) error {
 		if err != nil {
 			return err
 		}
-		if err := a.Records.Remove(d.Target); err != nil {
+		if err := a.forget(d.Target); err != nil {
 			return uncertain("volume %s: %s", d.VolumeID, err)
 		}
 	}
@@ -387,7 +393,7 @@ func (a *Agent) nodeUnpublish(ctx context.Context, req *csi.NodeUnpublishVolumeR
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(failpoint.Err("agent.unpublished"), a.Records.Remove(target)); err != nil {
+	if err := errors.Join(failpoint.Err("agent.unpublished"), a.forget(target)); err != nil {
 		return nil, uncertain("volume %s: %s", req.GetVolumeId(), err)
 	}
 	return b, nil

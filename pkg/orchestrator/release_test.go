@@ -59,6 +59,43 @@ func TestC24_ARuntimeThatDoesNotAnswerAReadOnlyVolumesRelease(t *testing.T) {
 	}
 }
 
+// C24: a runtime is gone for good, and all pods that read a volume end. Readers that end do not wait for each other: whether a sandbox
+// still has the device is the driver's to see.
+func TestC24_AllReadersEndWithoutTheirRuntime(t *testing.T) {
+	r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(nil))...)
+	req := request()
+	req.Readonly = true
+	_, err := r.kubelet.NodePublishVolume(r.ctx(), req)
+	ok(t, err)
+	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	d, _ := r.agent.Records.Get(target)
+	another := target + "-of-another"
+	d.Target = another
+	ok(t, r.agent.Records.Put(d))
+	ok(t, r.agent.Records.Place(another, "sb2", true))
+	r.manager.fail.Store(true)
+	unpublish := func(target string) codes.Code {
+		_, err := r.kubelet.NodeUnpublishVolume(r.ctx(), &csi.NodeUnpublishVolumeRequest{VolumeId: "vol", TargetPath: target})
+		return status.Code(err)
+	}
+	if code := unpublish(target); code != codes.Unavailable {
+		t.Errorf("while another stays: %s", code)
+	}
+	_, err = r.kubelet.NodePublishVolume(r.ctx(), req) // it is wanted after all
+	ok(t, err)
+	if code := unpublish(another); code != codes.Unavailable {
+		t.Errorf("while one stays again: %s", code)
+	}
+	for _, target := range []string{target, another} {
+		if code := unpublish(target); code != codes.OK {
+			t.Errorf("%s, when all are to end: %s", target, code)
+		}
+	}
+	if left := r.agent.Records.All(); len(left) > 0 {
+		t.Errorf("records are left: %v", left)
+	}
+}
+
 // An annotation that is removed from a RuntimeClass decides for new pods only: a repeated
 // call gets the same answer as the first one.
 func TestC22_ARepeatedPublishAfterTheRuntimeClassChanged(t *testing.T) {

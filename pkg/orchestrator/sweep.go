@@ -74,5 +74,5 @@ func (a *Agent) forgetEnded(ctx context.Context, d Deferral) (bool, error) {
 			return false, err
 		}
 	}
-	return true, a.Records.Remove(req.GetVolumePath())
+	return true, a.forget(req.GetVolumePath())
 }

@@ -225,7 +225,7 @@ const unpublishTimeout = 30 * time.Second
 // until allow is called.
 func (a *Agent) letGo(ctx context.Context, target string) (allow func(), err error) {
 	a.mu.Lock()
-	a.ending[target] = true
+	a.ending[target], a.leaves[target] = true, true
 	t := a.tasks[target]
 	delete(a.tasks, target)
 	a.mu.Unlock()
@@ -270,11 +270,31 @@ func (a *Agent) letGo(ctx context.Context, target string) (allow func(), err err
 	}
 }
 
-// readsBesideOthers tells whether other deferrals of a volume exist, all of which only read. Then the
-// driver cannot see whether one sandbox still has the device.
+// stays notes that a target is wanted.
+func (a *Agent) stays(target string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.leaves, target)
+}
+
+// forget removes the record of a deferral that has ended.
+func (a *Agent) forget(target string) error {
+	a.stays(target)
+	return a.Records.Remove(target)
+}
+
+// readsBesideOthers tells whether other deferrals of a volume that is let go exist that stay, all of which only read. Then the
+// driver cannot see whether one sandbox still has the device. If all are to go, it can: the device is free or not.
 func (a *Agent) readsBesideOthers(d Deferral) bool {
-	_, reads := d.Options["ro"]
-	return reads && slices.ContainsFunc(a.Records.All(), func(o Deferral) bool { return o.VolumeID == d.VolumeID && o.Target != d.Target })
+	if _, reads := d.Options["ro"]; !reads {
+		return false
+	}
+	all := a.Records.All()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.ContainsFunc(all, func(o Deferral) bool {
+		return o.VolumeID == d.VolumeID && !a.leaves[o.Target]
+	})
 }
 
 // publishAll publishes a pod's deferrals, and waits up to hookPatience. Slower ones go on; until

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -41,7 +42,7 @@ func EnsureFilesystem(ctx context.Context, src Source, id string, dev mounter.De
 	found, blank, err := provenBlank(ctx, src, v, dev, p)
 	switch {
 	case err != nil:
-		return err
+		return ofDevice(id, err)
 	case blank.Path() == "" && (found.Answer != superblock.Known || found.Type != want):
 		return fault.New(fault.State, "volume %s: %s holds %s, and %s was asked for; nothing was changed", id, dev.Path, found, want)
 	case blank.Path() != "" && len(fstype.Of(want).Make) == 0:
@@ -50,11 +51,20 @@ func EnsureFilesystem(ctx context.Context, src Source, id string, dev mounter.De
 		return fault.New(fault.State, "volume %s: %s is blank and read-only, so it cannot be formatted", id, dev.Path)
 	case blank.Path() != "":
 		if err := MakeFilesystem(ctx, src, v, blank, want, func() error { return mkfs.Format(ctx, blank, want, v.Thick) }); err != nil {
-			return err
+			return ofDevice(id, err)
 		}
 	}
 	v.Facts.Formatting, v.Facts.Formatted = nil, want
 	return src.SetFacts(id, v.Facts)
+}
+
+// ofDevice returns an error of a volume's device. A device node that is gone is a state of the volume: to a CSI caller, NotFound
+// means that there is no such volume.
+func ofDevice(id string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fault.New(fault.State, "volume %s: %w", id, err)
+	}
+	return err
 }
 
 // provenBlank returns what the device holds and, if it may be formatted, the proof.

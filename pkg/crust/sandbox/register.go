@@ -144,8 +144,9 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 		m.mu.Unlock()
 		return fmt.Errorf("sandbox %s: %w", id, err)
 	}
-	if err := b.sandbox().Close(); err != nil {
-		if _, untouched := b.sandbox().(unreachable); untouched {
+	sb := b.sandbox() // the one that is closed; it may be reached again meanwhile
+	if err := sb.Close(); err != nil {
+		if _, untouched := sb.(unreachable); untouched {
 			m.mu.Lock()
 			b.closing = false
 			m.mu.Unlock()

@@ -90,7 +90,7 @@ func (s *Source) learn(e entry, d mounter.Device, identity mounter.Identity) err
 	}
 	if e.Identity != identity {
 		unusable := s.bad[s.devicePath(key)] != nil && !e.Identity.Known() // an existing volume's own record tells
-		r.Facts.GivenToGuest = r.Facts.GivenToGuest || unusable || s.guestMayHaveHad(d, identity)
+		r.Facts.GivenToGuest = r.Facts.GivenToGuest || unusable || s.guestMayHaveHad(d, identity, e.Identity.Known())
 	}
 	if !known || r != was {
 		if err := s.saveDevice(key, r); err != nil {
@@ -106,12 +106,14 @@ func (s *Source) learn(e entry, d mounter.Device, identity mounter.Identity) err
 }
 
 // guestMayHaveHad tells whether a guest had a disk of which a volume's new device is a part, or which
-// cannot be told from it. What becomes of the device as this volume is in its own record.
-func (s *Source) guestMayHaveHad(d mounter.Device, identity mounter.Identity) bool {
+// cannot be told from it. What becomes of the device as this volume is in its own record. A volume that is known here and
+// whose disk has no lasting identity keeps its disk through a reboot, unless a guest had the one at this path.
+func (s *Source) guestMayHaveHad(d mounter.Device, identity mounter.Identity, known bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range s.devices {
-		if r.Facts.GivenToGuest && (r.Identity.Overlaps(identity) || mayBe(r, d.Path, identity)) {
+		doubt := mayBe(r, d.Path, identity) && (!known || r.Path == d.Path)
+		if r.Facts.GivenToGuest && (r.Identity.Overlaps(identity) || doubt) {
 			return true
 		}
 	}
@@ -181,23 +183,29 @@ func (s *Source) SetFacts(id string, facts volume.Facts) error {
 		s.mu.Lock()
 		r := s.devices[key]
 		s.mu.Unlock()
-		if facts.GivenToGuest && !r.Facts.GivenToGuest {
+		if facts.GivenToGuest {
 			if err := s.noteOverlapping(e.Identity); err != nil {
 				return err
 			}
 		}
+		was := r
 		r.Identity, r.Facts = e.Identity, facts
 		if facts.GivenRaw && r.RawAs == "" {
 			r.RawAs = id
 		}
-		if err := s.saveDevice(key, r); err != nil {
-			return err
+		if r != was {
+			if err := s.saveDevice(key, r); err != nil {
+				return err
+			}
 		}
 		if facts.Formatting != nil {
 			if err := record.RemoveVolatile(s.readPath(key)); err != nil {
 				return err
 			}
 		}
+	}
+	if e.Volume.Facts == facts {
+		return nil
 	}
 	e.Volume.Facts = facts
 	return s.save(e)

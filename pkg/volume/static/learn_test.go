@@ -97,6 +97,30 @@ func TestA06_AGuestsDiskIsOthersToo(t *testing.T) {
 			t.Error("another disk is withheld")
 		}
 	})
+	t.Run("a part that was formatted here, of a disk that a guest gets again", func(t *testing.T) {
+		n := newNode(t)
+		n.stages("whole", "/dev/a", disk)
+		n.set("whole", guests)
+		n.stages("part", "/dev/a1", part(100))
+		n.set("part", volume.Facts{Formatted: "ext4"}) // it was proven blank
+		n.set("whole", guests)
+		if !n.stages("part", "/dev/a1", part(100)) {
+			t.Error("the guest wrote to the part again, and it is trusted")
+		}
+	})
+	t.Run("a known volume on a disk without an identity, after a reboot", func(t *testing.T) {
+		n := newNode(t)
+		n.stages("had", "/dev/c", number("8:32", "one"))
+		n.set("had", guests)
+		n.stages("known", "/dev/b", number("8:16", "one"))
+		n.set("known", volume.Facts{Formatted: "ext4"})
+		if n.stages("known", "/dev/b", number("8:16", "two")) {
+			t.Error("a volume that was always this node's is withheld")
+		}
+		if !n.stages("known", "/dev/c", number("8:32", "two")) {
+			t.Error("its path leads to where the guest's disk was")
+		}
+	})
 	t.Run("disks without an identity", func(t *testing.T) {
 		n := newNode(t)
 		n.stages("had", "/dev/c", number("8:32", "one"))
