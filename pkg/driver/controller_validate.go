@@ -48,7 +48,7 @@ func (d *Driver) ValidateVolumeCapabilities(
 		_, err = ParseParameters(req.GetParameters())
 	}
 	if err == nil {
-		_, err = parseAttributes(req.GetVolumeContext())
+		_, err = parseAttributes(req.GetVolumeContext(), d.Volumes.Static())
 	}
 	if err != nil {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil

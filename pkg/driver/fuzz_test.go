@@ -16,6 +16,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume/static"
 )
 
 func lines(text string) map[string]string {
@@ -42,9 +43,13 @@ func FuzzAttributes(f *testing.F) {
 	} {
 		f.Add(s, "example.com/a=b")
 	}
+	node, err := static.Open(static.Options{Dir: f.TempDir()})
+	if err != nil {
+		f.Fatal(err)
+	}
 	f.Fuzz(func(t *testing.T, text, others string) {
 		m := lines(text)
-		a, err := parseAttributes(m)
+		a, err := parseAttributes(m, node)
 		if err != nil && !fault.Is(err, fault.Invalid) {
 			t.Errorf("%q: %v", m, err)
 		}
@@ -64,7 +69,7 @@ func FuzzAttributes(f *testing.F) {
 				more[key] = value
 			}
 		}
-		if b, err2 := parseAttributes(more); a != b || (err == nil) != (err2 == nil) {
+		if b, err2 := parseAttributes(more, node); a != b || (err == nil) != (err2 == nil) {
 			t.Errorf("%q is %+v (%v), and with other people's keys %+v (%v)", m, a, err, b, err2)
 		}
 		p, err := ParseParameters(m)
@@ -74,7 +79,7 @@ func FuzzAttributes(f *testing.F) {
 			}
 			return
 		}
-		c, err := parseAttributes(volumeContext(ownParameters(m)))
+		c, err := parseAttributes(volumeContext(ownParameters(m)), node)
 		p.Pool, p.Thick = "", false // the context does not carry them
 		if err != nil || c.Parameters != p {
 			t.Errorf("the class says %+v, and the volume's context %+v (%v)", p, c.Parameters, err)

@@ -35,7 +35,7 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 			return nil, err
 		}
 	}
-	attrs, err := parseAttributes(req.GetVolumeContext())
+	attrs, err := parseAttributes(req.GetVolumeContext(), d.Volumes.Static())
 	if err != nil {
 		return nil, err
 	}

@@ -24,7 +24,7 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if err := required("volume_id", id, "staging_target_path", req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
-	attrs, err := parseAttributes(req.GetVolumeContext())
+	attrs, err := parseAttributes(req.GetVolumeContext(), d.Volumes.Static())
 	if err != nil {
 		return nil, err
 	}
@@ -32,7 +32,7 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 		return nil, err
 	}
 	static := d.Volumes.Static()
-	share := static != nil && static.Claims(req.GetVolumeContext()) && req.GetVolumeContext()["device"] == ""
+	share := static != nil && static.Shared(req.GetVolumeContext())
 	u, err := parseUse(req.GetVolumeCapability(), share)
 	if err != nil {
 		return nil, err

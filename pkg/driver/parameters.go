@@ -3,13 +3,12 @@ package driver
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"sort"
 	"strings"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
-	"github.com/crust-csi/crust-csi/pkg/volume/static"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 // Parameters are those of a StorageClass, or of a static volume's attributes.
@@ -98,19 +97,24 @@ type attributes struct {
 	hostKernel bool
 }
 
-// parseAttributes parses a volume context. It ignores keys of other domains (kubelet, sidecars).
-func parseAttributes(m map[string]string) (attributes, error) {
+// parseAttributes parses a volume context. It ignores keys of other domains (kubelet, sidecars). static, which may be nil, knows the
+// attributes of its volumes.
+func parseAttributes(m map[string]string, static volume.StaticSource) (attributes, error) {
 	var a attributes
+	known := ""
+	if static != nil {
+		known = static.AttributeNames() + " (static volumes) and "
+	}
 	for _, key := range sortedKeys(m) {
-		switch {
-		case key == static.AttrFormat && m[static.AttrDevice] != "":
-			if !slices.Contains(static.FormatWords(), m[key]) {
-				return attributes{}, fault.New(fault.Invalid, "attribute %s=%q: the value must be one of %s",
-					key, m[key], strings.Join(static.FormatWords(), ", "))
+		if static != nil {
+			if ok, err := static.Attribute(m, key); err != nil {
+				return attributes{}, err
+			} else if ok {
+				continue
 			}
-			continue
-		case key == attrPodGroup, key == attrPodPolicy, key == attrPodHostUsers, key == attrKernel,
-			key == static.AttrDevice, key == static.AttrServer, key == static.AttrShare:
+		}
+		switch {
+		case key == attrPodGroup, key == attrPodPolicy, key == attrPodHostUsers, key == attrKernel:
 			continue
 		case strings.Contains(key, "/"):
 			if strings.HasPrefix(key, "csi.crust.dev/") {
@@ -120,9 +124,8 @@ func parseAttributes(m map[string]string) (attributes, error) {
 			continue
 		}
 		if _, ok := parameters[key]; !ok {
-			return attributes{}, fault.New(fault.Invalid,
-				"attribute %q is unknown; known are %s (and with it %s), %s, %s (static volumes) and the parameters %s",
-				key, static.AttrDevice, static.AttrFormat, static.AttrServer, static.AttrShare, strings.Join(sortedKeys(parameters), ", "))
+			return attributes{}, fault.New(fault.Invalid, "attribute %q is unknown; known are %sthe parameters %s",
+				key, known, strings.Join(sortedKeys(parameters), ", "))
 		}
 		if err := a.set(key, m[key]); err != nil {
 			return attributes{}, err

@@ -84,7 +84,7 @@ type Agent struct {
 func New(c Config) *Agent {
 	a := &Agent{
 		Config: c, told: map[string]time.Time{}, tasks: map[string]*task{}, calls: map[string]bool{}, ending: map[string]bool{},
-		leaves: map[string]bool{},
+		leaves:   map[string]bool{},
 		runtimes: runtimes{options: c.DialOptions, m: map[string]*crust.Client{}}, hookPatience: hookPatience,
 	}
 	a.Log = cmp.Or(a.Log, slog.New(slog.DiscardHandler))

@@ -21,6 +21,12 @@ type StaticSource interface {
 	Source
 	// Claims reports whether the attributes describe a static volume.
 	Claims(attributes map[string]string) bool
+	// Attribute reports whether a key of the attributes is one for static volumes. A value that it cannot have is a fault Invalid.
+	Attribute(attributes map[string]string, key string) (ok bool, err error)
+	// AttributeNames lists those keys for an error's text.
+	AttributeNames() string
+	// Shared reports whether the attributes describe a network share.
+	Shared(attributes map[string]string) bool
 	// Adopt accepts a volume as the attributes describe it. Later calls must describe it in the
 	// same way.
 	Adopt(id string, attributes map[string]string) (Volume, error)

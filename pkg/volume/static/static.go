@@ -172,6 +172,34 @@ func (s *Source) Claims(attributes map[string]string) bool {
 	return false
 }
 
+// Attribute reports whether a key of the attributes is one for static volumes. AttrFormat is one of a device only.
+func (s *Source) Attribute(attributes map[string]string, key string) (ok bool, err error) {
+	switch key {
+	case AttrDevice, AttrServer, AttrShare:
+		return true, nil
+	case AttrFormat:
+		if attributes[AttrDevice] == "" {
+			return false, nil
+		}
+		if !slices.Contains(FormatWords(), attributes[key]) {
+			err = fault.New(fault.Invalid, "attribute %s=%q: the value must be one of %s", key, attributes[key],
+				strings.Join(FormatWords(), ", "))
+		}
+		return true, err
+	}
+	return false, nil
+}
+
+// AttributeNames lists the keys of static volumes.
+func (s *Source) AttributeNames() string {
+	return fmt.Sprintf("%s (and with it %s), %s, %s", AttrDevice, AttrFormat, AttrServer, AttrShare)
+}
+
+// Shared reports whether the attributes describe a share.
+func (s *Source) Shared(attributes map[string]string) bool {
+	return s.Claims(attributes) && attributes[AttrDevice] == ""
+}
+
 // Adopt accepts a volume as its attributes describe it.
 func (s *Source) Adopt(id string, attributes map[string]string) (volume.Volume, error) {
 	e := entry{Device: attributes[AttrDevice], Server: attributes[AttrServer], Share: attributes[AttrShare], Format: attributes[AttrFormat]}
