@@ -180,11 +180,17 @@ func Thaw(fs Filesystem) error {
 	return errors.Join(err, dir.Close(), m.Close())
 }
 
+// openDir mounts a file system that may be mounted already. After an error, the kernel makes the live superblock read-only, and refuses
+// a further mount of it that is not: ext4 and xfs as a busy device, btrfs as an invalid argument.
 func openDir(fs Filesystem) (*Detached, *os.File, error) {
 	fs.ReadOnly = true
 	m, err := Open(fs)
 	if err != nil {
-		return nil, nil, err
+		fs.Device.ReadOnly = true
+		var again error
+		if m, again = Open(fs); again != nil {
+			return nil, nil, err
+		}
 	}
 	dir, err := m.Dir()
 	if err != nil {

@@ -154,14 +154,35 @@ func (m *machine) Exec(command string) (string, error) {
 	return string(r.GetOutput()), err
 }
 
-// acquaint connects the server to a guest, so that it knows guests' capabilities.
+// acquaintance is what a crustd keeps of the first guest that it has seen, once a test has needed it.
+var acquaintance struct {
+	sync.Mutex
+	kept []byte
+}
+
+// acquaint makes the server know guests' capabilities. The first test boots a guest for that. The servers of the others find what
+// that one's server kept, as after a restart.
 func (s *server) acquaint() {
 	s.T.Helper()
+	acquaintance.Lock()
+	defer acquaintance.Unlock()
+	file := filepath.Join(s.StateDir(), "qemu/guest.json")
+	if acquaintance.kept != nil {
+		s.Kill()
+		ok(s.T, os.WriteFile(file, acquaintance.kept, 0o600))
+		s.Start()
+		return
+	}
 	p := &pod{name: "acquaintance"}
 	m := s.boot(p, "q35", "")
 	s.hasAsked(m)
 	s.deregister(p)
 	m.Kill()
+	eventually(s.T, patience(s.T), "crustd has kept what the guest told", func() bool {
+		b, err := os.ReadFile(file)
+		acquaintance.kept = b
+		return err == nil
+	})
 }
 
 // hasAsked waits until the server has queried the machine's file systems. A query that is lost is

@@ -2,6 +2,7 @@ package node
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,6 +13,36 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 )
+
+// D06: csi-node dies during a snapshot of a volume whose file system the kernel has made read-only. The rest of the pool goes on.
+func TestD06_AFreezeOfAFileSystemThatFailedEnds(t *testing.T) {
+	t.Parallel()
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) {
+			t.Parallel()
+			n, at := switchable(t)
+			v, target := up(t, n, "failed", csiclient.Volume{FSType: fs})
+			run(t, "mount", "-o", "remount,ro", target)
+			at.Set(t, "copy.frozen", "kill")
+			_, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "s"})
+			if !at.Reached() || status.Code(err) != codes.Unavailable {
+				t.Fatalf("it was not killed there: %v", err)
+			}
+			_ = n.Wait()
+			at.Off(t)
+			n.Start()
+			other := create(t, n, "other", csiclient.Volume{FSType: fs})
+			ok(t, n.Client.Delete(ctxOf(t), other.ID))
+			if exec.Command("fsfreeze", "--unfreeze", target).Run() == nil {
+				t.Error("it was frozen still")
+			}
+			if left, err := os.ReadDir(filepath.Join(n.PoolDir(), "snapshots")); err != nil || len(left) > 0 {
+				t.Errorf("left of the snapshot: %v, %v", left, err)
+			}
+			down(t, n, v.ID, target)
+		})
+	}
+}
 
 // D06: csi-node dies while a volume is frozen for a snapshot, and the volume's record cannot be
 // used afterwards. The pod's writes go on all the same, and so does the rest of the pool.
