@@ -5,7 +5,7 @@
 // # The life of a deferred volume
 //
 //  1. The orchestrator queries the runtime's capabilities (RuntimeGetCapabilities,
-//     RuntimeGetSupportedFileSystems). [Decide] says whether the pod's volume is deferred.
+//     RuntimeGetSupportedFileSystems). [Decide] determines whether the pod's volume is deferred.
 //  2. If so, NodePublishVolume carries the runtime's file systems ([SetSupportedFilesystems]).
 //     The CSI driver reads them ([SupportedFilesystems]), answers with the mount to make
 //     ([SetMountInfo], [OptionMap]) and mounts nothing. If the answer has no such mount, the driver has

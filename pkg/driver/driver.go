@@ -1,5 +1,6 @@
-// Package driver is the CSI semantics: what a request means, whether it is allowed now, and what
-// the answer is. It makes no system call and knows no kind of pool; pkg/mounter and pkg/volume do.
+// Package driver implements the CSI semantics: what a request means, whether it is allowed now, and
+// which result it has. It makes no system call: pkg/mounter does that. It knows no kind of pool:
+// pkg/volume has them.
 package driver
 
 import (

@@ -5,6 +5,6 @@
 // [Proxy] forwards every call to the driver unchanged. [Agent] adds to NodePublishVolume what the
 // kubelet omits, decides with the pod's spec ([Pods]), stores a record of each deferral
 // ([Records]), and carries it out when the container runtime reports a [Sandbox]. Package nri is
-// the runtime's plugin that reports them. Whoever learns of sandboxes in another way calls
+// the runtime's plugin that reports them. A program that learns of sandboxes in another way calls
 // [Agent.Resume], [Agent.SandboxStarted], [Agent.ContainerStarts] and [Agent.SandboxEnds].
 package orchestrator

@@ -84,7 +84,7 @@ func (p *Pool) unreserved(img string, v volume.Volume) []mounter.Ailment {
 		return nil
 	}
 	return []mounter.Ailment{{Reason: "NotReserved", Message: fmt.Sprintf(
-		"%d MiB of this thick volume are not reserved: its users gave them back, and writes there fail when pool %s is full; "+
+		"%d MiB of this thick volume are not reserved: its file has holes, and writes there fail when pool %s is full; "+
 			"they are reserved again when it is next staged and the pool has room",
 		(missing+1<<20-1)>>20, p.name)}}
 }

@@ -9,10 +9,10 @@ import (
 
 const head = `# Versions
 
-What was really run. ` + "`make test-versions`" +
-	` builds each row's programs, starts a node with them, installs the driver with CRUST by its
-ordinary manifests, and runs the tests named below, which are those of ` + "`test/kubernetes`" + `. The table is written by that run:
-versions are what the running programs answer when they are asked. It is not edited by hand; a test compares it with the records in
+This page shows what was run. ` + "`make test-versions`" +
+	` builds each row's programs, starts a node with them, installs the driver with CRUST
+from its ordinary manifests, and runs the tests named below, which are in ` + "`test/kubernetes`" + `. That run writes the table; the
+versions are those that the running programs report. It is not edited by hand: a test compares it with the records in
 ` + "`test/kubernetes/versions/results`" + `. Rows are pairs, not every combination. Every row's control plane is of the kubelet's version.
 
 `
