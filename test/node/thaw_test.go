@@ -12,7 +12,30 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
 )
+
+// dieFrozen kills csi-node while it has a volume frozen for a snapshot.
+func dieFrozen(t *testing.T, n *testnode.Node, at testnode.Failpoints, v csiclient.Volume) {
+	t.Helper()
+	at.Set(t, "copy.frozen", "kill")
+	_, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "s"})
+	if !at.Reached() || status.Code(err) != codes.Unavailable {
+		t.Fatalf("it was not killed there: %v", err)
+	}
+	_ = n.Wait()
+	at.Off(t)
+}
+
+// poolGoesOn makes another volume, and looks that nothing is left of the snapshot.
+func poolGoesOn(t *testing.T, n *testnode.Node, fs string) {
+	t.Helper()
+	other := create(t, n, "other", csiclient.Volume{FSType: fs})
+	ok(t, n.Client.Delete(ctxOf(t), other.ID))
+	if left, err := os.ReadDir(filepath.Join(n.PoolDir(), "snapshots")); err != nil || len(left) > 0 {
+		t.Errorf("left of the snapshot: %v, %v", left, err)
+	}
+}
 
 // D06: csi-node dies during a snapshot of a volume whose file system the kernel has made read-only. The rest of the pool goes on.
 func TestD06_AFreezeOfAFileSystemThatFailedEnds(t *testing.T) {
@@ -23,21 +46,11 @@ func TestD06_AFreezeOfAFileSystemThatFailedEnds(t *testing.T) {
 			n, at := switchable(t)
 			v, target := up(t, n, "failed", csiclient.Volume{FSType: fs})
 			run(t, "mount", "-o", "remount,ro", target)
-			at.Set(t, "copy.frozen", "kill")
-			_, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "s"})
-			if !at.Reached() || status.Code(err) != codes.Unavailable {
-				t.Fatalf("it was not killed there: %v", err)
-			}
-			_ = n.Wait()
-			at.Off(t)
+			dieFrozen(t, n, at, v)
 			n.Start()
-			other := create(t, n, "other", csiclient.Volume{FSType: fs})
-			ok(t, n.Client.Delete(ctxOf(t), other.ID))
+			poolGoesOn(t, n, fs)
 			if exec.Command("fsfreeze", "--unfreeze", target).Run() == nil {
 				t.Error("it was frozen still")
-			}
-			if left, err := os.ReadDir(filepath.Join(n.PoolDir(), "snapshots")); err != nil || len(left) > 0 {
-				t.Errorf("left of the snapshot: %v, %v", left, err)
 			}
 			down(t, n, v.ID, target)
 		})
@@ -53,13 +66,7 @@ func TestD06_AFreezeEndsThoughTheVolumesRecordCannotBeUsed(t *testing.T) {
 			t.Parallel()
 			n, at := switchable(t)
 			v, target := up(t, n, "frozen", csiclient.Volume{FSType: fs})
-			at.Set(t, "copy.frozen", "kill")
-			_, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "s"})
-			if !at.Reached() || status.Code(err) != codes.Unavailable {
-				t.Fatalf("it was not killed there: %v", err)
-			}
-			_ = n.Wait()
-			at.Off(t)
+			dieFrozen(t, n, at, v)
 			record := filepath.Join(n.PoolDir(), "volumes", strings.TrimPrefix(v.ID, "pool.")+".json")
 			good := read(t, record)
 			write(t, record, "{")
@@ -76,11 +83,7 @@ func TestD06_AFreezeEndsThoughTheVolumesRecordCannotBeUsed(t *testing.T) {
 				run(t, "fsfreeze", "-u", target)
 				t.Fatal("the volume is frozen for ever")
 			}
-			other := create(t, n, "other", csiclient.Volume{FSType: fs})
-			ok(t, n.Client.Delete(ctxOf(t), other.ID))
-			if left, err := os.ReadDir(filepath.Join(n.PoolDir(), "snapshots")); err != nil || len(left) > 0 {
-				t.Errorf("left of the snapshot: %v, %v", left, err)
-			}
+			poolGoesOn(t, n, fs)
 			write(t, record, good)
 			n.Restart()
 			if got := read(t, target+"/f"); got != "written" {
