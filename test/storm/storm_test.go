@@ -163,12 +163,17 @@ func (s *storm) call(what string, f func(context.Context) error, want ...codes.C
 	// Far more than any call takes: this finds calls that hang.
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
 	defer cancel()
+	refusedSince := time.Now()
 	for {
 		kills := s.kills.Load()
 		err := f(ctx)
 		code := status.Code(err)
 		killed := kills%2 == 1 || s.kills.Load() != kills
-		if code == codes.Unavailable && ctx.Err() == nil {
+		if killed {
+			refusedSince = time.Now()
+		}
+		// A process that serves and goes on refusing has lost something, for example its pool.
+		if code == codes.Unavailable && ctx.Err() == nil && time.Since(refusedSince) < 5*time.Minute {
 			time.Sleep(20 * time.Millisecond)
 			continue
 		}
