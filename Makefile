@@ -11,7 +11,7 @@ FILES ?= 1000000
 # How long the tests of one package may take. The default of go test is ten minutes.
 TIMEOUT ?= 60m
 # Tests that come one package after another: a sandbox's mount namespace of one would keep another's mounts.
-ALONE = /(sanity|test/(adversary|crust|node|skew|storm))$$
+ALONE = /(sanity|test/(adversary|byhand|crust|node|skew|storm))$$
 # MiB for temporary files: the demo's, the tests'.
 ROOM = 1024
 # One way to compile, that of the images: other flags would compile each package once more. go vet is part of make lint;
