@@ -34,14 +34,18 @@ func (p Pattern) Matches(path string) (ok, literally bool) {
 // partition, need to be named literally. A pattern for disks would match their partitions by accident. Such a path is a
 // fault.Invalid, and a missing device a fault.State.
 func FindExact(path string, literally bool) (Device, error) {
-	real, d, err := findNamed(path)
-	switch {
-	case err != nil:
-		return Device{}, err
-	case literally:
-	case real != path:
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return Device{}, absent(path, err)
+	}
+	if real != path && !literally { // where it leads is not even opened
 		return Device{}, fault.New(fault.Invalid, "is a symbolic link to %s, which a pattern does not permit", real)
-	default:
+	}
+	d, err := FindDevice(real)
+	if err != nil {
+		return Device{}, absent(path, err)
+	}
+	if !literally {
 		_, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d/partition", d.Major, d.Minor))
 		if err == nil {
 			return Device{}, fault.New(fault.Invalid, "is a partition, which a pattern does not permit")
@@ -57,17 +61,18 @@ func FindExact(path string, literally bool) (Device, error) {
 // FindNamed finds the device at a path, through symbolic links: the names below /dev/disk are links. A missing device is a
 // fault.State.
 func FindNamed(path string) (Device, error) {
-	_, d, err := findNamed(path)
-	return d, err
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return Device{}, absent(path, err)
+	}
+	d, err := FindDevice(real)
+	return d, absent(path, err)
 }
 
-func findNamed(path string) (real string, d Device, err error) {
-	real, err = filepath.EvalSymlinks(path)
-	if err == nil {
-		d, err = FindDevice(real)
-	}
+// absent makes a missing device a state of this node.
+func absent(path string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fault.New(fault.State, "device %s does not exist on this node", path)
+		return fault.New(fault.State, "device %s does not exist on this node", path)
 	}
-	return real, d, err
+	return err
 }

@@ -78,6 +78,14 @@ func TestC20_APatternForDisksPermitsNoPartition(t *testing.T) {
 	if d, err := FindNamed(link); err != nil || d.Path != whole {
 		t.Errorf("through a link: %+v, %v", d, err)
 	}
+	// Where a link leads is not opened: opening some devices has effects.
+	nowhere := filepath.Join(t.TempDir(), "nowhere")
+	if err := os.Symlink(disk, nowhere); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := FindExact(nowhere, false); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a link to what is no device: %v", err)
+	}
 	for _, find := range []func() (Device, error){
 		func() (Device, error) { return FindExact(disk+"-none", false) },
 		func() (Device, error) { return FindNamed(disk + "-none") },

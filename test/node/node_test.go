@@ -135,6 +135,10 @@ func leave(t testing.TB, call func(context.Context) error) {
 func run(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()
+	// mkfs.btrfs looks at every mounted loop device, and gives up if another test takes one away meanwhile.
+	for try := 0; err != nil && name == "mkfs.btrfs" && strings.Contains(string(out), "cannot check mount status") && try < 100; try++ {
+		out, err = exec.Command(name, args...).CombinedOutput()
+	}
 	if err != nil {
 		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
 	}
