@@ -25,11 +25,11 @@
 // uid and refuse any uid that is not allowed. Package crusttest has a server in memory whose faults
 // a test can script, and the test suite for backends.
 //
-// # What is safe when
+// # Concurrency and retries
 //
-// Several goroutines may use a [Client]. Every call may be repeated with the same result. After a
-// code of Unavailable or DeadlineExceeded it is not known whether the runtime did the work. A
-// device is free only after a successful unpublish or the end of the sandbox.
+// Several goroutines may use a [Client]. Every call may be repeated with the same result. A call that
+// fails with Unavailable or DeadlineExceeded may have taken effect: repeat it. A device is free only
+// after a successful unpublish or the end of the sandbox.
 //
 // # What it is not for
 //

@@ -1,7 +1,7 @@
 // Package mounter provides what a volume driver needs for block devices and mounts. It prepares
 // a mount detached and attaches it last. It inspects mounts, grows and freezes file systems,
 // and unmounts. It uses the kernel's mount API (fsopen, fsconfig, fsmount, mount_setattr,
-// move_mount) and starts no program. Package external mounts what needs one (cifs).
+// move_mount) and starts no program. Package external mounts file systems that need a program (cifs).
 //
 // It is for the node side of a CSI driver and for the agent in a guest. It needs Linux 5.15 or
 // newer and root. Errors carry a [fault.Kind] and the kernel's message.
@@ -21,7 +21,7 @@
 //     Afterwards it verifies that the path leads to the mount.
 //  5. [Detached.Close] releases the descriptor. An open Detached or [State], and a directory
 //     from its Dir, keep the file system in use.
-//  6. [Target.Look] reports what is mounted. It asks the kernel and reads no record.
+//  6. [Target.Look] reports what is mounted. It reads that from the kernel, not from a record.
 //  7. [Target.Unmount] and [Target.Remove] undo the mount.
 //
 // # One device, many mounts
