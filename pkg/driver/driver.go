@@ -296,11 +296,14 @@ func (d *Driver) mountedType(dev mounter.Device) (string, error) {
 	}
 	var unknown error
 	for _, m := range table {
+		m.Part = false // the device that the file system is on, not one whose node is bound
 		found, ok, err := m.Device()
 		if err == nil && ok && found.Same(dev) {
 			return m.Type, nil
 		}
-		unknown = errors.Join(unknown, err)
+		if err != nil && found.Path == dev.Path {
+			unknown = errors.Join(unknown, err)
+		}
 	}
 	return "", unknown
 }

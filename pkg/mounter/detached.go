@@ -87,8 +87,11 @@ func (fs Filesystem) leadsToDevice() error {
 		return nil
 	}
 	st, err := linux.StatxPath(fs.Device.Path)
-	if err != nil || !st.IsBlock() {
+	if errors.Is(err, linux.ENOENT) || err == nil && !st.IsBlock() {
 		return nil // the mount says why
+	}
+	if err != nil {
+		return fmt.Errorf("which device %s is: %w", fs.Device.Path, err)
 	}
 	return fs.Device.other(Device{Major: st.RdevMajor, Minor: st.RdevMinor})
 }

@@ -219,3 +219,25 @@ func TestA06_ANamespaceIsNoGuest(t *testing.T) {
 	refused(t, err, codes.InvalidArgument, "runtimeKernel", "host or guest")
 	down(t, n, v.ID)
 }
+
+// A06: that a guest gets a volume is noted at each hand-out, and written only if it is news.
+func TestA06_ASecondGuestWritesNoRecord(t *testing.T) {
+	t.Parallel()
+	n := testnode.New(t, "")
+	v := create(t, n, "again", csiclient.Volume{FSType: "ext4", Context: deferrable})
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	written := func() os.FileInfo {
+		t.Helper()
+		st, err := os.Stat(filepath.Join(n.PoolDir(), "volumes", strings.TrimPrefix(v.ID, "pool.")+".json"))
+		ok(t, err)
+		return st
+	}
+	before := written()
+	visit(t, n, v)
+	first := written()
+	visit(t, n, v)
+	if os.SameFile(before, first) || !os.SameFile(first, written()) {
+		t.Errorf("the record was written for the first guest: %v, for the second: %v", !os.SameFile(before, first), !os.SameFile(first, written()))
+	}
+	down(t, n, v.ID)
+}

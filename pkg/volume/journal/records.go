@@ -31,11 +31,14 @@ func (r Records) List() []volume.Volume {
 	return list
 }
 
-// SetFacts stores the facts with the volume.
+// SetFacts stores the facts with the volume. It writes nothing if they are stored already.
 func (r Records) SetFacts(id string, facts volume.Facts) error {
 	key, v, err := r.volumes.Find(id)
 	if err != nil {
 		return err
+	}
+	if v.Volume.Facts == facts {
+		return nil
 	}
 	v.Volume.Facts = facts
 	return r.volumes.Put(key, v)
