@@ -228,7 +228,7 @@ func TestA06_ASecondGuestWritesNoRecord(t *testing.T) {
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	written := func() os.FileInfo {
 		t.Helper()
-		st, err := os.Stat(filepath.Join(n.PoolDir(), "volumes", strings.TrimPrefix(v.ID, "pool.")+".json"))
+		st, err := os.Stat(recordOf(n, v.ID))
 		ok(t, err)
 		return st
 	}

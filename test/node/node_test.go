@@ -117,6 +117,11 @@ func image(n *testnode.Node, id string) string {
 	return filepath.Join(n.PoolDir(), "volumes", strings.TrimPrefix(id, "pool.")+".img")
 }
 
+// recordOf returns the volume's record in the pool.
+func recordOf(n *testnode.Node, id string) string {
+	return strings.TrimSuffix(image(n, id), ".img") + ".json"
+}
+
 // leave starts a slow call and abandons it, with ever longer deadlines, until a repeated call is
 // answered as already running.
 func leave(t testing.TB, call func(context.Context) error) {

@@ -3,7 +3,6 @@ package node
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -58,7 +57,7 @@ func TestC06_NodeExpandGrowsTheDevice(t *testing.T) {
 	}
 	n.Kill()
 	ok(t, os.Truncate(image(n, v.ID), 2*size))
-	record := filepath.Join(n.PoolDir(), "volumes", strings.TrimPrefix(v.ID, "pool.")+".json")
+	record := recordOf(n, v.ID)
 	text := read(t, record)
 	larger := strings.Replace(text, fmt.Sprintf(`"sizeBytes": %d`, size), fmt.Sprintf(`"sizeBytes": %d`, 2*size), 1)
 	if larger == text {

@@ -4,7 +4,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -12,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
@@ -66,30 +66,97 @@ func TestD06_AFreezeEndsThoughTheVolumesRecordCannotBeUsed(t *testing.T) {
 			t.Parallel()
 			n, at := switchable(t)
 			v, target := up(t, n, "frozen", csiclient.Volume{FSType: fs})
+			hold := openFile(t, filepath.Join(target, "f"))
 			dieFrozen(t, n, at, v)
-			record := filepath.Join(n.PoolDir(), "volumes", strings.TrimPrefix(v.ID, "pool.")+".json")
-			good := read(t, record)
-			write(t, record, "{")
-			written := make(chan error, 1)
-			go func() { written <- os.WriteFile(filepath.Join(target, "f"), []byte("written"), 0o600) }()
+			// No mount is left to tell the type, but the pod has the file system still.
+			run(t, "umount", "-l", target)
+			record := recordOf(n, v.ID)
+			good := damage(t, record)
+			written := writing(hold)
+			n.Start()
+			endsFrozen(t, written, hold)
+			poolGoesOn(t, n, fs)
+			write(t, record, good)
+			ok(t, hold.Close())
+			n.Restart()
+			down(t, n, v.ID, target)
+		})
+	}
+}
+
+// D06: as before, and how the volume was staged is lost, too. The kernel's mounts tell what is frozen.
+func TestD06_AFreezeEndsThoughNoRecordCanBeUsed(t *testing.T) {
+	t.Parallel()
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) {
+			t.Parallel()
+			n, at := switchable(t)
+			v := create(t, n, "frozen", csiclient.Volume{FSType: fs})
+			ok(t, n.Client.Stage(ctxOf(t), v))
+			// The kernel names this mount first. It is not one of the file system.
+			node := n.Target("node")
+			ok(t, os.MkdirAll(filepath.Dir(node), 0o750))
+			write(t, node, "")
+			run(t, "mount", "--bind", loopDevice(t, image(n, v.ID)), node)
+			target := n.Target("frozen")
+			ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+			hold := openFile(t, filepath.Join(target, "f"))
+			dieFrozen(t, n, at, v)
+			record, staged := recordOf(n, v.ID), stateFile(t, n, "staged")
+			good, goodStaged := damage(t, record), damage(t, staged)
+			written := writing(hold)
 			n.Start()
 			if now := read(t, record); now != "{" {
 				t.Errorf("the record is now %q", now)
 			}
-			select {
-			case err := <-written:
-				ok(t, err)
-			case <-ctxOf(t).Done():
-				run(t, "fsfreeze", "-u", target)
-				t.Fatal("the volume is frozen for ever")
-			}
+			endsFrozen(t, written, hold)
 			poolGoesOn(t, n, fs)
 			write(t, record, good)
+			write(t, staged, goodStaged)
+			ok(t, hold.Close())
+			run(t, "umount", node)
 			n.Restart()
 			if got := read(t, target+"/f"); got != "written" {
 				t.Errorf("the volume has %q", got)
 			}
 			down(t, n, v.ID, target)
 		})
+	}
+}
+
+func openFile(t *testing.T, path string) *os.File {
+	t.Helper()
+	f, err := os.Create(path)
+	ok(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+// damage makes a record unusable and returns what it was.
+func damage(t *testing.T, record string) string {
+	t.Helper()
+	good := read(t, record)
+	write(t, record, "{")
+	return good
+}
+
+func writing(f *os.File) <-chan error {
+	written := make(chan error, 1)
+	go func() {
+		_, err := f.WriteString("written")
+		written <- err
+	}()
+	return written
+}
+
+// endsFrozen waits until a write, which a freeze holds up, goes on.
+func endsFrozen(t *testing.T, written <-chan error, hold *os.File) {
+	t.Helper()
+	select {
+	case err := <-written:
+		ok(t, err)
+	case <-ctxOf(t).Done():
+		_ = linux.Thaw(hold) // or nothing here ever ends
+		t.Fatal("the volume is frozen for ever")
 	}
 }
