@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
@@ -163,7 +164,11 @@ func Freeze(fs Filesystem) (thaw func() error, err error) {
 		return nil, errors.Join(fmt.Errorf("%s on %s: %w", fs.Type, fs.Device.Path, err), dir.Close(), m.Close())
 	}
 	return func() error {
-		return errors.Join(linux.Thaw(dir), dir.Close(), m.Close())
+		err := failpoint.Err("freeze.resume")
+		if err == nil {
+			err = linux.Thaw(dir)
+		}
+		return errors.Join(err, dir.Close(), m.Close())
 	}, nil
 }
 
@@ -173,7 +178,9 @@ func Thaw(fs Filesystem) error {
 	if err != nil {
 		return err
 	}
-	err = linux.Thaw(dir)
+	if err = failpoint.Err("thaw"); err == nil {
+		err = linux.Thaw(dir)
+	}
 	if errors.Is(err, linux.EINVAL) {
 		err = nil
 	}

@@ -177,7 +177,8 @@ type Pool interface {
 	GetSnapshot(id string) (Snapshot, error)
 	ListSnapshots() []Snapshot
 	// Recover undoes what an earlier process left unfinished: it thaws volumes that were being
-	// copied and removes the unfinished copies.
+	// copied and removes the unfinished copies. It may call thaw later, too, from any goroutine,
+	// if a volume cannot be thawed.
 	Recover(thaw Thaw) error
 	// Check reports inconsistencies in the pool and changes nothing. Operations in progress may
 	// show up in it.

@@ -1,9 +1,11 @@
 package node
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -13,13 +15,22 @@ import (
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/testnode"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 // dieFrozen kills csi-node while it has a volume frozen for a snapshot.
 func dieFrozen(t *testing.T, n *testnode.Node, at testnode.Failpoints, v csiclient.Volume) {
 	t.Helper()
+	dieCopying(t, n, at, func() error {
+		_, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "s"})
+		return err
+	})
+}
+
+func dieCopying(t *testing.T, n *testnode.Node, at testnode.Failpoints, makeCopy func() error) {
+	t.Helper()
 	at.Set(t, "copy.frozen", "kill")
-	_, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "s"})
+	err := makeCopy()
 	if !at.Reached() || status.Code(err) != codes.Unavailable {
 		t.Fatalf("it was not killed there: %v", err)
 	}
@@ -119,6 +130,91 @@ func TestD06_AFreezeEndsThoughNoRecordCanBeUsed(t *testing.T) {
 			if got := read(t, target+"/f"); got != "written" {
 				t.Errorf("the volume has %q", got)
 			}
+			down(t, n, v.ID, target)
+		})
+	}
+}
+
+// D06: as before, and the volume cannot be thawed either, for whatever reason. Only that volume waits,
+// all who ask about it are told, and the thaw is tried again by itself.
+func TestD06_AVolumeThatCannotBeThawedWaitsAlone(t *testing.T) {
+	t.Parallel()
+	for _, fs := range filesystems {
+		for _, clone := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, clone=%t", fs, clone), func(t *testing.T) {
+				t.Parallel()
+				n, at := switchable(t)
+				v, target := up(t, n, "frozen", csiclient.Volume{FSType: fs})
+				hold := openFile(t, filepath.Join(target, "f"))
+				snapshot := func(name string) error {
+					_, err := n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: name})
+					return err
+				}
+				makeClone := func(name string) error {
+					_, err := n.Client.Create(ctxOf(t), name, 0, csiclient.Volume{FSType: fs}, nil, cloneOf(v.ID))
+					return err
+				}
+				removeSnapshot := func() error {
+					_, err := n.Client.DeleteSnapshot(ctxOf(t), &csi.DeleteSnapshotRequest{SnapshotId: volume.SnapshotID("pool", "s")})
+					return err
+				}
+				makeCopy, remove := snapshot, removeSnapshot
+				if clone {
+					makeCopy = makeClone
+					remove = func() error { return n.Client.Delete(ctxOf(t), volume.VolumeID("pool", "s")) }
+				}
+				dieCopying(t, n, at, func() error { return makeCopy("s") })
+				written := writing(hold)
+				at.Set(t, "thaw", "error")
+				n.Start()
+				other, otherTarget := up(t, n, "other", csiclient.Volume{FSType: fs})
+				down(t, n, other.ID, otherTarget)
+				waits := func() {
+					t.Helper()
+					for _, err := range []error{makeCopy("s"), snapshot("s2"), makeClone("s2"), remove()} {
+						refused(t, err, codes.Unavailable, v.ID, "frozen", "injected")
+					}
+					if h := health(t, n, v.ID, target); !strings.Contains(h, "Frozen") {
+						t.Errorf("its health: %s", h)
+					}
+				}
+				waits()
+				n.Restart() // the next process knows of it, too
+				waits()
+				at.Off(t)
+				if h := health(t, n, v.ID, target); strings.Contains(h, "Frozen") {
+					t.Errorf("its health, when a thaw works: %s", h)
+				}
+				endsFrozen(t, written, hold)
+				poolGoesOn(t, n, fs)
+				ok(t, makeCopy("s"))
+				ok(t, remove())
+				ok(t, hold.Close())
+				down(t, n, v.ID, target)
+			})
+		}
+	}
+}
+
+// D06: a volume that cannot be resumed after a copy is thawed another way. The copy is refused.
+func TestD06_AVolumeThatCannotBeResumedIsThawed(t *testing.T) {
+	t.Parallel()
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) {
+			t.Parallel()
+			n, at := switchable(t)
+			v, target := up(t, n, "frozen", csiclient.Volume{FSType: fs})
+			hold := openFile(t, filepath.Join(target, "f"))
+			at.Set(t, "freeze.resume", "error")
+			_, err := snapshotNow(t, n, v.ID, "s")
+			refused(t, err, codes.Internal, "resumed")
+			endsFrozen(t, writing(hold), hold)
+			_, err = n.Client.Create(ctxOf(t), "clone", 0, csiclient.Volume{FSType: fs}, nil, cloneOf(v.ID))
+			refused(t, err, codes.Internal, "resumed")
+			endsFrozen(t, writing(hold), hold)
+			at.Off(t)
+			poolGoesOn(t, n, fs)
+			ok(t, hold.Close())
 			down(t, n, v.ID, target)
 		})
 	}

@@ -28,7 +28,7 @@ func (p *Pool) copyQuiesced(ctx context.Context, dst *os.File, s fillSpec, progr
 		}
 		defer func() {
 			if rerr := still.Resume(); rerr != nil { // somebody may have ended the freeze early, so the copy is not valid
-				err = errors.Join(err, fmt.Errorf("the volume could not be resumed: %w", rerr))
+				err = errors.Join(err, fmt.Errorf("%w: %w", errNotResumed, rerr))
 			}
 		}()
 		if err := failpoint.Err("copy.frozen"); err != nil {

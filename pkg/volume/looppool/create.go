@@ -2,7 +2,6 @@ package looppool
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -47,6 +46,9 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	if err != nil {
 		return volume.Volume{}, err
 	}
+	if err := p.settle(spec.SourceVolume, v.ID); err != nil {
+		return volume.Volume{}, err
+	}
 	img := p.volumePath(key)
 	if err := p.volumes.Free(v.ID, img, exists(img)); err != nil {
 		return volume.Volume{}, err
@@ -71,7 +73,7 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 		err = p.volumes.Put(key, journal.VolumeRecord{State: journal.Ready, Volume: v})
 	}
 	if err != nil {
-		return volume.Volume{}, errors.Join(p.noSpace(err), p.forgetVolume(key))
+		return volume.Volume{}, p.failed(p.noSpace(err), spec.SourceVolume, p.unfinishedVolume(key, v))
 	}
 	return v, nil
 }
@@ -197,6 +199,9 @@ func (p *Pool) fill(ctx context.Context, s fillSpec, progress *volume.Progress) 
 
 // Delete destroys the volume. A repeated call continues an interrupted one.
 func (p *Pool) Delete(_ context.Context, id string) error {
+	if err := p.settle("", id); err != nil {
+		return err
+	}
 	key, r, err := p.volumes.Find(id)
 	if key == "" {
 		return nil // never made, or deleted before

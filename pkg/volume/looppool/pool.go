@@ -64,6 +64,8 @@ type Pool struct {
 	attached map[string]loopdev.Device // the read-write device, by key
 	owner    map[numbers]string        // the key of attached, by device number
 	changed  map[string]string         // what pods changed on their devices, by key
+	frozen   map[string]*frozen        // volumes that may be frozen for no copy, by id
+	thaw     volume.Thaw               // the argument of Recover
 }
 
 type numbers struct{ major, minor uint32 }
@@ -97,7 +99,8 @@ func Open(o Options) (*Pool, error) {
 	}
 	p := &Pool{
 		name: o.Name, log: o.Log.With("pool", o.Name), loop: loopdev.Nodes{Dir: o.NodesDir}, copied: o.Copied,
-		raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}}, changed: map[string]string{},
+		raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}}, changed: map[string]string{}, frozen: map[string]*frozen{},
+		thaw:       func(volume.Source, string) error { return nil },
 		overcommit: max(o.Overcommit, 1), intended: map[string]int64{},
 		attached: map[string]loopdev.Device{}, owner: map[numbers]string{},
 	}
@@ -223,6 +226,9 @@ func (p *Pool) snapshotPath(key string) (img string) { return p.snapshots.Path(k
 // Health reports problems of the pool or of the volume's file.
 func (p *Pool) Health(id string) []mounter.Ailment {
 	var found []mounter.Ailment
+	if err := p.settle(id, ""); err != nil {
+		found = append(found, mounter.Ailment{Reason: "Frozen", Message: err.Error(), Fatal: true})
+	}
 	if key, r, err := p.volumes.Find(id); err == nil {
 		found = append(found, p.rawHealth(key)...)
 		img := p.volumePath(key)

@@ -31,6 +31,9 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 	if !ok {
 		return volume.Snapshot{}, fmt.Errorf("id %q does not name a snapshot of pool %s", s.ID, p.name)
 	}
+	if err := p.settle(spec.Volume, s.ID); err != nil {
+		return volume.Snapshot{}, err
+	}
 	img := p.snapshotPath(key)
 	if err := p.snapshots.Free(s.ID, img, exists(img)); err != nil {
 		return volume.Snapshot{}, err
@@ -59,7 +62,7 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 		err = p.snapshots.Put(key, journal.SnapshotRecord{State: journal.Ready, Snapshot: s})
 	}
 	if err != nil {
-		return volume.Snapshot{}, errors.Join(p.noSpace(err), p.forgetSnapshot(key))
+		return volume.Snapshot{}, p.failed(p.noSpace(err), spec.Volume, p.unfinishedSnapshot(key, s))
 	}
 	return s, nil
 }
@@ -94,6 +97,9 @@ func (p *Pool) DeleteSnapshot(_ context.Context, id string) error {
 	if err := p.snapshots.Unusable(id); err != nil {
 		return err
 	}
+	if err := p.settle("", id); err != nil {
+		return err
+	}
 	r, ok := p.snapshots.Look(key)
 	if !ok {
 		return nil
@@ -116,9 +122,21 @@ func (p *Pool) DeleteSnapshot(_ context.Context, id string) error {
 }
 
 // Recover removes what the last process left unfinished (no caller has been given it) and
-// completes deletions.
+// completes deletions. A volume that cannot be thawed keeps its unfinished copies, and everything
+// else goes on: Health tells of it and tries again.
 func (p *Pool) Recover(thaw volume.Thaw) error {
+	p.mu.Lock()
+	p.thaw = thaw
+	p.mu.Unlock()
 	var errs []error
+	undo := func(origin string, u unfinished) {
+		if origin == "" {
+			p.log.Info("undoing what was not finished", "what", u.what)
+			errs = append(errs, u.forget())
+		} else if err := p.undo(origin, u); err != nil {
+			p.log.Error("what was not finished is still there", "what", u.what, "error", err)
+		}
+	}
 	if err := p.rememberAll(); err != nil {
 		p.log.Warn("the devices of volumes are looked for one by one", "error", err)
 	}
@@ -127,7 +145,7 @@ func (p *Pool) Recover(thaw volume.Thaw) error {
 		case journal.Deleting:
 			p.later("volume "+r.Volume.ID, p.destroy(key, r))
 		case journal.Creating:
-			errs = append(errs, p.undo(thaw, r.Volume.SourceVolume, "volume "+r.Volume.ID, func() error { return p.forgetVolume(key) }))
+			undo(r.Volume.SourceVolume, p.unfinishedVolume(key, r.Volume))
 		}
 	}
 	for key, r := range p.snapshots.All() {
@@ -135,7 +153,7 @@ func (p *Pool) Recover(thaw volume.Thaw) error {
 		case journal.Deleting:
 			p.later("snapshot "+r.Snapshot.ID, p.forgetSnapshot(key))
 		case journal.Creating:
-			errs = append(errs, p.undo(thaw, r.Snapshot.Volume, "snapshot "+r.Snapshot.ID, func() error { return p.forgetSnapshot(key) }))
+			undo(r.Snapshot.Volume, p.unfinishedSnapshot(key, r.Snapshot))
 		}
 	}
 	return errors.Join(errs...)
@@ -146,14 +164,4 @@ func (p *Pool) later(what string, err error) {
 	if err != nil {
 		p.log.Error("what was being deleted is still there; delete it again", "what", what, "error", err)
 	}
-}
-
-func (p *Pool) undo(thaw volume.Thaw, origin, what string, forget func() error) error {
-	if origin != "" {
-		if err := thaw(p, origin); err != nil {
-			return fmt.Errorf("thaw %s: %w", origin, err)
-		}
-	}
-	p.log.Info("undoing what was not finished", "what", what)
-	return forget()
 }
