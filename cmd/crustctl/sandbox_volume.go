@@ -48,11 +48,16 @@ func sandboxPublish(g *globals) *cobra.Command {
 					gid := uint32(group)
 					req.FsgroupGid = &gid
 				}
-				if _, err := c.RuntimePublishVolume(ctx, req); err != nil {
+				resp, err := c.RuntimePublishVolume(ctx, req)
+				if err != nil {
 					return fmt.Errorf("%w\nthe node keeps volume %s for sandboxes: repeat this, or `crustctl sandbox unpublish %s %s %s`",
 						err, args[1], args[0], args[1], args[2])
 				}
-				return g.done(cmd, "published in sandbox "+args[0], args[1], fmt.Sprintf("%s (%s)", info.Source, info.Type))
+				did := "published in sandbox "
+				if resp.GetPending() {
+					did = "mounted when its container starts, in sandbox "
+				}
+				return g.done(cmd, did+args[0], args[1], fmt.Sprintf("%s (%s)", info.Source, info.Type))
 			})
 		}}
 	u.add(c)

@@ -110,19 +110,19 @@ func (r *runtimes) register(ctx context.Context, d Deferral, b box) error {
 	return unimplemented(err)
 }
 
-// publish makes a runtime mount a deferred volume in a sandbox.
-func (r *runtimes) publish(ctx context.Context, d Deferral, sandbox string) error {
+// publish makes a runtime mount a deferred volume in a sandbox. If pending is true, the sandbox mounts it later.
+func (r *runtimes) publish(ctx context.Context, d Deferral, sandbox string) (pending bool, err error) {
 	c, err := r.client(d.Socket)
 	if err != nil {
-		return err
+		return false, err
 	}
 	req := &crustv1alpha1.RuntimePublishVolumeRequest{
 		SandboxId: sandbox, HostVolumeId: d.Source, HostTargetPath: d.Target, FileSystem: d.Type,
 		FsgroupGid: d.Group, FsgroupPolicy: d.GroupPolicy,
 		MountOptions: crust.OptionList(d.Options),
 	}
-	_, err = c.RuntimePublishVolume(ctx, req)
-	return err
+	resp, err := c.RuntimePublishVolume(ctx, req)
+	return resp.GetPending(), err
 }
 
 // unpublish makes it release the volume.

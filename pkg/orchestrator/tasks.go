@@ -175,8 +175,12 @@ func (a *Agent) attempt(ctx context.Context, target string, b box) error {
 	if err := failpoint.Err("agent.placed"); err != nil {
 		return err
 	}
-	if err := a.runtimes.publish(ctx, d, b.id); err != nil {
+	pending, err := a.runtimes.publish(ctx, d, b.id)
+	if err != nil {
 		return err
+	}
+	if pending {
+		a.Log.Info("the sandbox has a volume, and mounts it when its container starts", "volume_id", d.VolumeID, "sandbox_id", b.id)
 	}
 	if err := failpoint.Err("agent.published"); err != nil {
 		return err

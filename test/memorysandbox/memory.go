@@ -22,6 +22,7 @@ import (
 )
 
 type memory struct {
+	late  bool // volumes are mounted when start is called
 	mu    sync.Mutex
 	disks map[[32]byte]*disk             // by the first MiB of the device
 	boxes map[string]map[string]*mounted // by sandbox and device
@@ -34,7 +35,16 @@ type disk struct {
 
 type mounted struct {
 	*disk
-	readOnly bool
+	readOnly, pending bool
+}
+
+// start starts a container in a sandbox.
+func (m *memory) start(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.boxes[id] {
+		d.pending = false
+	}
 }
 
 func (m *memory) Kind() string                                             { return "memory" }
@@ -94,8 +104,12 @@ func (b memoryBox) Publish(_ context.Context, v sandbox.Volume) (sandbox.Place, 
 	if b.disks[id] == nil {
 		b.disks[id] = &disk{map[string]string{}, size}
 	}
-	b.boxes[b.id][v.Device.Path] = &mounted{b.disks[id], v.ReadOnly}
-	return sandbox.Place{Device: v.Device.Path, Path: "/" + v.Serial()}, nil
+	d := b.boxes[b.id][v.Device.Path]
+	if d == nil {
+		d = &mounted{b.disks[id], v.ReadOnly, b.late}
+		b.boxes[b.id][v.Device.Path] = d
+	}
+	return sandbox.Place{Device: v.Device.Path, Path: "/" + v.Serial(), Pending: d.pending}, nil
 }
 
 func (b memoryBox) Unpublish(_ context.Context, v sandbox.Volume) error {
@@ -112,10 +126,18 @@ func (b memoryBox) find(v sandbox.Volume) (*mounted, error) {
 	return nil, fault.New(fault.NotFound, "%s is not in sandbox %s", v.Device.Path, b.id)
 }
 
+func (b memoryBox) running(v sandbox.Volume) (*mounted, error) {
+	d, err := b.find(v)
+	if err == nil && d.pending {
+		err = fault.New(fault.Unavailable, "%s is mounted when a container of sandbox %s starts", v.Device.Path, b.id)
+	}
+	return d, err
+}
+
 func (b memoryBox) Stats(_ context.Context, v sandbox.Volume) (mounter.Usage, string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	d, err := b.find(v)
+	d, err := b.running(v)
 	if err != nil {
 		return mounter.Usage{}, "", err
 	}
@@ -129,7 +151,7 @@ func (b memoryBox) Stats(_ context.Context, v sandbox.Volume) (mounter.Usage, st
 func (b memoryBox) Expand(_ context.Context, v sandbox.Volume, size int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	d, err := b.find(v)
+	d, err := b.running(v)
 	if err == nil {
 		d.size = size
 	}
@@ -153,7 +175,7 @@ func (b memoryBox) Resolve(_ context.Context, v sandbox.Volume, sub string) (str
 func (m *memory) at(in *crustv1alpha1.Sandbox, path string) (*mounted, string, error) {
 	for device, d := range m.boxes[in.GetSandboxId()] {
 		root := "/" + sandbox.Volume{Device: mounter.Device{Path: device}}.Serial() + "/"
-		if name, ok := strings.CutPrefix(path, root); ok {
+		if name, ok := strings.CutPrefix(path, root); ok && !d.pending {
 			return d, name, nil
 		}
 	}

@@ -11,8 +11,19 @@ import (
 )
 
 func TestBackendInMemory(t *testing.T) {
-	m := &memory{disks: map[[32]byte]*disk{}, boxes: map[string]map[string]*mounted{}}
-	crusttest.TestBackend(t, crusttest.Kit{
+	crusttest.TestBackend(t, kit(&memory{disks: map[[32]byte]*disk{}, boxes: map[string]map[string]*mounted{}}))
+}
+
+// C12: a runtime that mounts when its container starts.
+func TestBackendInMemoryThatMountsLate(t *testing.T) {
+	m := &memory{late: true, disks: map[[32]byte]*disk{}, boxes: map[string]map[string]*mounted{}}
+	k := kit(m)
+	k.Start = func(_ testing.TB, id string) { m.start(id) }
+	crusttest.TestBackend(t, k)
+}
+
+func kit(m *memory) crusttest.Kit {
+	return crusttest.Kit{
 		Open:    func(testing.TB, string, string) sandbox.Backend { return m },
 		Sandbox: func(testing.TB) *crustv1alpha1.RegisterSandboxRequest { return &crustv1alpha1.RegisterSandboxRequest{} },
 		Write: func(_ *sandbox.Server, in *crustv1alpha1.Sandbox, path, text string) error {
@@ -41,5 +52,5 @@ func TestBackendInMemory(t *testing.T) {
 			return text, err
 		},
 		Patience: time.Minute,
-	})
+	}
 }

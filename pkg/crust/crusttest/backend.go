@@ -29,6 +29,9 @@ type Kit struct {
 	// the sandbox see it. The sandbox is as ListSandboxes reports it.
 	Write func(s *sandbox.Server, in *crustv1alpha1.Sandbox, path, text string) error
 	Read  func(s *sandbox.Server, in *crustv1alpha1.Sandbox, path string) (string, error)
+	// Start starts a container in a sandbox, for a backend whose volumes are pending until then: see sandbox.Place. It is nil if
+	// every volume is mounted at once.
+	Start func(t testing.TB, id string)
 	// OneReader: a device can be in only one sandbox, even if it is only read.
 	OneReader bool
 	// Patience bounds each answer of a sandbox.
@@ -51,6 +54,7 @@ func TestBackend(t *testing.T, kit Kit) {
 		{"C11_CapabilitiesAndFileSystems", (*backendSuite).says},
 		{"C20_RegistrationsThatAreWrong", (*backendSuite).wrongRegistrations},
 		{"C13_APodsVolume", (*backendSuite).lives},
+		{"C12_WhatIsPendingIsTakenBack", (*backendSuite).takenBack},
 		{"C19_OneDeviceOneSandbox", (*backendSuite).onlyOnce},
 		{"R05_ReadOnly", (*backendSuite).readOnly},
 		{"C15_PathsStayInTheVolume", (*backendSuite).paths},
@@ -71,6 +75,7 @@ type backendSuite struct {
 	fs      string
 	backend sandbox.Backend
 	server  *sandbox.Server
+	disks   []string
 	made    map[string]*crustv1alpha1.RegisterSandboxRequest
 }
 
@@ -96,6 +101,7 @@ func (b *backendSuite) start() {
 	b.backend = b.Open(b.t, b.dir, b.kubelet)
 	m, err := sandbox.New(b.ctx(), sandbox.Config{
 		StateDir: b.dir, KubeletDir: b.kubelet, Backend: b.backend, Timeout: b.Patience, OwnershipTimeout: b.Patience,
+		Devices: sandbox.Devices{Allow: b.disks, KubeletDir: b.kubelet},
 	})
 	fatal(b.t, err)
 	b.server = &sandbox.Server{Manager: m}
@@ -165,6 +171,8 @@ func (b *backendSuite) disk(t testing.TB) (d mounter.Device, enlarge func()) {
 			t.Errorf("detach %s: %v", loop.Path, err)
 		}
 	})
+	b.disks = append(b.disks, loop.Path)
+	b.server.Devices.Allow = b.disks
 	return mounter.Device{Path: loop.Path, Major: loop.Major, Minor: loop.Minor}, func() {
 		t.Helper()
 		fatal(t, os.Truncate(file, 2*diskSize))
@@ -194,10 +202,61 @@ func (b *backendSuite) volume(d mounter.Device, pod string) sandbox.Volume {
 	return sandbox.Volume{Device: d, Target: filepath.Join(dir, "mount"), Type: b.fs}
 }
 
+// publish publishes a volume. If it is pending, it starts the container that mounts it.
+func (b *backendSuite) publish(t testing.TB, id string, v sandbox.Volume) error {
+	t.Helper()
+	isPending, err := b.ask(id, v)
+	if err != nil || !isPending {
+		return err
+	}
+	where := b.waits(t, id, v)
+	b.Start(t, id)
+	if isPending, err = b.ask(id, v); err == nil && isPending {
+		t.Errorf("%s is pending in %s although its container has started", v.Device.Path, id)
+	}
+	if now := b.path(t, id, v.Target); now != where {
+		t.Errorf("%s in %s was to be at %s and is at %s", v.Device.Path, id, where, now)
+	}
+	return err
+}
+
+func (b *backendSuite) ask(id string, v sandbox.Volume) (isPending bool, err error) {
+	r := &crustv1alpha1.RuntimePublishVolumeRequest{
+		SandboxId: id, HostVolumeId: v.Device.Path, HostTargetPath: v.Target, FileSystem: v.Type,
+	}
+	if v.ReadOnly {
+		r.MountOptions = []string{"ro"}
+	}
+	resp, err := b.server.RuntimePublishVolume(b.ctx(), r)
+	return resp.GetPending(), err
+}
+
+// waits expects that a volume is pending. It returns where it will be.
+func (b *backendSuite) waits(t testing.TB, id string, v sandbox.Volume) string {
+	t.Helper()
+	if b.Start == nil {
+		t.Fatalf("%s is pending in %s; give a Start that starts its container", v.Device.Path, id)
+	}
+	for _, listed := range b.in(t, id).GetVolumes() {
+		if listed.GetHostVolumeId() == v.Device.Path && listed.GetState() != "pending" {
+			t.Errorf("%s is listed as %s", v.Device.Path, listed.GetState())
+		}
+	}
+	if b.can(crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS) {
+		_, _, err := b.server.Stats(b.ctx(), id, v.Device.Path)
+		wants(t, "stats of a volume that is pending", err, fault.Unavailable)
+	}
+	if b.backend.Grows(v.Type) && !v.ReadOnly {
+		_, err := b.server.Expand(b.ctx(), id, v.Device.Path, 0)
+		wants(t, "growth of a volume that is pending", err, fault.Unavailable)
+	}
+	return b.path(t, id, v.Target)
+}
+
 // published publishes a volume until the test ends.
 func (b *backendSuite) published(t testing.TB, id string, v sandbox.Volume) {
 	t.Helper()
-	fatal(t, b.server.Publish(b.ctx(), id, v))
+	fatal(t, b.publish(t, id, v))
 	t.Cleanup(func() {
 		if err := b.server.Unpublish(b.ctx(), id, v.Device.Path); err != nil {
 			t.Errorf("unpublish: %v", err)

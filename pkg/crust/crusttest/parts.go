@@ -73,7 +73,7 @@ func (b *backendSuite) lives(t *testing.T) {
 	d, _ := b.formatted(t)
 	v := b.volume(d, "lives")
 	for range 2 {
-		fatal(t, b.server.Publish(b.ctx(), "one", v))
+		fatal(t, b.publish(t, "one", v))
 	}
 	b.put(t, "one", v.Target+"/f", "written")
 	b.has(t, "one", v.Target+"/f", "written")
@@ -97,17 +97,41 @@ func (b *backendSuite) lives(t *testing.T) {
 	b.has(t, "two", v.Target+"/f", "written")
 }
 
+// takenBack: the container that starts later does not get the volume, but another sandbox may.
+func (b *backendSuite) takenBack(t *testing.T) {
+	d, _ := b.formatted(t)
+	v := b.volume(d, "back")
+	isPending, err := b.ask("one", v)
+	fatal(t, err)
+	if isPending {
+		b.waits(t, "one", v)
+		_, err = b.ask("two", v)
+		wants(t, "a device that is pending in another sandbox", err, fault.State)
+	}
+	fatal(t, b.server.Unpublish(b.ctx(), "one", d.Path))
+	if b.Start != nil {
+		b.Start(t, "one")
+	}
+	free(t, d)
+	if list := b.in(t, "one").GetVolumes(); len(list) > 0 {
+		t.Errorf("sandbox one has %v", list)
+	}
+	b.published(t, "two", v)
+	b.put(t, "two", v.Target+"/f", "of another")
+	b.has(t, "two", v.Target+"/f", "of another")
+}
+
 // onlyOnce: two kernels, or two mounts, would destroy a file system.
 func (b *backendSuite) onlyOnce(t *testing.T) {
 	d, _ := b.formatted(t)
 	v := b.volume(d, "once")
 	b.published(t, "one", v)
-	wants(t, "a device that another sandbox has", b.server.Publish(b.ctx(), "two", v), fault.State)
+	wants(t, "a device that another sandbox has", b.publish(t, "two", v), fault.State)
 	elsewhere := v
 	elsewhere.Target += "2"
-	wants(t, "a device at another target", b.server.Publish(b.ctx(), "one", elsewhere), fault.Exists)
+	wants(t, "a device at another target", b.publish(t, "one", elsewhere), fault.Exists)
 	other, _ := b.formatted(t)
-	wants(t, "a target that another device has", b.server.Publish(b.ctx(), "one", b.volume(other, "once")), fault.State)
+	wants(t, "a target that another device has", b.publish(t, "one", b.volume(other, "once")), fault.State)
 	b.put(t, "one", v.Target+"/f", "whole")
 	b.has(t, "one", v.Target+"/f", "whole")
 }
@@ -116,13 +140,13 @@ func (b *backendSuite) onlyOnce(t *testing.T) {
 func (b *backendSuite) readOnly(t *testing.T) {
 	d, _ := b.formatted(t)
 	v := b.volume(d, "reads")
-	fatal(t, b.server.Publish(b.ctx(), "one", v))
+	fatal(t, b.publish(t, "one", v))
 	b.put(t, "one", v.Target+"/f", "kept")
 	fatal(t, b.server.Unpublish(b.ctx(), "one", d.Path))
 	v.ReadOnly = true
 	for _, id := range []string{"one", "two"} {
 		if id == "two" && b.OneReader {
-			wants(t, "a second reader", b.server.Publish(b.ctx(), id, v), fault.State)
+			wants(t, "a second reader", b.publish(t, id, v), fault.State)
 			continue
 		}
 		b.published(t, id, v)
@@ -179,12 +203,12 @@ func (b *backendSuite) grows(t *testing.T) {
 func (b *backendSuite) cannot(t *testing.T) {
 	d, _ := b.disk(t)
 	v := b.volume(d, "blank")
-	if err := b.server.Publish(b.ctx(), "one", v); err == nil {
+	if err := b.publish(t, "one", v); err == nil {
 		t.Error("a device with nothing on it is mounted")
 	}
 	free(t, d)
 	v.Type = "nofs"
-	wants(t, "a file system that there is none of", b.server.Publish(b.ctx(), "one", v), fault.Invalid)
+	wants(t, "a file system that there is none of", b.publish(t, "one", v), fault.Invalid)
 	free(t, d)
 	if n := len(b.in(t, "one").GetVolumes()); n != 0 {
 		t.Errorf("%d volumes are left", n)
@@ -212,8 +236,8 @@ func (b *backendSuite) again(t *testing.T) {
 		t.Fatalf("after a restart sandbox one is %v", in)
 	}
 	b.has(t, "one", v.Target+"/f", "kept")
-	fatal(t, b.server.Publish(b.ctx(), "one", v))
-	wants(t, "a device that another sandbox has", b.server.Publish(b.ctx(), "two", v), fault.State)
+	fatal(t, b.publish(t, "one", v))
+	wants(t, "a device that another sandbox has", b.publish(t, "two", v), fault.State)
 	b.put(t, "one", v.Target+"/g", "more")
 	b.has(t, "one", v.Target+"/g", "more")
 }
@@ -225,7 +249,7 @@ func (b *backendSuite) leaves(t *testing.T) {
 	b.register("three")
 	d, _ := b.formatted(t)
 	v := b.volume(d, "leaves")
-	fatal(t, b.server.Publish(b.ctx(), "three", v))
+	fatal(t, b.publish(t, "three", v))
 	b.put(t, "three", v.Target+"/f", "kept")
 	for range 2 {
 		fatal(t, b.server.Deregister(b.ctx(), "three"))

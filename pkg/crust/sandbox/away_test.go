@@ -86,7 +86,7 @@ func TestC18_ASandboxWhoseProcessCannotBeLookedAtIsNotOpened(t *testing.T) {
 	}
 	// C19: it gets no device, which nobody could take from it again.
 	v := Volume{Device: mounter.Device{Path: "/dev/null", Major: 1, Minor: 3}, Target: "/var/lib/kubelet/pods/u/mount", Type: "ext4"}
-	if err := m.Publish(t.Context(), "a", v); !fault.Is(err, fault.State) {
+	if _, err := m.Publish(t.Context(), "a", v); !fault.Is(err, fault.State) {
 		t.Errorf("publish: %v", err)
 	}
 	m.mu.Lock()

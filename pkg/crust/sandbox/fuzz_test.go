@@ -92,7 +92,7 @@ func FuzzStore(f *testing.F) {
 		Volumes: map[string]volumeRecord{"/dev/loop1": {
 			State: published, Device: mounter.Device{Path: "/dev/loop1", Major: 7, Minor: 1}, Target: "/t", Type: "ext4",
 			Options: []string{"ro", "commit=5"}, Group: &gid, Policy: "Always",
-			Place: Place{"/dev/sda", "/p"},
+			Place: Place{Device: "/dev/sda", Path: "/p"},
 		}},
 	})
 	if err != nil {

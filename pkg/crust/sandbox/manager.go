@@ -344,7 +344,7 @@ func (m *Manager) volume(id, source string) (*box, Volume, volumeRecord, error) 
 	m.mu.Lock()
 	r, ok := b.record.Volumes[source]
 	m.mu.Unlock()
-	if !ok || r.State != published {
+	if !ok || r.State == publishing {
 		return nil, Volume{}, r, fault.New(fault.NotFound, "volume %s is not published in sandbox %s", source, id)
 	}
 	v, err := r.volume()

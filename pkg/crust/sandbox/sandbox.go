@@ -41,7 +41,12 @@ func (v Volume) Serial() string {
 }
 
 // Place is where a volume is inside its sandbox.
-type Place struct{ Device, Path string }
+type Place struct {
+	Device, Path string
+	// Pending: the sandbox has the volume, and mounts it when a container of it starts. Path is where it will be. Until then, Stats
+	// and Expand are a fault Unavailable. A repeated Publish tells whether it is mounted.
+	Pending bool `json:"-"`
+}
 
 // Opening is a sandbox to open.
 type Opening struct {

@@ -97,7 +97,8 @@ func (s *Server) RuntimePublishVolume(
 	if v.Device, err = s.Devices.Find(r.GetHostVolumeId(), v.Target); err != nil {
 		return nil, err
 	}
-	return &crustv1alpha1.RuntimePublishVolumeResponse{}, s.Publish(ctx, r.GetSandboxId(), v)
+	isPending, err := s.Publish(ctx, r.GetSandboxId(), v)
+	return &crustv1alpha1.RuntimePublishVolumeResponse{Pending: isPending}, err
 }
 
 // RuntimeGetVolumeStats asks the sandbox's kernel.

@@ -18,6 +18,7 @@ type sandboxRecord struct {
 // The states of a volume.
 const (
 	publishing = "publishing"
+	pending    = "pending" // see Place
 	published  = "published"
 )
 

@@ -16,34 +16,35 @@ import (
 
 func key(id, source string) string { return "volume of " + id + " " + source }
 
-// Publish mounts a volume in a sandbox.
-func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
+// Publish mounts a volume in a sandbox. If the result is true, the sandbox has the volume and mounts it when its container starts.
+func (m *Manager) Publish(ctx context.Context, id string, v Volume) (isPending bool, err error) {
 	b, err := m.find(id)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := mounter.CheckOptions(v.Type, v.Options); err != nil {
-		return err
+		return false, err
 	}
 	below, err := filepath.Rel(m.KubeletDir, v.Target)
 	if err != nil || !filepath.IsAbs(v.Target) || !filepath.IsLocal(below) || below == "." || filepath.Clean(v.Target) != v.Target {
-		return fault.New(fault.Invalid, "host_target_path %q is no clean path below %s, where all targets lie", v.Target, m.KubeletDir)
+		return false, fault.New(fault.Invalid, "host_target_path %q is no clean path below %s, where all targets lie", v.Target,
+			m.KubeletDir)
 	}
 	source := v.Device.Path
 	// The number too: a device may have two names.
 	end, err := m.begin("RuntimePublishVolume", key(id, source), fmt.Sprintf("device %d:%d", v.Device.Major, v.Device.Minor))
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer end()
 	if _, err := m.find(id); err != nil {
-		return err // it was deregistered meanwhile
+		return false, err // it was deregistered meanwhile
 	}
 	if away, ok := b.sandbox().(interface{ failed() error }); ok {
-		return fmt.Errorf("volume %s in sandbox %s: %w", source, id, away.failed()) // before the device is claimed
+		return false, fmt.Errorf("volume %s in sandbox %s: %w", source, id, away.failed()) // before the device is claimed
 	}
 	if v.Shared, err = m.claim(id, v); err != nil {
-		return err
+		return false, err
 	}
 	limit := m.Timeout
 	if v.Group != nil {
@@ -52,7 +53,7 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	if !m.Backend.Mounts(v.Type) {
-		return fault.New(fault.Invalid, "file_system %q cannot be mounted in a sandbox: its kernel does not have it", v.Type)
+		return false, fault.New(fault.Invalid, "file_system %q cannot be mounted in a sandbox: its kernel does not have it", v.Type)
 	}
 	want := volumeRecord{
 		State: publishing, Device: v.Device, Target: v.Target, Type: v.Type, Options: v.Options.List(),
@@ -66,11 +67,11 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 		same := want
 		same.State, same.Place = have.State, have.Place
 		if !reflect.DeepEqual(have, same) {
-			return fault.New(fault.Exists, "volume %s is published in sandbox %s in another way (%s at %s, options %v); unpublish it first",
-				source, id, have.Type, have.Target, have.Options)
+			return false, fault.New(fault.Exists,
+				"volume %s is published in sandbox %s in another way (%s at %s, options %v); unpublish it first", source, id, have.Type, have.Target, have.Options)
 		}
 	} else if err := m.keep(b, source, &want); err != nil {
-		return err
+		return false, err
 	}
 	var place Place
 	if err = failpoint.Err("publish.recorded"); err == nil {
@@ -78,29 +79,35 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) error {
 	}
 	if err != nil {
 		err = fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
-		if known && have.State == published {
-			return err // it was mounted before, so it stays
+		if known && have.State != publishing {
+			return false, err // it was mounted or handed over before, so it stays
 		}
 		// Own timeout: the caller's time may be up.
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.Timeout)
 		defer cancel()
 		if uerr := b.sandbox().Unpublish(uctx, v); uerr != nil {
-			return errors.Join(err, fmt.Errorf("and what was begun could not be undone: %w", uerr))
+			return false, errors.Join(err, fmt.Errorf("and what was begun could not be undone: %w", uerr))
 		}
-		return errors.Join(err, m.keep(b, source, nil))
+		return false, errors.Join(err, m.keep(b, source, nil))
 	}
 	if err := failpoint.Err("publish.mounted"); err != nil {
-		return err
+		return false, err
 	}
 	want.State, want.Place = published, place
+	if isPending = place.Pending; isPending {
+		want.State, want.Place.Pending = pending, false
+	}
 	if known && reflect.DeepEqual(have, want) {
-		return nil
+		return isPending, nil
 	}
 	if err := m.keep(b, source, &want); err != nil {
-		return err
+		return false, err
+	}
+	if known && have.State == pending {
+		return isPending, nil // it was told of then
 	}
 	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_VOLUME_PUBLISHED, SandboxId: id, HostVolumeId: source})
-	return nil
+	return isPending, nil
 }
 
 // Unpublish unmounts a volume in a sandbox.
@@ -214,7 +221,7 @@ func (m *Manager) Resolve(ctx context.Context, id, source string) (path string, 
 	if found.Target == "" {
 		return "", true, nil
 	}
-	if found.State != published {
+	if found.State == publishing {
 		return "", false, fault.New(fault.State, "volume %s is not mounted in sandbox %s yet", found.Device.Path, id)
 	}
 	v, err := found.volume()

@@ -493,7 +493,11 @@ func (x *RuntimePublishVolumeRequest) GetFsgroupPolicy() string {
 }
 
 type RuntimePublishVolumeResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The sandbox has the volume, and mounts it when its container starts. Until
+	// then, RuntimeGetVolumeStats and RuntimeExpandVolume are UNAVAILABLE. Repeated
+	// later, RuntimePublishVolume tells whether it is mounted. (Not in KEP-2857.)
+	Pending       bool `protobuf:"varint,2857,opt,name=pending,proto3" json:"pending,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -526,6 +530,13 @@ func (x *RuntimePublishVolumeResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use RuntimePublishVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RuntimePublishVolumeResponse) Descriptor() ([]byte, []int) {
 	return file_v1alpha1_crust_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *RuntimePublishVolumeResponse) GetPending() bool {
+	if x != nil {
+		return x.Pending
+	}
+	return false
 }
 
 type RuntimeGetVolumeStatsRequest struct {
@@ -942,8 +953,9 @@ const file_v1alpha1_crust_proto_rawDesc = "" +
 	"\vfsgroup_gid\x18\x06 \x01(\rH\x00R\n" +
 	"fsgroupGid\x88\x01\x01\x12%\n" +
 	"\x0efsgroup_policy\x18\a \x01(\tR\rfsgroupPolicyB\x0e\n" +
-	"\f_fsgroup_gid\"\x1e\n" +
-	"\x1cRuntimePublishVolumeResponse\"c\n" +
+	"\f_fsgroup_gid\"9\n" +
+	"\x1cRuntimePublishVolumeResponse\x12\x19\n" +
+	"\apending\x18\xa9\x16 \x01(\bR\apending\"c\n" +
 	"\x1cRuntimeGetVolumeStatsRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12$\n" +

@@ -577,7 +577,7 @@ type Volume struct {
 	// Where it is mounted inside.
 	SandboxPath string `protobuf:"bytes,5,opt,name=sandbox_path,json=sandboxPath,proto3" json:"sandbox_path,omitempty"`
 	ReadOnly    bool   `protobuf:"varint,6,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
-	// publishing or published.
+	// publishing, pending (see RuntimePublishVolumeResponse) or published.
 	State         string `protobuf:"bytes,7,opt,name=state,proto3" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
