@@ -224,7 +224,10 @@ func openFile(t *testing.T, path string) *os.File {
 	t.Helper()
 	f, err := os.Create(path)
 	ok(t, err)
-	t.Cleanup(func() { _ = f.Close() })
+	t.Cleanup(func() {
+		_ = linux.Thaw(f) // or a write to it outlives this process, and nothing can end it
+		_ = f.Close()
+	})
 	return f
 }
 
