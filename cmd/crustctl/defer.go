@@ -68,7 +68,7 @@ func (g *globals) deferred(
 			VolumeContext: v.Context,
 		}
 		if slices.Contains(have, crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL) {
-			req.VolumeContext = map[string]string{"csi.crust.dev/runtimeKernel": "host"}
+			req.VolumeContext = map[string]string{crust.ContextKernel: "host"}
 			maps.Copy(req.VolumeContext, v.Context)
 		}
 		if err := crust.SetSupportedFilesystems(req, fs.GetFileSystems()); err != nil {

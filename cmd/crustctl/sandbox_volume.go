@@ -28,7 +28,7 @@ func sandboxPublish(g *globals) *cobra.Command {
 			if cmd.Flags().Changed("group") && (group < 0 || group >= 1<<32-1) {
 				return fmt.Errorf("--group %d: a number from 0 to 4294967294", group)
 			}
-			v.Context = map[string]string{"allowRuntimeAssistedMount": "true"}
+			v.Context = map[string]string{crust.AllowParameter: "true"}
 			return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
 				if _, here, err := sandboxes(ctx, c, args[0]); err != nil {
 					return err

@@ -125,7 +125,7 @@ func (d *driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 		return &csi.DeleteVolumeResponse{}, nil
 	case err == nil && staged:
 		err = fault.New(fault.State, "volume %s is staged", req.GetVolumeId())
-	case err == nil:
+	default: // also one whose deletion began and did not end
 		err = d.pool.Delete(ctx, req.GetVolumeId())
 	}
 	return &csi.DeleteVolumeResponse{}, err

@@ -139,6 +139,9 @@ const (
 	StNoexec     = unix.ST_NOEXEC
 	StNoatime    = unix.ST_NOATIME
 	StNodiratime = unix.ST_NODIRATIME
+	StRelatime   = unix.ST_RELATIME
+
+	StNosymfollow = 0x2000 // since Linux 5.10; golang.org/x/sys lacks it
 )
 
 // Cgroup2 is Statfs.Type of cgroups, version 2.

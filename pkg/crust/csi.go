@@ -12,6 +12,18 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/crust/csialpha"
 )
 
+// AllowParameter of a StorageClass lets a pod's runtime mount the volumes, if it is "true".
+const AllowParameter = "allowRuntimeAssistedMount"
+
+// What an orchestrator adds to the volume context of NodePublishVolume.
+const (
+	// ContextKernel is "host" if the pod's runtime mounts with this node's own kernel (its sandboxes are mount namespaces), and
+	// "guest" or absent otherwise.
+	ContextKernel = "csi.crust.dev/runtimeKernel"
+	// ContextHostUsers is "false" for a pod that has a user namespace.
+	ContextHostUsers = "csi.crust.dev/hostUsers"
+)
+
 // NodeCapability says that a CSI node plugin can defer mounting and management to a runtime.
 // Upstream's enumeration does not have the number.
 const NodeCapability csi.NodeServiceCapability_RPC_Type = 2857
@@ -96,7 +108,7 @@ func SupportedFilesystems(r *csi.NodePublishVolumeRequest) ([]string, error) {
 	return a.GetRuntimeSupportedFilesystems(), err
 }
 
-// SetSupportedFilesystems adds them to a request.
+// SetSupportedFilesystems tells a driver what the pod's runtime can mount.
 func SetSupportedFilesystems(r *csi.NodePublishVolumeRequest, filesystems []string) error {
 	return add(r, &csialpha.NodePublishVolumeRequest{RuntimeSupportedFilesystems: filesystems})
 }
@@ -112,7 +124,7 @@ func MountInfoOf(r *csi.NodePublishVolumeResponse) (info MountInfo, ok bool, err
 	return MountInfo{Source: m.GetSource(), Type: m.GetType(), Options: m.GetOptions()}, m != nil, nil
 }
 
-// SetMountInfo adds it to an answer.
+// SetMountInfo answers that the driver deferred the mount.
 func SetMountInfo(r *csi.NodePublishVolumeResponse, i MountInfo) error {
 	return add(r, &csialpha.NodePublishVolumeResponse{RuntimeMountInfo: &csialpha.FileSystemMountInfo{
 		Source: i.Source, Type: i.Type, Options: i.Options,
@@ -126,7 +138,7 @@ func SupportsStats(r *csi.NodeGetVolumeStatsRequest) (bool, error) {
 	return a.GetRuntimeSupportedStats(), err
 }
 
-// SetSupportsStats adds it to a request.
+// SetSupportsStats tells a driver whether the pod's runtime reports volumes' stats.
 func SetSupportsStats(r *csi.NodeGetVolumeStatsRequest, yes bool) error {
 	return add(r, &csialpha.NodeGetVolumeStatsRequest{RuntimeSupportedStats: yes})
 }
@@ -138,7 +150,7 @@ func StatsSource(r *csi.NodeGetVolumeStatsResponse) (string, error) {
 	return a.GetSource(), err
 }
 
-// SetStatsSource adds it to an answer.
+// SetStatsSource answers that the runtime has the stats of a volume.
 func SetStatsSource(r *csi.NodeGetVolumeStatsResponse, source string) error {
 	return add(r, &csialpha.NodeGetVolumeStatsResponse{Source: source})
 }
@@ -150,7 +162,7 @@ func SupportsExpand(r *csi.NodeExpandVolumeRequest) (bool, error) {
 	return a.GetRuntimeSupportsExpand(), err
 }
 
-// SetSupportsExpand adds it to a request.
+// SetSupportsExpand tells a driver whether the pod's runtime grows file systems.
 func SetSupportsExpand(r *csi.NodeExpandVolumeRequest, yes bool) error {
 	return add(r, &csialpha.NodeExpandVolumeRequest{RuntimeSupportsExpand: yes})
 }
@@ -163,7 +175,7 @@ func ExpandSource(r *csi.NodeExpandVolumeResponse) (string, error) {
 	return a.GetSource(), err
 }
 
-// SetExpandSource adds it to an answer.
+// SetExpandSource answers that the runtime has to grow the file system of a volume.
 func SetExpandSource(r *csi.NodeExpandVolumeResponse, source string) error {
 	return add(r, &csialpha.NodeExpandVolumeResponse{Source: source})
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume/static"
@@ -55,7 +56,7 @@ func FuzzAttributes(f *testing.F) {
 		}
 		if err == nil && (a.AllowRuntimeAssistedMount && m["allowRuntimeAssistedMount"] != "true" ||
 			a.HostMayMount && m["hostMayMount"] != "true" ||
-			a.hostKernel && m[attrKernel] != "host" || a.ownUserns && m[attrPodHostUsers] != "false" || a.podGroup != m[attrPodGroup]) {
+			a.hostKernel && m[crust.ContextKernel] != "host" || a.ownUserns && m[crust.ContextHostUsers] != "false" || a.podGroup != m[attrPodGroup]) {
 			t.Errorf("%q was taken for %+v", m, a)
 		}
 		for key, value := range m {

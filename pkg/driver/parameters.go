@@ -6,6 +6,7 @@ import (
 	"sort"
 	"strings"
 
+	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -36,9 +37,9 @@ var parameters = map[string]parameter{
 	"fsGroupStrategy": {[]string{"chown", "idmap", "option"}, func(p *Parameters, v string) { p.FSGroupStrategy = v }},
 	"fsGroupChangePolicy": {[]string{"Always", "OnRootMismatch"},
 		func(p *Parameters, v string) { p.FSGroupChangePolicy = ownership.Policy(v) }},
-	"recursiveReadOnly":         {[]string{"Disabled", "IfPossible", "Enabled"}, func(p *Parameters, v string) { p.RecursiveReadOnly = v }},
-	"allowRuntimeAssistedMount": {[]string{"true", "false"}, func(p *Parameters, v string) { p.AllowRuntimeAssistedMount = v == "true" }},
-	"hostMayMount":              {[]string{"true", "false"}, func(p *Parameters, v string) { p.HostMayMount = v == "true" }},
+	"recursiveReadOnly":  {[]string{"Disabled", "IfPossible", "Enabled"}, func(p *Parameters, v string) { p.RecursiveReadOnly = v }},
+	crust.AllowParameter: {[]string{"true", "false"}, func(p *Parameters, v string) { p.AllowRuntimeAssistedMount = v == "true" }},
+	"hostMayMount":       {[]string{"true", "false"}, func(p *Parameters, v string) { p.HostMayMount = v == "true" }},
 }
 
 // orchestratorPrefix begins keys that Kubernetes adds for drivers' information.
@@ -79,12 +80,8 @@ func (p *Parameters) set(key, value string) error {
 
 // What the orchestrator, or crust-agent for it, says of the pod.
 const (
-	attrPodGroup     = orchestratorPrefix + "pod.fsGroup"
-	attrPodPolicy    = orchestratorPrefix + "pod.fsGroupChangePolicy"
-	attrPodHostUsers = "csi.crust.dev/hostUsers"
-	// attrKernel is "host" if the pod's runtime mounts with this node's own kernel (its sandboxes
-	// are mount namespaces), and "guest" or absent otherwise.
-	attrKernel = "csi.crust.dev/runtimeKernel"
+	attrPodGroup  = orchestratorPrefix + "pod.fsGroup"
+	attrPodPolicy = orchestratorPrefix + "pod.fsGroupChangePolicy"
 )
 
 // attributes are a volume context: the parameters of the class, carried with the volume, and facts
@@ -114,12 +111,12 @@ func parseAttributes(m map[string]string, static volume.StaticSource) (attribute
 			}
 		}
 		switch {
-		case key == attrPodGroup, key == attrPodPolicy, key == attrPodHostUsers, key == attrKernel:
+		case key == attrPodGroup, key == attrPodPolicy, key == crust.ContextHostUsers, key == crust.ContextKernel:
 			continue
 		case strings.Contains(key, "/"):
 			if strings.HasPrefix(key, "csi.crust.dev/") {
 				return attributes{}, fault.New(fault.Invalid, "attribute %q is unknown; known are %s and %s",
-					key, attrPodHostUsers, attrKernel)
+					key, crust.ContextHostUsers, crust.ContextKernel)
 			}
 			continue
 		}
@@ -138,20 +135,20 @@ func parseAttributes(m map[string]string, static volume.StaticSource) (attribute
 			return attributes{}, err
 		}
 	}
-	switch m[attrKernel] {
+	switch m[crust.ContextKernel] {
 	case "", "guest":
 	case "host":
 		a.hostKernel = true
 	default:
-		return attributes{}, fault.New(fault.Invalid, "attribute %s=%q: the value must be host or guest", attrKernel, m[attrKernel])
+		return attributes{}, fault.New(fault.Invalid, "attribute %s=%q: the value must be host or guest", crust.ContextKernel, m[crust.ContextKernel])
 	}
-	switch m[attrPodHostUsers] {
+	switch m[crust.ContextHostUsers] {
 	case "", "true":
 	case "false":
 		a.ownUserns = true
 	default:
 		return attributes{}, fault.New(fault.Invalid, "attribute %s=%q: the value must be true or false",
-			attrPodHostUsers, m[attrPodHostUsers])
+			crust.ContextHostUsers, m[crust.ContextHostUsers])
 	}
 	return a, nil
 }
@@ -159,7 +156,7 @@ func parseAttributes(m map[string]string, static volume.StaticSource) (attribute
 // defaults are the values of absent parameters.
 var defaults = map[string]string{
 	"provisioning": "thin", "fsGroupStrategy": "chown", "fsGroupChangePolicy": "OnRootMismatch", "recursiveReadOnly": "IfPossible",
-	"allowRuntimeAssistedMount": "false", "hostMayMount": "false",
+	crust.AllowParameter: "false", "hostMayMount": "false",
 }
 
 // ownParameters drops parameters that the orchestrator adds, except the claim's
@@ -192,7 +189,7 @@ func otherParameter(have, want map[string]string) string {
 }
 
 // carried are the parameters that a volume's context carries to the node.
-var carried = []string{"fsGroupStrategy", "fsGroupChangePolicy", "recursiveReadOnly", "allowRuntimeAssistedMount", "hostMayMount"}
+var carried = []string{"fsGroupStrategy", "fsGroupChangePolicy", "recursiveReadOnly", crust.AllowParameter, "hostMayMount"}
 
 func volumeContext(parameters map[string]string) map[string]string {
 	var m map[string]string

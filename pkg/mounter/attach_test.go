@@ -349,3 +349,35 @@ func TestTableFindsBoundDeviceNodes(t *testing.T) {
 	}
 	unmountAt(t, r, "raw")
 }
+
+// A repeated publish that asks for another per-mount option is no repeat.
+func TestDiffersSeesEachPerMountOption(t *testing.T) {
+	options := []string{"", "nosuid", "nodev", "noexec", "noatime", "strictatime", "nodiratime", "nosymfollow"}
+	for _, fstype := range filesystems {
+		t.Run(fstype, func(t *testing.T) {
+			d, r := formatted(t, fstype), openRoot(t)
+			with := func(option string) Filesystem {
+				o, err := ParseOptions([]string{option})
+				check(t, err)
+				return Filesystem{Device: d, Type: fstype, Options: o}
+			}
+			for _, has := range options {
+				mountAt(t, r, with(has), "m")
+				target, err := r.Target(filepath.Join(r.Path(), "m"))
+				check(t, err)
+				s, err := target.Look()
+				check(t, err)
+				for _, wants := range options {
+					differs, err := s.Differs(with(wants))
+					check(t, err)
+					if (differs == "") != (has == wants) {
+						t.Errorf("mounted with %q, and %q is asked for: %q", has, wants, differs)
+					}
+				}
+				s.Close()
+				check(t, target.Close())
+				unmountAt(t, r, "m")
+			}
+		})
+	}
+}

@@ -29,7 +29,7 @@ type Filesystem struct {
 	// Scratch is a directory for the one case that cannot be mounted detached: a SELinux label
 	// on btrfs before Linux 6.8. Open creates and removes it.
 	Scratch string
-	// NoPanic adds errors=remount-ro for an ext4 whose superblock asks for a panic. It reads
+	// NoPanic adds errors=remount-ro for an ext2, ext3 or ext4 whose superblock asks for a panic. It reads
 	// the device. It has no effect while the device is mounted, because the kernel shares the
 	// superblock.
 	NoPanic bool
@@ -204,7 +204,8 @@ func createError(fs Filesystem, err error, said string) error {
 }
 
 // OpenDevice makes a detached bind mount of a block device's node. A read-only mount does not
-// prevent writes to the device; give a read-only Device for that.
+// prevent writes to the device; give a read-only Device for that. The device's path must be the node itself: FindNamed returns that
+// for a link. A link is a fault.Invalid.
 func OpenDevice(d Device) (*Detached, error) {
 	node, err := linux.Openat(linux.CWD, d.Path, linux.OPath|linux.ONofollow, 0)
 	if err != nil {
@@ -214,6 +215,9 @@ func OpenDevice(d Device) (*Detached, error) {
 	st, err := linux.StatxFile(node)
 	if err != nil {
 		return nil, err
+	}
+	if st.IsSymlink() {
+		return nil, fault.New(fault.Invalid, "%s is a symbolic link; give the block device that it leads to", d.Path)
 	}
 	if !st.IsBlock() || st.RdevMajor != d.Major || st.RdevMinor != d.Minor {
 		return nil, fault.New(fault.State, "%s is no longer the block device %d:%d", d.Path, d.Major, d.Minor)

@@ -107,8 +107,9 @@ func probe(device string, size int64) (superblock.Result, error) {
 	return superblock.Probe(f, size)
 }
 
-// FindDevice examines a block device node. It follows symbolic links. A missing path is a
-// fault.NotFound, another kind of file a fault.State.
+// FindDevice examines a block device node. It follows symbolic links and keeps the path as given; FindNamed returns the node that a link
+// leads to. A missing path is a fault.NotFound, another kind of file a fault.State. For CSI, NotFound is a missing volume: a
+// caller that answers with this error makes it a fault.State, as FindNamed does.
 func FindDevice(path string) (Device, error) {
 	f, err := linux.Open(path, os.O_RDONLY)
 	if errors.Is(err, linux.ENOENT) {
@@ -154,7 +155,8 @@ func (d Device) Held(dir string) (bool, error) {
 }
 
 // Freeze writes back the file system on the device and blocks writes to it until thaw is
-// called. It works wherever the file system is mounted.
+// called. It works wherever the file system is mounted. The options of fs must be those of the live superblock: the
+// kernel refuses another SELinux label, or none.
 func Freeze(fs Filesystem) (thaw func() error, err error) {
 	m, dir, err := openDir(fs)
 	if err != nil {

@@ -215,7 +215,8 @@ func (m Mount) Device() (Device, bool, error) {
 // Same reports whether both have the same device number.
 func (d Device) Same(o Device) bool { return d.Major == o.Major && d.Minor == o.Minor }
 
-// Differs compares what is mounted with fs: the device and the per-mount options. It returns ""
+// Differs compares what is mounted with fs: the device, and the per-mount options ro, nosuid, nodev, noexec, nosymfollow and those
+// about atime. It returns ""
 // if they agree, otherwise a description of both. It does not compare superblock options,
 // because the kernel does not report all of them, and not the source of a network share: compare
 // that with Mount. A device without its numbers is a fault Invalid ([FindDevice] finds them).

@@ -200,14 +200,16 @@ func (o Options) SuperblockString() string {
 	return strings.Join(parts, ",")
 }
 
-// With adds a superblock option, unless its key is present.
+// With adds a superblock option, unless its key is present. List has it, too.
 func (o Options) With(key, value string) Options {
 	for _, opt := range o.Superblock {
 		if opt.Key == key {
 			return o
 		}
 	}
-	o.Superblock = append(append([]Option{}, o.Superblock...), Option{key, value})
+	added := Option{key, value}
+	o.given = append(slices.Clone(o.given), added.String())
+	o.Superblock = append(slices.Clone(o.Superblock), added)
 	sort.Slice(o.Superblock, func(i, j int) bool { return o.Superblock[i].Key < o.Superblock[j].Key })
 	return o
 }
@@ -225,18 +227,23 @@ func (o Options) attrs(readOnly bool) (set, clr uint64) {
 // mask of those that can be compared.
 func (o Options) statfsFlags(readOnly bool) (want, mask int64) {
 	set, _ := o.attrs(readOnly)
-	mask = linux.StRdonly | linux.StNosuid | linux.StNodev | linux.StNoexec | linux.StNoatime | linux.StNodiratime
+	mask = linux.StRdonly | linux.StNosuid | linux.StNodev | linux.StNoexec | linux.StNoatime | linux.StNodiratime | linux.StRelatime |
+		linux.StNosymfollow
 	for bit, st := range map[uint64]int64{
 		linux.MountAttrRdonly: linux.StRdonly, linux.MountAttrNosuid: linux.StNosuid,
 		linux.MountAttrNodev: linux.StNodev, linux.MountAttrNoexec: linux.StNoexec,
-		linux.MountAttrNodiratime: linux.StNodiratime,
+		linux.MountAttrNodiratime: linux.StNodiratime, linux.MountAttrNosymfollow: linux.StNosymfollow,
 	} {
 		if set&bit != 0 {
 			want |= st
 		}
 	}
-	if set&linux.MountAttrAtimeMask == linux.MountAttrNoatime {
+	switch set & linux.MountAttrAtimeMask {
+	case linux.MountAttrNoatime:
 		want |= linux.StNoatime
+	case linux.MountAttrStrictatime: // neither flag
+	default:
+		want |= linux.StRelatime
 	}
 	return want, mask
 }
@@ -250,7 +257,7 @@ func describeFlags(flags int64) string {
 		bit  int64
 		name string
 	}{{linux.StNosuid, "nosuid"}, {linux.StNodev, "nodev"}, {linux.StNoexec, "noexec"}, {linux.StNoatime, "noatime"},
-		{linux.StNodiratime, "nodiratime"}} {
+		{linux.StNodiratime, "nodiratime"}, {linux.StRelatime, "relatime"}, {linux.StNosymfollow, "nosymfollow"}} {
 		if flags&f.bit != 0 {
 			parts = append(parts, f.name)
 		}

@@ -2,6 +2,7 @@ package mounter
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -139,5 +140,19 @@ func TestS03_AMismatchFailsTheMount(t *testing.T) {
 	failed := errors.New("read failed")
 	if err := verifyLabel(o, func() (string, error) { return "", failed }); !errors.Is(err, failed) {
 		t.Errorf("a label that cannot be read is taken for right: %v", err)
+	}
+}
+
+// What was added counts wherever the options are passed on, for example to a sandbox.
+func TestAnAddedOptionIsListed(t *testing.T) {
+	o, err := ParseOptions([]string{"noatime", "nouuid"})
+	check(t, err)
+	before := o.List()
+	more := o.With("gid", "2000").With("nouuid", "")
+	if got := more.List(); !slices.Equal(got, []string{"noatime", "nouuid", "gid=2000"}) {
+		t.Errorf("the list is %v", got)
+	}
+	if !slices.Equal(o.List(), before) {
+		t.Errorf("the options that it was added to have changed to %v", o.List())
 	}
 }

@@ -35,8 +35,6 @@ const (
 	attrEphemeral    = "csi.storage.k8s.io/ephemeral"
 	attrPodPolicy    = "csi.storage.k8s.io/pod.fsGroupChangePolicy"
 	attrPolicy       = "fsGroupChangePolicy" // of the class, if the driver copies it into the volume context
-	attrHostUsers    = "csi.crust.dev/hostUsers"
-	attrKernel       = "csi.crust.dev/runtimeKernel"
 )
 
 // Reasons of the agent's events on pods.
@@ -47,7 +45,7 @@ const (
 	EventFailed        = "SandboxMountFailed" // the decision or the mount failed
 )
 
-// Config of an Agent.
+// Config of an Agent. Driver, Pods and Records are required.
 type Config struct {
 	Driver  grpc.ClientConnInterface // the CSI driver's own socket
 	Pods    *Pods
@@ -242,7 +240,7 @@ func add(attrs map[string]string, pod *corev1.Pod) (changed bool) {
 		set(attrPodPolicy, string(*c.FSGroupChangePolicy))
 	}
 	if h := pod.Spec.HostUsers; h != nil && !*h {
-		set(attrHostUsers, "false")
+		set(crust.ContextHostUsers, "false")
 	}
 	return changed
 }
@@ -276,9 +274,9 @@ func (a *Agent) publishOrDefer(
 			return a.byHost(ctx, req, next, d, decision.Why)
 		}
 	}
-	delete(req.GetVolumeContext(), attrKernel) // it is the agent's to say
+	delete(req.GetVolumeContext(), crust.ContextKernel) // it is the agent's to say
 	if d.HostKernel {
-		req.VolumeContext[attrKernel] = "host"
+		req.VolumeContext[crust.ContextKernel] = "host"
 	}
 	if err := crust.SetSupportedFilesystems(req, d.Filesystems); err != nil {
 		return nil, err

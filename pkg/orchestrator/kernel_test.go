@@ -5,6 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
@@ -20,11 +21,11 @@ func TestA06_TheDriverIsToldWhoseKernelItIs(t *testing.T) {
 		}
 		for range 2 { // the second from the agent's record
 			req := request()
-			req.VolumeContext[attrKernel] = "host" // as a volume's attributes could have it
+			req.VolumeContext[crust.ContextKernel] = "host" // as a volume's attributes could have it
 			_, err := r.kubelet.NodePublishVolume(r.ctx(), req)
 			ok(t, err)
 			last := r.driver.published[len(r.driver.published)-1]
-			if got := last.GetVolumeContext()[attrKernel]; got != c.want {
+			if got := last.GetVolumeContext()[crust.ContextKernel]; got != c.want {
 				t.Errorf("host kernel %v: the driver was told %q", c.host, got)
 			}
 		}

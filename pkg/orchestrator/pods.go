@@ -14,14 +14,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	nodelisters "k8s.io/client-go/listers/node/v1"
+
+	"github.com/crust-csi/crust-csi/pkg/crust"
 )
 
 // SocketAnnotation of a RuntimeClass names the CRUST socket of its handler on
 // every node: unix:///run/crust/crust.sock.
 const SocketAnnotation = "crust.csi.dev/fs-mgmt-socket"
-
-// allowParameter of a StorageClass opts in.
-const allowParameter = "allowRuntimeAssistedMount"
 
 // Pods looks up this node's pods, and their volumes.
 type Pods struct {
@@ -47,7 +46,7 @@ func WatchPods(ctx context.Context, client kubernetes.Interface, node string) *P
 // askTimeout bounds a query to the API server.
 const askTimeout = 10 * time.Second
 
-// Get finds a pod. Another one of the same name is NotFound.
+// Get finds a pod. If another pod has its name now, the error is Kubernetes' NotFound.
 func (p *Pods) Get(ctx context.Context, k PodKey) (*corev1.Pod, error) {
 	if pod, err := p.pods.Pods(k.Namespace).Get(k.Name); err == nil && string(pod.UID) == k.UID {
 		return pod, nil
@@ -107,7 +106,7 @@ func (p *Pods) use(ctx context.Context, pod *corev1.Pod, name string) (volume, e
 			return volume{}, err
 		}
 	}
-	v.allowed = parameters[allowParameter] == "true"
+	v.allowed = parameters[crust.AllowParameter] == "true"
 	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.Namespace != pod.Namespace {
 		return volume{}, fmt.Errorf("persistent volume %s is not bound to a claim in the pod's namespace", name)
 	}

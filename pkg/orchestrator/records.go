@@ -114,7 +114,7 @@ func (r *Records) Get(target string) (Deferral, bool) {
 	return d, ok
 }
 
-// Of lists a pod's.
+// Of lists the deferrals of a pod, given its uid.
 func (r *Records) Of(uid string) []Deferral {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -179,7 +179,7 @@ func (r *Records) Place(target, sandbox string, published bool) error {
 	return r.keep(d)
 }
 
-// Remove forgets one.
+// Remove forgets the deferral at a target.
 func (r *Records) Remove(target string) error {
 	defer r.write.Lock(target)()
 	remove := record.Remove

@@ -253,7 +253,7 @@ func storage(allow string, mode corev1.PersistentVolumeAccessMode) []runtime.Obj
 			StorageClassName: "class", AccessModes: []corev1.PersistentVolumeAccessMode{mode},
 			ClaimRef: &corev1.ObjectReference{Namespace: "ns", Name: "claim"},
 		}},
-		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "class"}, Parameters: map[string]string{allowParameter: allow}},
+		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "class"}, Parameters: map[string]string{crust.AllowParameter: allow}},
 	}
 }
 

@@ -18,7 +18,8 @@ type Formatter interface {
 }
 
 // EnsureFilesystem formats the device of an attached volume if it was never formatted. After a crash
-// at any point, the next call finishes the work. The caller serialises calls for one volume. Nothing
+// at any point, the next call finishes the work, if the source is a Pool. On the device of another source, what an interrupted mkfs left is
+// a fault State: nothing tells whether it is the same disk. The caller serialises calls for one volume. Nothing
 // else may use the device.
 //
 // If the device holds something other than this file system, or may hold somebody's data, the error

@@ -44,15 +44,15 @@ type Volume struct {
 type Facts struct {
 	// Formatting is set while a format has begun and is not known to have ended.
 	Formatting *superblock.Intent `json:"formatting,omitempty"`
-	// Formatted is the file system that the volume was given. A volume that has one, or that
-	// was copied from another, is never formatted again.
+	// Formatted is the file system that the volume was given. A volume that has one is never formatted again. A copy has
+	// that of its origin.
 	Formatted string `json:"formatted,omitempty"`
 	// GivenRaw means that it was staged as a raw block device once. Only its users know its
 	// content, so it is never formatted.
 	GivenRaw bool `json:"givenRaw,omitempty"`
 	// GivenToGuest means that a guest's kernel had it (a runtime-assisted mount), so a pod
-	// controls its content. Copies inherit it. Only formatting resets it, after a proof that the
-	// device is blank.
+	// controls its content. Copies inherit it. pkg/driver resets it when it formats the volume, after a
+	// proof that the device is blank.
 	GivenToGuest bool `json:"givenToGuest,omitempty"`
 	// GrowDue means that the device may be larger than its file system.
 	GrowDue bool `json:"growDue,omitempty"`
@@ -73,7 +73,8 @@ type Share struct{ Type, Source string }
 // ErrWritesLost means that the last writes of pods did not reach the volume's storage.
 var ErrWritesLost = loopdev.ErrWritesLost
 
-// Releaser detaches volumes from this node. It keeps no records; it asks the kernel.
+// Releaser detaches volumes from this node. Pools keep no records of that; they ask the kernel. A static source knows what is attached
+// only until its process ends: see StaticSource.Remember.
 type Releaser interface {
 	// Attached returns what Attach made, verified with the kernel; ok is false if the volume is
 	// not attached. It is cheap.
@@ -125,9 +126,9 @@ type Answerer interface {
 
 // Sizes describes the possible sizes of a pool's volumes, in bytes.
 type Sizes struct {
-	Step int64 // sizes are multiples of it,
-	Fine int64 // or of this if a limit leaves no room for Step
-	Most int64 // the maximum
+	Step int64 // sizes are multiples of Step
+	Fine int64 // a size is a multiple of Fine where a limit leaves no room for a multiple of Step
+	Most int64 // the largest size
 }
 
 func (s Sizes) check() error {
