@@ -56,7 +56,8 @@ func FuzzAttributes(f *testing.F) {
 		}
 		if err == nil && (a.AllowRuntimeAssistedMount && m["allowRuntimeAssistedMount"] != "true" ||
 			a.HostMayMount && m["hostMayMount"] != "true" ||
-			a.hostKernel && m[crust.ContextKernel] != "host" || a.ownUserns && m[crust.ContextHostUsers] != "false" || a.podGroup != m[attrPodGroup]) {
+			a.hostKernel && m[crust.ContextKernel] != "host" || a.ownUserns && m[crust.ContextHostUsers] != "false" ||
+			a.podGroup != m[attrPodGroup]) {
 			t.Errorf("%q was taken for %+v", m, a)
 		}
 		for key, value := range m {

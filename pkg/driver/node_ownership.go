@@ -90,12 +90,11 @@ func (p *publication) groupOptions() error {
 	if p.strategy != strategyOption {
 		return nil
 	}
-	for _, o := range [][2]string{{"gid", fmt.Sprint(*p.group)}, {"fmask", "0117"}, {"dmask", "0007"}} {
-		p.use.options = p.use.options.With(o[0], o[1])
+	o, err := p.use.options.WithGroup(*p.group)
+	if err != nil {
+		return fmt.Errorf("volume %s: %w", p.id, err)
 	}
-	if !strings.Contains(","+p.use.options.SuperblockString()+",", fmt.Sprintf(",gid=%d,", *p.group)) {
-		return invalid("volume %s: the pod's fsGroup is %d, and mountOptions say %q", p.id, *p.group, p.use.options.SuperblockString())
-	}
+	p.use.options = o
 	return nil
 }
 

@@ -140,7 +140,8 @@ func parseAttributes(m map[string]string, static volume.StaticSource) (attribute
 	case "host":
 		a.hostKernel = true
 	default:
-		return attributes{}, fault.New(fault.Invalid, "attribute %s=%q: the value must be host or guest", crust.ContextKernel, m[crust.ContextKernel])
+		return attributes{}, fault.New(fault.Invalid, "attribute %s=%q: the value must be host or guest", crust.ContextKernel,
+			m[crust.ContextKernel])
 	}
 	switch m[crust.ContextHostUsers] {
 	case "", "true":

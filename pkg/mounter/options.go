@@ -4,6 +4,7 @@ import (
 	"regexp"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
@@ -212,6 +213,17 @@ func (o Options) With(key, value string) Options {
 	o.Superblock = append(slices.Clone(o.Superblock), added)
 	sort.Slice(o.Superblock, func(i, j int) bool { return o.Superblock[i].Key < o.Superblock[j].Key })
 	return o
+}
+
+// WithGroup adds the options by which a file system without owners on disk (fstype.Type.GroupByOption) gives all its files to a group.
+// Options that name another group are a fault Invalid.
+func (o Options) WithGroup(gid uint32) (Options, error) {
+	group := strconv.FormatUint(uint64(gid), 10)
+	o = o.With("gid", group).With("fmask", "0117").With("dmask", "0007")
+	if !slices.Contains(o.Superblock, Option{"gid", group}) {
+		return o, fault.New(fault.Invalid, "the pod's fsGroup is %s, and the mount options say %q", group, o.SuperblockString())
+	}
+	return o, nil
 }
 
 // attrs returns the attributes for mount_setattr(2), to set and to clear.

@@ -68,7 +68,8 @@ func TestC22_TheDriverIsToldOfThePod(t *testing.T) {
 	}))
 	_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
 	ok(t, err)
-	if got := r.driver.last().GetVolumeContext(); got[attrPodPolicy] != "OnRootMismatch" || got[crust.ContextHostUsers] != "false" || len(got) != 5 {
+	got := r.driver.last().GetVolumeContext()
+	if got[attrPodPolicy] != "OnRootMismatch" || got[crust.ContextHostUsers] != "false" || len(got) != 5 {
 		t.Errorf("%v", got)
 	}
 	// A class's own value is not overruled.

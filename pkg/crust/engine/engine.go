@@ -56,12 +56,24 @@ func (r Request) step(name string, f func() error) error {
 	return err
 }
 
+// options returns the options of the superblock.
+func (r Request) options() (mounter.Options, error) {
+	o, row := r.Options, fstype.Of(r.Type)
+	if row.Copy != "" {
+		o = o.With(row.Copy, "")
+	}
+	if row.GroupByOption && r.Group != nil {
+		return o.WithGroup(*r.Group)
+	}
+	return o, nil
+}
+
 // Open mounts the volume detached: nobody sees it before it is complete. It grows a file system
 // that is smaller than its device, unless this process may not.
 func Open(ctx context.Context, r Request) (*mounter.Detached, error) {
-	o := r.Options
-	if besides := fstype.Of(r.Type).Copy; besides != "" {
-		o = o.With(besides, "")
+	o, err := r.options()
+	if err != nil {
+		return nil, err
 	}
 	// Check the file system's type before the kernel parses it.
 	found, err := superblock.Identify(r.Device.Path, r.Type)
@@ -110,7 +122,7 @@ func prepare(ctx context.Context, r Request, m *mounter.Detached, unfilled bool)
 				return err
 			}
 		}
-		if r.Group != nil {
+		if r.Group != nil && !fstype.Of(r.Type).GroupByOption {
 			inodes := ownership.InodesOf(r.Type, r.Device.Path)
 			var p ownership.Progress
 			walk := func() error {
