@@ -115,7 +115,7 @@ func (d Device) bound() (bool, error) {
 
 // Now examines the device again; ok is false if it is no longer bound to its file. Somebody may
 // have unbound it and bound it to something else. A held device stays the file's, whatever it
-// shows: see Mend.
+// shows: see Restore.
 func (n Nodes) Now(d Device) (now Device, ok bool, err error) {
 	loop, err := linux.Open(d.Path, os.O_RDONLY)
 	if err == nil {
@@ -170,7 +170,7 @@ func (n Nodes) Detach(d Device) error {
 		loop.Close()
 		return fault.New(fault.State, "%s: %w: %w; call again to release the device", d.Path, ErrWritesLost, err)
 	}
-	// Mend must not take this for a change by a pod.
+	// Restore must not take this for a change by a pod.
 	unlock := mending.Lock(d.number())
 	err = n.release(d)
 	var now Device

@@ -83,7 +83,7 @@ func TestA12_ADeviceThatIsGoneIsDetached(t *testing.T) {
 		t.Errorf("a device that is gone is kept: %v", err)
 	}
 	d.Held = true
-	if changed, err := n.Mend(d, "image"); changed != nil || err != nil {
+	if changed, err := n.Restore(d, "image"); changed != nil || err != nil {
 		t.Errorf("a device that is gone was mended: %v, %v", changed, err)
 	}
 }

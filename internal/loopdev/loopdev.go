@@ -62,7 +62,7 @@ func identify(f *os.File) (file, error) {
 }
 
 // Attach binds the file to a loop device. For writing there is only one: if the file is already bound, that device is returned. Each
-// read-only call makes another device, because a pod can change what its device shows (see Mend). Direct I/O is used if the file's file
+// read-only call makes another device, because a pod can change what its device shows (see Restore). Direct I/O is used if the file's file
 // system supports it.
 func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 	mode := os.O_RDWR
@@ -87,7 +87,7 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 				if err == nil && !held {
 					err = fault.New(fault.Busy, "%s is just being released; try again", d.Path)
 				}
-				return d, err // see Mend
+				return d, err // see Restore
 			}
 			// A device with a pending unbind at its last close may be unbound by now.
 			if err := d.keep(); !d.gone(err) {

@@ -35,9 +35,9 @@ func (d Device) changes(loop *os.File) []string {
 	return changed
 }
 
-// Mend restores a held device to its state when it was held, and lists what was changed. path is
+// Restore restores a held device to its state when it was held, and lists what was changed. path is
 // its file. A change that cannot be undone is a fault State.
-func (n Nodes) Mend(d Device, path string) (changed []string, err error) {
+func (n Nodes) Restore(d Device, path string) (changed []string, err error) {
 	if !d.Held {
 		return nil, nil
 	}

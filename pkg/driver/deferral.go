@@ -72,7 +72,7 @@ func (d *Driver) wouldDefer(p *publication, supported []string) (*deferral, erro
 		if err != nil {
 			return nil, ofDevice(p.id, err)
 		}
-		if found.Answer != superblock.Known {
+		if found.Content != superblock.Known {
 			return nil, fault.New(fault.State, "volume %s: %s holds %s, and was staged with %s", p.id, p.attachment.Device.Path, found,
 				p.staged.FSType)
 		}

@@ -15,13 +15,13 @@ import (
 func (d *Driver) mayFormat(v volume.Volume, dev mounter.Device, found superblock.Result, blank superblock.BlankDevice) error {
 	_, pool := d.Volumes.OwnerOf(v.ID)
 	switch {
-	case found.Answer == superblock.Known:
+	case found.Content == superblock.Known:
 		return nil
-	case pool && v.Facts.GivenRaw && (found.Answer == superblock.Blank || blank.Path() != ""):
+	case pool && v.Facts.GivenRaw && (found.Content == superblock.Blank || blank.Path() != ""):
 		return fault.New(fault.State, "volume %s: %s was given out as a raw block device before, so it is not formatted, "+
 			"though it holds no known format: its data may be anywhere; if it may go, delete the volume (or wipe the device) and create it anew",
 			v.ID, dev.Path)
-	case !pool && blank.Path() != "" && found.Answer != superblock.Blank:
+	case !pool && blank.Path() != "" && found.Content != superblock.Blank:
 		// The path may name another disk than when the format began.
 		return fault.New(fault.State, "volume %s: formatting %s was begun and did not end, and it holds %s: "+
 			"this may be another device than then, so it is not formatted again; its data may be anywhere; if it may go, "+

@@ -98,8 +98,8 @@ func (p *publication) groupOptions() error {
 	return nil
 }
 
-// own gives a detached mount to the pod's group, and returns the id map to show it with.
-func (d *Driver) own(ctx context.Context, p *publication, m *mounter.Detached, progress *volume.Progress) (*mounter.IDMap, error) {
+// applyGroup gives a detached mount to the pod's group, and returns the id map to show it with.
+func (d *Driver) applyGroup(ctx context.Context, p *publication, m *mounter.Detached, progress *volume.Progress) (*mounter.IDMap, error) {
 	if !d.AppliesGroups && !p.readOnly && !fstype.Of(p.staged.FSType).GroupByOption {
 		d.doubt(p, m)
 	}

@@ -145,7 +145,7 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 		return fault.New(fault.State, "volume %s: its device %s is read-only; publish it read-only", p.id, p.attachment.Device.Path)
 	}
 	if p.use.block {
-		if err := p.src.Mend(ctx, p.id); err != nil {
+		if err := p.src.RestoreDevices(ctx, p.id); err != nil {
 			return err
 		}
 	}
@@ -185,7 +185,7 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 		if p.attachment.Share != nil {
 			// The NFS server decides ownership.
 			d.Metrics.OwnershipSkipped("share")
-		} else if idmap, err = d.own(ctx, p, m, progress); err != nil {
+		} else if idmap, err = d.applyGroup(ctx, p, m, progress); err != nil {
 			return err
 		}
 		if err := d.finish(p, m, idmap); err != nil {

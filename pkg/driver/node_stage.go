@@ -196,7 +196,7 @@ func (d *Driver) ensureFilesystem(
 	if err != nil {
 		return "", ofDevice(v.ID, err)
 	}
-	if v.Facts.GivenToGuest && !u.hostMayMount && found.Answer == superblock.Known && found.Type == want {
+	if v.Facts.GivenToGuest && !u.hostMayMount && found.Content == superblock.Known && found.Type == want {
 		// For the next guest. This node reads no further.
 		return want, nil
 	}
@@ -204,10 +204,10 @@ func (d *Driver) ensureFilesystem(
 	if err := d.mayFormat(v, dev, found, blank); err != nil {
 		return "", err
 	}
-	if found.Answer == superblock.Blank {
+	if found.Content == superblock.Blank {
 		blank = superblock.BlankDevice{} // that of an earlier format
 	}
-	if found.Answer == superblock.Blank && v.Facts.Formatted == "" {
+	if found.Content == superblock.Blank && v.Facts.Formatted == "" {
 		pctx, end := tracing.Begin(ctx, "prove that the device is blank", tracing.Volume(v.ID))
 		found, blank, err = volume.ProveBlank(pctx, src, v.ID, dev, progress)
 		end(err)
@@ -221,12 +221,12 @@ func (d *Driver) ensureFilesystem(
 		}
 		facts = volume.Facts{Formatted: want}
 	}
-	if found.Answer == superblock.Blank {
+	if found.Content == superblock.Blank {
 		return "", fault.New(fault.State,
 			"volume %s was formatted with %s before, and %s reads as blank now: its data was lost or overwritten. "+
 				"It is not formatted a second time: %s", v.ID, v.Facts.Formatted, dev.Path, d.wayOut(v.ID, dev, want))
 	}
-	if found.Answer != superblock.Known {
+	if found.Content != superblock.Known {
 		return "", fault.New(fault.State,
 			"volume %s: %s holds %s. It is neither blank nor the %s that was asked for, so it was not touched: "+
 				"look at it with `wipefs -n %s` and `hexdump -C %s | head`; if its data may go, delete the volume (or wipe the device) and create it anew",
@@ -243,7 +243,7 @@ func (d *Driver) ensureFilesystem(
 		return "", err
 	}
 	if !busy && !dev.ReadOnly {
-		if facts, err = d.mend(ctx, v, dev, found, facts); err != nil {
+		if facts, err = d.prepareUnmounted(ctx, v, dev, found, facts); err != nil {
 			return "", err
 		}
 	}
@@ -305,9 +305,9 @@ func (d *Driver) format(
 	return found, nil
 }
 
-// mend prepares an unmounted file system for use: it runs a check if the file system asks for one,
+// prepareUnmounted prepares an unmounted file system for use: it runs a check if the file system asks for one,
 // and gives a copy another identity. It finds out whether it fills its device.
-func (d *Driver) mend(
+func (d *Driver) prepareUnmounted(
 	ctx context.Context, v volume.Volume, dev mounter.Device, found superblock.Result, facts volume.Facts,
 ) (volume.Facts, error) {
 	if found.NeedsCheck != "" {

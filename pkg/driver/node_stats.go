@@ -189,7 +189,7 @@ func (d *Driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 func (d *Driver) health(ctx context.Context, src volume.Source, id, path string, flush bool) *csi.NodeGetVolumeHealthResponse {
 	var ailments []mounter.Ailment
 	if r, ok := d.staged.get(id); ok && r.Block {
-		if err := src.Mend(ctx, id); err != nil {
+		if err := src.RestoreDevices(ctx, id); err != nil {
 			ailments = append(ailments, mounter.Ailment{Reason: "DeviceChanged", Message: err.Error(), Fatal: true})
 		}
 	}

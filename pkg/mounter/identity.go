@@ -103,11 +103,11 @@ func (m identities) of(path string, major, minor uint32, depth int) (Identity, e
 		to = filepath.Join(filepath.Dir(dir), to)
 	}
 	said := &reading{dir: to}
-	id, err := m.said(said, path, major, minor, depth)
+	id, err := m.reported(said, path, major, minor, depth)
 	return id, cmp.Or(said.short, err)
 }
 
-func (m identities) said(of *reading, path string, major, minor uint32, depth int) (Identity, error) {
+func (m identities) reported(of *reading, path string, major, minor uint32, depth int) (Identity, error) {
 	if of.read("partition") != "" {
 		return m.partition(of, depth)
 	}

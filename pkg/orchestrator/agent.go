@@ -174,8 +174,8 @@ func (a *Agent) tell(k PodKey, kind, reason, text, about string) {
 	}
 }
 
-// only allows one publish or unpublish of a target at a time.
-func (a *Agent) only(target string) (done func(), err error) {
+// exclusive allows one publish or unpublish of a target at a time.
+func (a *Agent) exclusive(target string) (done func(), err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.calls[target] {
@@ -250,7 +250,7 @@ func (a *Agent) publishOrDefer(
 	ctx context.Context, req *csi.NodePublishVolumeRequest, next Call, pod *corev1.Pod, k PodKey, socket string,
 ) ([]byte, error) {
 	target := req.GetTargetPath()
-	done, err := a.only(target)
+	done, err := a.exclusive(target)
 	if err != nil {
 		return nil, err
 	}
@@ -372,7 +372,7 @@ func (a *Agent) byHost(ctx context.Context, req proto.Message, next Call, d Defe
 
 func (a *Agent) nodeUnpublish(ctx context.Context, req *csi.NodeUnpublishVolumeRequest, request []byte, next Call) ([]byte, error) {
 	target := req.GetTargetPath()
-	done, err := a.only(target)
+	done, err := a.exclusive(target)
 	if err != nil {
 		return nil, err
 	}

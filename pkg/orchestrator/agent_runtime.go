@@ -24,7 +24,7 @@ func (a *Agent) nodeStats(ctx context.Context, req *csi.NodeGetVolumeStatsReques
 	if !ok {
 		return next(ctx, request)
 	}
-	can, _, err := a.can(ctx, d)
+	can, _, err := a.supports(ctx, d)
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest
 	if !ok {
 		return next(ctx, request)
 	}
-	can, supported, err := a.can(ctx, d)
+	can, supported, err := a.supports(ctx, d)
 	if err != nil {
 		return nil, err
 	}
@@ -104,11 +104,11 @@ func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest
 	return proto.Marshal(answer)
 }
 
-// can asks what a volume's runtime can do.
-func (a *Agent) can(ctx context.Context, d Deferral) (
+// supports asks what a volume's runtime can do.
+func (a *Agent) supports(ctx context.Context, d Deferral) (
 	list []crust.Capability, filesystems *crustv1alpha1.RuntimeGetSupportedFileSystemsResponse, err error,
 ) {
-	if list, filesystems, err = a.runtimes.can(ctx, d.Socket); err != nil {
+	if list, filesystems, err = a.runtimes.supports(ctx, d.Socket); err != nil {
 		err = status.Errorf(codes.Unavailable, "volume %s: the runtime at %s: %s", d.VolumeID, d.Socket, err)
 	}
 	return list, filesystems, err

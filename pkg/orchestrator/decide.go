@@ -65,7 +65,7 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 	if decision := crust.Decide(ask); !decision.Defer {
 		return decision, nil
 	}
-	list, supported, err := a.runtimes.can(ctx, d.Socket)
+	list, supported, err := a.runtimes.supports(ctx, d.Socket)
 	if err != nil {
 		return crust.Decision{}, fmt.Errorf("the runtime at %s: %w", d.Socket, err)
 	}

@@ -18,7 +18,7 @@ type Sandbox struct {
 	PID    int64 // of its first process; 0 if the sandbox has ended
 }
 
-func (s Sandbox) box() box { return box{s.ID, s.PID} }
+func (s Sandbox) podSandbox() podSandbox { return podSandbox{s.ID, s.PID} }
 
 // Resume publishes what is missing in the sandboxes of a container runtime. Call it after each
 // connection with all sandboxes that the runtime lists. It does not block.
@@ -32,7 +32,7 @@ func (a *Agent) Resume(sandboxes []Sandbox) {
 			begun := d.Sandbox == s.ID && !d.Published // nobody may have seen the end
 			if s.PID != 0 && (begun || !alive[d.Sandbox]) {
 				a.Log.Info("publishing what was missed", "volume_id", d.VolumeID, "sandbox_id", s.ID)
-				a.start(d.Target, s.box())
+				a.start(d.Target, s.podSandbox())
 			}
 		}
 	}
@@ -41,7 +41,7 @@ func (a *Agent) Resume(sandboxes []Sandbox) {
 // SandboxStarted publishes the pod's deferred volumes; an error fails the pod. A slow publish goes on
 // after it returns.
 func (a *Agent) SandboxStarted(ctx context.Context, s Sandbox) error {
-	return a.publishAll(ctx, s.PodUID, s.box())
+	return a.publishAll(ctx, s.PodUID, s.podSandbox())
 }
 
 // ContainerStarts checks whether the pod's volumes are there, before a container is created. If not,
@@ -50,10 +50,10 @@ func (a *Agent) SandboxStarted(ctx context.Context, s Sandbox) error {
 func (a *Agent) ContainerStarts(ctx context.Context, s Sandbox) error {
 	for _, d := range a.Records.Of(s.PodUID) {
 		if d.in(s.ID) {
-			a.refresh(d.Target, s.box())
+			a.refresh(d.Target, s.podSandbox())
 		}
 	}
-	if err := a.publishAll(ctx, s.PodUID, s.box()); err != nil {
+	if err := a.publishAll(ctx, s.PodUID, s.podSandbox()); err != nil {
 		return err
 	}
 	return a.missing(s.PodUID, s.ID)

@@ -34,7 +34,7 @@ func TestC22_ABusyRuntimeIsAskedAgain(t *testing.T) {
 		answers = answers[1:]
 		return status.Error(code, "one moment")
 	}
-	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 	ok(t, r.agent.missing("u1", "sb"))
 }
 
@@ -54,7 +54,7 @@ func TestC22_APublishThatWasBegunIsFinished(t *testing.T) {
 		t.Errorf("growth while it is mounted: %v", err)
 	}
 	release()
-	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 	ok(t, r.agent.missing("u1", "sb"))
 	// An ended sandbox has nothing to grow.
 	r.runtime.Fail = func(_ context.Context, call string, _ proto.Message) error {
@@ -71,7 +71,7 @@ func TestC22_APublishThatWasBegunIsFinished(t *testing.T) {
 // A record that cannot be rewritten leaves what is published as it is.
 func TestC22_ARecordThatCannotBeWrittenAgain(t *testing.T) {
 	r := deferredRig(t)
-	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 	ok(t, os.RemoveAll(r.records))
 	r.driver.mu.Lock()
 	r.driver.options = map[string]string{"nodev": ""} // something to write
@@ -90,7 +90,7 @@ func TestC22_ARepeatedPublishKeepsTheSandbox(t *testing.T) {
 	before, _ := r.agent.Records.Get(target) // as a running call has it
 	ok(t, r.agent.Records.Place(target, "sb", false))
 	begun, _ := r.agent.Records.Get(target)
-	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 	ok(t, r.agent.Records.Put(before))
 	ok(t, r.agent.Records.Put(begun))
 	ok(t, r.agent.missing("u1", "sb"))
@@ -158,13 +158,13 @@ func TestC22_NothingBeginsWhileAVolumeIsUnpublished(t *testing.T) {
 	r := deferredRig(t)
 	allow, err := r.agent.letGo(r.ctx(), target)
 	ok(t, err)
-	if err := r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}); !errors.Is(err, errEnded) {
+	if err := r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}); !errors.Is(err, errEnded) {
 		t.Errorf("%v", err)
 	}
 	ok(t, r.agent.Records.Remove(target))
 	allow()
 	// A task that looked before.
-	task := r.agent.start(target, box{"sb", 1})
+	task := r.agent.start(target, podSandbox{"sb", 1})
 	<-task.done
 	if !errors.Is(task.err, errEnded) || slices.Contains(r.runtime.Calls(), "RuntimePublishVolume") {
 		t.Errorf("%v, calls %v", task.err, r.runtime.Calls())
@@ -176,7 +176,7 @@ func TestC22_NothingBeginsWhileAVolumeIsUnpublished(t *testing.T) {
 func TestC22_UnpublishEndsAPublish(t *testing.T) {
 	r := deferredRig(t)
 	began, _ := r.hold("RuntimePublishVolume")
-	task := r.agent.start(target, box{"sb", 1})
+	task := r.agent.start(target, podSandbox{"sb", 1})
 	<-began
 	if d, _ := r.agent.Records.Get(target); d.Sandbox != "sb" || d.in("sb") {
 		t.Errorf("%+v", d)
@@ -216,7 +216,7 @@ func TestC22_OneCallForATargetAtATime(t *testing.T) {
 func TestC22_ASandboxEndsDuringAPublish(t *testing.T) {
 	r := deferredRig(t)
 	began, _ := r.hold("RuntimePublishVolume")
-	task := r.agent.start(target, box{"sb", 1})
+	task := r.agent.start(target, podSandbox{"sb", 1})
 	<-began
 	r.agent.SandboxEnds(r.ctx(), Sandbox{ID: "sb", PodUID: "u1"})
 	if <-task.done; !errors.Is(task.err, errEnded) {
@@ -231,7 +231,7 @@ func TestC22_ASandboxEndsDuringAPublish(t *testing.T) {
 // record, but asks the runtime too.
 func TestC22_ALostVolumeIsPublishedAgain(t *testing.T) {
 	r := deferredRig(t)
-	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 	asked, release := r.hold("RuntimePublishVolume")
 	release()
 	if err := r.agent.ContainerStarts(r.ctx(), Sandbox{ID: "sb", PodUID: "u1", PID: 1}); err != nil {

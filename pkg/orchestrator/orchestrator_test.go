@@ -111,7 +111,7 @@ func TestC13_WhichPolicyCounts(t *testing.T) {
 			}
 			_, err := r.kubelet.NodePublishVolume(r.ctx(), req)
 			ok(t, err)
-			ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+			ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 			if got := r.runtime.Published("sb", "/dev/loop7").GetFsgroupPolicy(); got != string(c.want) {
 				t.Errorf("the runtime is told %q, want %q", got, c.want)
 			}
@@ -139,7 +139,7 @@ func TestC21_C22_DeferredAndCarriedOut(t *testing.T) {
 		&csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: target}); status.Code(err) != codes.Unavailable {
 		t.Errorf("stats before there is a sandbox: %v", err)
 	}
-	sandbox := box{"sb", 1}
+	sandbox := podSandbox{"sb", 1}
 	if err := r.agent.missing("u1", "sb"); err == nil {
 		t.Error("a container could start before the volume is there")
 	}
@@ -204,14 +204,14 @@ func TestC23_NothingFallsBack(t *testing.T) {
 	}
 	_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
 	ok(t, err)
-	if err := r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}); err == nil || !strings.Contains(err.Error(), "no room") {
+	if err := r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}); err == nil || !strings.Contains(err.Error(), "no room") {
 		t.Errorf("%v", err)
 	}
 	if err := r.agent.missing("u1", "sb"); err == nil || !strings.Contains(err.Error(), "no room") {
 		t.Errorf("%v", err)
 	}
 	r.runtime.Fail = nil
-	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1})) // a retry
+	ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1})) // a retry
 }
 
 // A publish that outlives its hook goes on. Containers wait for it, and NodeUnpublishVolume ends
@@ -238,7 +238,7 @@ func TestC24_ASlowPublish(t *testing.T) {
 		}
 	}
 	begin := time.Now()
-	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 	if took := time.Since(begin); took > hookPatience+max(runtimePatience/5, 10*usual) {
 		t.Errorf("the hook took %s; after %s the runtime goes on without the plugin", took, runtimePatience)
 	}
@@ -247,7 +247,7 @@ func TestC24_ASlowPublish(t *testing.T) {
 	}
 	// The runtime's hooks run one after another, for all pods.
 	begin = time.Now()
-	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 	if took := time.Since(begin); took > hookPatience*9/10 {
 		t.Errorf("the next hook waited for %s again", took)
 	}

@@ -33,7 +33,7 @@ func TestC24_ARuntimeThatDoesNotAnswerAReadOnlyVolumesRelease(t *testing.T) {
 			req.Readonly = c.readOnly
 			_, err := r.kubelet.NodePublishVolume(r.ctx(), req)
 			ok(t, err)
-			ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+			ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 			if c.others {
 				d, _ := r.agent.Records.Get(target)
 				d.Target += "-of-another"
@@ -67,7 +67,7 @@ func TestC24_AllReadersEndWithoutTheirRuntime(t *testing.T) {
 	req.Readonly = true
 	_, err := r.kubelet.NodePublishVolume(r.ctx(), req)
 	ok(t, err)
-	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 	d, _ := r.agent.Records.Get(target)
 	another := target + "-of-another"
 	d.Target = another
@@ -145,7 +145,7 @@ func TestC17_ARuntimeThatGrowsSomeFileSystems(t *testing.T) {
 				if status.Code(err) != c.want {
 					t.Errorf("%s: %v, want %s", when, err, c.want)
 				}
-				ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+				ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 			}
 			if asked := slices.Contains(r.runtime.Calls(), "RuntimeExpandVolume"); asked != (c.want == codes.OK) {
 				t.Errorf("the runtime was asked to grow it: %v", asked)

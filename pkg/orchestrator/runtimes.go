@@ -50,8 +50,8 @@ func (r *runtimes) close() error {
 	return errors.Join(errs...)
 }
 
-// can asks a runtime's capabilities and file systems.
-func (r *runtimes) can(ctx context.Context, socket string) (
+// supports asks a runtime's capabilities and file systems.
+func (r *runtimes) supports(ctx context.Context, socket string) (
 	list []crust.Capability, filesystems *crustv1alpha1.RuntimeGetSupportedFileSystemsResponse, err error,
 ) {
 	c, err := r.client(socket)
@@ -84,7 +84,7 @@ const registerTimeout = 90 * time.Second
 
 // register registers a pod's sandbox with a runtime. If another sandbox has d's volume, it
 // deregisters that first. A pod's volumes do this at once, so callers ask a busy runtime again.
-func (r *runtimes) register(ctx context.Context, d Deferral, b box) error {
+func (r *runtimes) register(ctx context.Context, d Deferral, b podSandbox) error {
 	c, err := r.client(d.Socket)
 	if err != nil {
 		return err

@@ -53,7 +53,7 @@ func TestC22_ARuntimeKnowsItsKind(t *testing.T) {
 			_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
 			ok(t, err)
 			d, _ := r.agent.Records.Get(target)
-			err = r.agent.runtimes.register(r.ctx(), d, box{"sb", 7})
+			err = r.agent.runtimes.register(r.ctx(), d, podSandbox{"sb", 7})
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, want %q", err, c.want)
 			}

@@ -40,7 +40,7 @@ func (a *Agent) forgetEnded(ctx context.Context, d Deferral) (bool, error) {
 	if _, err := a.Pods.Get(ctx, d.Pod); !apierrors.IsNotFound(err) {
 		return false, err
 	}
-	done, err := a.only(d.Target)
+	done, err := a.exclusive(d.Target)
 	if err != nil {
 		return false, nil // a call for it is under way: it has not ended
 	}

@@ -42,12 +42,12 @@ func TestC24_ADeferralThatEndedWithoutTheAgent(t *testing.T) {
 				})
 			}
 			if c.calling {
-				done, err := r.agent.only(target)
+				done, err := r.agent.exclusive(target)
 				ok(t, err)
 				defer done()
 			}
 			d, _ := r.agent.Records.Get(target) // before it has its sandbox
-			ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+			ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 			if c.runtimeAway {
 				r.manager.fail.Store(true)
 			}

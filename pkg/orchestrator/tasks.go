@@ -21,8 +21,8 @@ import (
 // takes long.
 const publishTimeout = 10 * time.Minute
 
-// box is a pod's running sandbox.
-type box struct {
+// podSandbox is a pod's running sandbox.
+type podSandbox struct {
 	id  string
 	pid int64
 }
@@ -66,7 +66,7 @@ func (t *task) failure() error {
 
 // start publishes the deferral at a target in a sandbox, in the background, unless that is running
 // or done.
-func (a *Agent) start(target string, b box) *task {
+func (a *Agent) start(target string, b podSandbox) *task {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	d, ok := a.Records.Get(target)
@@ -99,12 +99,12 @@ func (a *Agent) start(target string, b box) *task {
 }
 
 // aboutDeferral returns span attributes for a deferral.
-func aboutDeferral(d Deferral, b box) []attribute.KeyValue {
+func aboutDeferral(d Deferral, b podSandbox) []attribute.KeyValue {
 	return append(tracing.Pod(d.Pod.Namespace, d.Pod.Name, d.Pod.UID), tracing.Volume(d.VolumeID), tracing.Sandbox(b.id))
 }
 
 // run starts a task, after the one before it. The caller holds a.mu.
-func (a *Agent) run(target string, b box, before *task, limit time.Duration, f func(context.Context, *task) error) *task {
+func (a *Agent) run(target string, b podSandbox, before *task, limit time.Duration, f func(context.Context, *task) error) *task {
 	ctx, cancel := context.WithTimeout(a.life, limit)
 	t := &task{sandbox: b.id, began: time.Now(), cancel: cancel, done: make(chan struct{})}
 	a.tasks[target] = t
@@ -121,7 +121,7 @@ func (a *Agent) run(target string, b box, before *task, limit time.Duration, f f
 
 // refresh has the runtime check that a published volume is still there: one that lost it mounts it
 // again, for a later attempt of the container.
-func (a *Agent) refresh(target string, b box) {
+func (a *Agent) refresh(target string, b podSandbox) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	before := a.tasks[target]
@@ -155,7 +155,7 @@ func (a *Agent) publishing(target string) bool {
 }
 
 // attempt publishes once.
-func (a *Agent) attempt(ctx context.Context, target string, b box) error {
+func (a *Agent) attempt(ctx context.Context, target string, b podSandbox) error {
 	d, ok := a.Records.Get(target)
 	if !ok {
 		return errEnded
@@ -189,7 +189,7 @@ func (a *Agent) attempt(ctx context.Context, target string, b box) error {
 }
 
 // publish repeats that until it has an answer: it asks a busy, slow or absent runtime again.
-func (a *Agent) publish(ctx context.Context, target string, b box, t *task) error {
+func (a *Agent) publish(ctx context.Context, target string, b podSandbox, t *task) error {
 	const shortest, longest = 50 * time.Millisecond, 5 * time.Second
 	for wait := shortest; ; wait = min(2*wait, longest) {
 		err := a.attempt(ctx, target, b)
@@ -304,7 +304,7 @@ func (a *Agent) readsBesideOthers(d Deferral) bool {
 // publishAll publishes a pod's deferrals, and waits up to hookPatience. Slower ones go on; until
 // then the containers are refused. It does not wait again for a publish that has run that long: the
 // runtime holds up all pods of the node meanwhile.
-func (a *Agent) publishAll(ctx context.Context, uid string, b box) error {
+func (a *Agent) publishAll(ctx context.Context, uid string, b podSandbox) error {
 	var errs []error
 	var all []*task
 	for _, d := range a.Records.Of(uid) {

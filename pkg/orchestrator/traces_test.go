@@ -88,7 +88,7 @@ func TestTraces_OneFromTheKubeletToTheSandbox(t *testing.T) {
 	ok(t, r.agent.Records.Place(target, "sb", false)) // an agent got that far before it was killed
 	r.agent.Records, err = LoadRecords(r.records, "boot")
 	ok(t, err)
-	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 	later := c.Below(t, handled.ID, "crust-agent", "publish in sandbox")
 	told := c.Below(t, later.ID, "crust-agent", runtimePublish)
 	runtime := c.Below(t, told.ID, "crustd", runtimePublish)
@@ -121,7 +121,7 @@ func TestTraces_WhatFails(t *testing.T) {
 		}
 		return nil
 	}
-	if err := r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}); err == nil {
+	if err := r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}); err == nil {
 		t.Error("it was to fail")
 	}
 	later := c.Below(t, handled.ID, "crust-agent", "publish in sandbox")
@@ -158,7 +158,7 @@ func TestTraces_OffChangesNothing(t *testing.T) {
 	if strings.Contains(r.record(), "trace") {
 		t.Errorf("the record:\n%s", r.record())
 	}
-	ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+	ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 	if n := c.Connections(); n != 0 {
 		t.Errorf("%d connections", n)
 	}
@@ -171,7 +171,7 @@ func TestTraces_NotSampledAndLater(t *testing.T) {
 	no := metadata.AppendToOutgoingContext(r.ctx(), "traceparent", "00-"+theirTrace+"-"+theirSpan+"-00")
 	_, err := r.kubelet.NodePublishVolume(no, request())
 	ok(t, err)
-	sandbox := box{"sb", 1}
+	sandbox := podSandbox{"sb", 1}
 	ok(t, r.agent.publishAll(r.ctx(), "u1", sandbox))
 	r.agent.refresh(target, sandbox)
 	later := c.Below(t, "", "crust-agent", "look after published volume")
@@ -195,7 +195,7 @@ func TestTraces_ARecordWithoutATrace(t *testing.T) {
 			ok(t, r.agent.Records.keep(d))
 			r.agent.Records, err = LoadRecords(r.records, "boot")
 			ok(t, err)
-			ok(t, r.agent.publishAll(r.ctx(), "u1", box{"sb", 1}))
+			ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
 			if s := c.Below(t, "", "crust-agent", "publish in sandbox"); s.Trace == theirTrace || s.Trace == "" {
 				t.Errorf("%+v", s)
 			}

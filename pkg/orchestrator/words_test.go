@@ -29,7 +29,7 @@ func TestALow_EventsHavePlainWords(t *testing.T) {
 				ok(t, err)
 				// A slow machine first answers that it is under way.
 				for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-					err = r.agent.publishAll(r.ctx(), "u1", box{"sb", 1})
+					err = r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1})
 					if err == nil || strings.Contains(err.Error(), "no room") || time.Now().After(deadline) {
 						break
 					}

@@ -26,7 +26,7 @@ func Example() {
 	check(err)
 	found, proof, err := volume.ProveBlank(ctx, pool, v.ID, a.Device, &volume.Progress{})
 	check(err)
-	fmt.Println(v.Size, found.Answer, proof.Path() == a.Device.Path)
+	fmt.Println(v.Size, found.Content, proof.Path() == a.Device.Path)
 
 	check(pool.Detach(ctx, v.ID))
 	check(pool.Delete(ctx, v.ID))

@@ -44,7 +44,7 @@ func EnsureFilesystem(ctx context.Context, src Source, id string, dev mounter.De
 	switch {
 	case err != nil:
 		return ofDevice(id, err)
-	case blank.Path() == "" && (found.Answer != superblock.Known || found.Type != want):
+	case blank.Path() == "" && (found.Content != superblock.Known || found.Type != want):
 		return fault.New(fault.State, "volume %s: %s holds %s, and %s was asked for; nothing was changed", id, dev.Path, found, want)
 	case blank.Path() != "" && len(fstype.Of(want).Make) == 0:
 		return fault.New(fault.Invalid, "volume %s: %s is blank, and no file system of type %s can be made", id, dev.Path, want)
@@ -86,7 +86,7 @@ func provenBlank(
 	case v.Facts.GivenRaw:
 		err = fault.New(fault.State, "volume %s: formatting %s was begun, and then it was given out as a raw block device, so it is not formatted",
 			v.ID, dev.Path)
-	case found.Answer == superblock.Blank: // no remains of mkfs are there, so this may be another device
+	case found.Content == superblock.Blank: // no remains of mkfs are there, so this may be another device
 		return ProveBlank(ctx, src, v.ID, dev, p)
 	case !pool:
 		err = fault.New(fault.State, "volume %s: formatting %s was begun and did not end, and it holds %s: it may be another device than "+

@@ -239,7 +239,7 @@ const unseen = 37<<20 + 12345
 func TestD01_AForeignDeviceIsReadAsAWhole(t *testing.T) {
 	d, id, a := attached(t)
 	write(t, a.Device.Path, "precious", unseen)
-	if found, err := superblock.ProbeDevice(a.Device.Path); err != nil || found.Answer != superblock.Blank {
+	if found, err := superblock.ProbeDevice(a.Device.Path); err != nil || found.Content != superblock.Blank {
 		t.Fatalf("a probe sees it: %v, %v", found, err)
 	}
 	err := volume.EnsureFilesystem(t.Context(), foreign{d}, id, a.Device, "ext4", d, nil)

@@ -104,9 +104,9 @@ type Source interface {
 	// AttachReadOnly. The pod must not be able to do with it what the driver can. It exists
 	// until that device is released.
 	ForPod(ctx context.Context, id string, d mounter.Device) (mounter.Device, error)
-	// Mend reverts what pods changed on the devices that they were given. It returns an error
+	// RestoreDevices reverts what pods changed on the devices that they were given. It returns an error
 	// for what cannot be reverted.
-	Mend(ctx context.Context, id string) error
+	RestoreDevices(ctx context.Context, id string) error
 	// Refresh grows an attached device to the size of its volume.
 	Refresh(ctx context.Context, id string) error
 	// SetFacts stores the facts with the volume, durably.

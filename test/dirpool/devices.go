@@ -123,11 +123,11 @@ func (p *Pool) ForPod(_ context.Context, id string, d mounter.Device) (mounter.D
 	return mounter.Device{}, fault.New(fault.State, "volume %s: %s is not its device", id, d.Path)
 }
 
-// Mend restores the device settings that pods changed.
-func (p *Pool) Mend(_ context.Context, id string) error {
+// RestoreDevices restores the device settings that pods changed.
+func (p *Pool) RestoreDevices(_ context.Context, id string) error {
 	key, found, err := p.devices(id)
 	for _, d := range found {
-		_, merr := p.loops.Mend(d, p.volumeDisk(key))
+		_, merr := p.loops.Restore(d, p.volumeDisk(key))
 		err = errors.Join(err, merr)
 	}
 	return err

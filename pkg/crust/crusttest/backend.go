@@ -55,7 +55,7 @@ func TestBackend(t *testing.T, kit Kit) {
 		{"C20_RegistrationsThatAreWrong", (*backendSuite).wrongRegistrations},
 		{"C13_APodsVolume", (*backendSuite).lives},
 		{"C12_WhatIsPendingIsTakenBack", (*backendSuite).takenBack},
-		{"C19_OneDeviceOneSandbox", (*backendSuite).onlyOnce},
+		{"C19_OneDeviceOneSandbox", (*backendSuite).oneSandbox},
 		{"R05_ReadOnly", (*backendSuite).readOnly},
 		{"C15_PathsStayInTheVolume", (*backendSuite).paths},
 		{"C17_ItGrows", (*backendSuite).grows},
@@ -242,7 +242,7 @@ func (b *backendSuite) waits(t testing.TB, id string, v sandbox.Volume) string {
 			t.Errorf("%s is listed as %s", v.Device.Path, listed.GetState())
 		}
 	}
-	if b.can(crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS) {
+	if b.supports(crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS) {
 		_, _, err := b.server.Stats(b.ctx(), id, v.Device.Path)
 		wants(t, "stats of a volume that is pending", err, fault.Unavailable)
 	}

@@ -34,7 +34,7 @@ func (b *backendSuite) says(t *testing.T) {
 	}
 }
 
-func (b *backendSuite) can(c crust.Capability) bool {
+func (b *backendSuite) supports(c crust.Capability) bool {
 	return slices.Contains(b.backend.Capabilities(), c)
 }
 
@@ -82,7 +82,7 @@ func (b *backendSuite) lives(t *testing.T) {
 	if strings.Contains(string(mounts), fmt.Sprintf(" %d:%d ", d.Major, d.Minor)) || strings.Contains(string(mounts), v.Target) {
 		t.Error("the host has it mounted")
 	}
-	if u, ailment, err := b.server.Stats(b.ctx(), "one", d.Path); b.can(crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS) &&
+	if u, ailment, err := b.server.Stats(b.ctx(), "one", d.Path); b.supports(crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS) &&
 		(err != nil || ailment != "" || u.TotalBytes < diskSize/2 || u.TotalBytes > diskSize || u.UsedBytes <= 0 || u.AvailableBytes <= 0) {
 		t.Errorf("it is %+v full, %q, %v", u, ailment, err)
 	}
@@ -121,8 +121,8 @@ func (b *backendSuite) takenBack(t *testing.T) {
 	b.has(t, "two", v.Target+"/f", "of another")
 }
 
-// onlyOnce: two kernels, or two mounts, would destroy a file system.
-func (b *backendSuite) onlyOnce(t *testing.T) {
+// oneSandbox: two kernels, or two mounts, would destroy a file system.
+func (b *backendSuite) oneSandbox(t *testing.T) {
 	d, _ := b.formatted(t)
 	v := b.volume(d, "once")
 	b.published(t, "one", v)
@@ -179,7 +179,7 @@ func (b *backendSuite) paths(t *testing.T) {
 
 // grows: online, with its device.
 func (b *backendSuite) grows(t *testing.T) {
-	if !b.can(crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE) {
+	if !b.supports(crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE) {
 		t.Log("it does not grow volumes, and says so")
 		return
 	}

@@ -83,7 +83,7 @@ func Open(ctx context.Context, r Request) (*mounter.Detached, error) {
 	if err != nil {
 		return nil, err
 	}
-	if found.Answer != superblock.Known || found.Type != r.Type {
+	if found.Content != superblock.Known || found.Type != r.Type {
 		return nil, fault.New(fault.State, "%s holds %s, and %s was asked for; nothing was changed", r.Device.Path, found, r.Type)
 	}
 	size, err := mounter.DeviceSize(r.Device)

@@ -112,8 +112,8 @@ func TestC18_TheEndOfASandboxThatWasFoundLate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newBox(sandboxRecord{Kind: "awkward", Spec: Spec{ID: "late"}, Process: p})
-	b.be(unreachable{errors.New("it could not be looked at")})
+	b := newRegistered(sandboxRecord{Kind: "awkward", Spec: Spec{ID: "late"}, Process: p})
+	b.set(unreachable{errors.New("it could not be looked at")})
 	m.take(b, nil)
 	for {
 		if _, away := b.sandbox().(unreachable); !away {
@@ -158,8 +158,8 @@ func TestC18_ASandboxThatIsHalfClosed(t *testing.T) {
 		t.Error(err)
 	}
 	// One that cannot be reached has lost nothing by the attempt.
-	box := m.boxes["a"]
-	box.be(unreachable{errors.New("no answer")})
+	box := m.sandboxes["a"]
+	box.set(unreachable{errors.New("no answer")})
 	if err := m.Deregister(t.Context(), "a"); err == nil {
 		t.Error("one that cannot be reached is deregistered")
 	}

@@ -18,7 +18,7 @@ func (m *Manager) claim(id string, v Volume) (shared bool, err error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for other, b := range m.boxes {
+	for other, b := range m.sandboxes {
 		for source, r := range b.record.Volumes {
 			switch {
 			case other == id && source == v.Device.Path:
@@ -43,7 +43,7 @@ func (m *Manager) mayBeOfAnother(id string, v Volume) error {
 		return nil
 	}
 	m.mu.Lock()
-	b, ok := m.boxes[id]
+	b, ok := m.sandboxes[id]
 	ours := ok && b.record.Volumes[v.Device.Path].Device.Same(v.Device)
 	m.mu.Unlock()
 	if ours {

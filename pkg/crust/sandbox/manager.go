@@ -41,16 +41,16 @@ type Manager struct {
 	store store
 	bad   map[string]error // unusable records, by path; constant after New
 
-	mu    sync.Mutex // guards what follows; never held while calling a sandbox
-	boxes map[string]*box
-	busy  map[string]string // key of a running operation, and its name
-	tasks sync.WaitGroup
+	mu        sync.Mutex // guards what follows; never held while calling a sandbox
+	sandboxes map[string]*registered
+	busy      map[string]string // key of a running operation, and its name
+	tasks     sync.WaitGroup
 
 	watchers events
 }
 
-// box is one sandbox.
-type box struct {
+// registered is one sandbox.
+type registered struct {
 	current atomic.Pointer[Sandbox]
 	writing sync.Mutex // held while the record is written
 	record  sandboxRecord
@@ -59,11 +59,11 @@ type box struct {
 	left    chan struct{} // closed when nobody watches it any more
 }
 
-func (b *box) sandbox() Sandbox { return *b.current.Load() }
+func (b *registered) sandbox() Sandbox { return *b.current.Load() }
 
-func (b *box) be(s Sandbox) { b.current.Store(&s) }
+func (b *registered) set(s Sandbox) { b.current.Store(&s) }
 
-func (b *box) hasEnded() bool {
+func (b *registered) hasEnded() bool {
 	select {
 	case <-b.ended:
 		return true
@@ -72,10 +72,12 @@ func (b *box) hasEnded() bool {
 	}
 }
 
-func (b *box) opening() Opening { return Opening{b.record.Spec, b.ended, len(b.record.Volumes) > 0} }
+func (b *registered) opening() Opening {
+	return Opening{b.record.Spec, b.ended, len(b.record.Volumes) > 0}
+}
 
-func newBox(r sandboxRecord) *box {
-	return &box{record: r, ended: make(chan struct{}), left: make(chan struct{})}
+func newRegistered(r sandboxRecord) *registered {
+	return &registered{record: r, ended: make(chan struct{}), left: make(chan struct{})}
 }
 
 // reachTime bounds how long a start waits for the sandboxes of an earlier process. The rest is
@@ -91,7 +93,7 @@ func New(ctx context.Context, c Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{Config: c, boot: boot, store: newStore(filepath.Join(c.StateDir, "sandboxes")), boxes: map[string]*box{},
+	m := &Manager{Config: c, boot: boot, store: newStore(filepath.Join(c.StateDir, "sandboxes")), sandboxes: map[string]*registered{},
 		busy: map[string]string{}}
 	var records []sandboxRecord
 	if records, m.bad, err = m.store.load(); err != nil {
@@ -129,7 +131,7 @@ func New(ctx context.Context, c Config) (*Manager, error) {
 		if r.Volumes == nil {
 			r.Volumes = map[string]volumeRecord{}
 		}
-		b := newBox(r)
+		b := newRegistered(r)
 		all.Go(func() {
 			pidfd, err := m.reopen(ctx, b)
 			if err != nil {
@@ -156,7 +158,7 @@ func (m *Manager) forget(spec Spec) error {
 }
 
 // reopen takes over a sandbox of an earlier process, reachable or not.
-func (m *Manager) reopen(ctx context.Context, b *box) (pidfd *os.File, err error) {
+func (m *Manager) reopen(ctx context.Context, b *registered) (pidfd *os.File, err error) {
 	id := b.record.Spec.ID
 	m.Log.Info("a sandbox of an earlier process", "sandbox_id", id, "volumes", len(b.record.Volumes))
 	if b.record.Process.PID != 0 {
@@ -168,7 +170,7 @@ func (m *Manager) reopen(ctx context.Context, b *box) (pidfd *os.File, err error
 			return nil, err // not about the process
 		} else if err != nil {
 			m.Log.Error("a sandbox of an earlier process cannot be looked at; it keeps what it has", "sandbox_id", id, "error", err)
-			b.be(unreachable{err})
+			b.set(unreachable{err})
 			return nil, nil
 		}
 	}
@@ -179,7 +181,7 @@ func (m *Manager) reopen(ctx context.Context, b *box) (pidfd *os.File, err error
 		m.Log.Error("a sandbox of an earlier process cannot be reached; it keeps what it has", "sandbox_id", id, "error", err)
 		sb = unreachable{err}
 	}
-	b.be(sb)
+	b.set(sb)
 	return pidfd, nil
 }
 
@@ -193,22 +195,22 @@ func (m *Manager) Stop() {
 
 func (m *Manager) detach() {
 	m.mu.Lock()
-	boxes := slices.Collect(maps.Values(m.boxes))
-	m.boxes = map[string]*box{}
+	sandboxes := slices.Collect(maps.Values(m.sandboxes))
+	m.sandboxes = map[string]*registered{}
 	m.mu.Unlock()
-	for _, b := range boxes {
+	for _, b := range sandboxes {
 		close(b.left)
 	}
 	m.tasks.Wait()
-	for _, b := range boxes {
+	for _, b := range sandboxes {
 		b.sandbox().Detach()
 	}
 }
 
 // take watches a sandbox from now on.
-func (m *Manager) take(b *box, pidfd *os.File) {
+func (m *Manager) take(b *registered, pidfd *os.File) {
 	m.mu.Lock()
-	m.boxes[b.record.Spec.ID] = b
+	m.sandboxes[b.record.Spec.ID] = b
 	m.mu.Unlock()
 	ctx, cancel := context.WithCancel(context.Background())
 	m.tasks.Go(func() { <-b.left; cancel() })
@@ -217,7 +219,7 @@ func (m *Manager) take(b *box, pidfd *os.File) {
 }
 
 // watch waits in the background for the end of a sandbox's process, if there is one.
-func (m *Manager) watch(ctx context.Context, b *box, pidfd *os.File) {
+func (m *Manager) watch(ctx context.Context, b *registered, pidfd *os.File) {
 	if pidfd == nil {
 		return
 	}
@@ -233,7 +235,7 @@ func (m *Manager) watch(ctx context.Context, b *box, pidfd *os.File) {
 // reach opens a sandbox again that could not be reached. watched: its process is watched, or has
 // ended. A process that could not be looked at comes first: nobody would see its end, and its pid
 // may be another's.
-func (m *Manager) reach(ctx context.Context, b *box, watched *bool) (Sandbox, error) {
+func (m *Manager) reach(ctx context.Context, b *registered, watched *bool) (Sandbox, error) {
 	if !*watched {
 		pidfd, err := b.record.Process.find()
 		switch {
@@ -251,7 +253,7 @@ func (m *Manager) reach(ctx context.Context, b *box, watched *bool) (Sandbox, er
 }
 
 // look reconnects to a sandbox that could not be reached, and cleans up after one that has ended.
-func (m *Manager) look(ctx context.Context, b *box, watched bool) {
+func (m *Manager) look(ctx context.Context, b *registered, watched bool) {
 	const shortest, longest = 50 * time.Millisecond, 30 * time.Second
 	id := b.record.Spec.ID
 	pause := func(wait time.Duration, or <-chan struct{}) {
@@ -269,12 +271,12 @@ func (m *Manager) look(ctx context.Context, b *box, watched bool) {
 		sb, err := m.reach(ctx, b, &watched)
 		if err == nil {
 			m.Log.Info("a sandbox can be reached again", "sandbox_id", id)
-			b.be(sb)
+			b.set(sb)
 			break
 		}
 		select {
 		case <-b.ended:
-			b.be(departed{unreachable{err}, func() error { return m.Backend.Forget(b.record.Spec) }})
+			b.set(departed{unreachable{err}, func() error { return m.Backend.Forget(b.record.Spec) }})
 		default:
 			pause(wait, b.ended)
 		}
@@ -323,20 +325,20 @@ func (m *Manager) unusable(id string) error {
 	return nil
 }
 
-func (m *Manager) find(id string) (*box, error) {
+func (m *Manager) find(id string) (*registered, error) {
 	if err := m.unusable(id); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	b, ok := m.boxes[id]
+	b, ok := m.sandboxes[id]
 	if !ok || b.closing {
 		return nil, fault.New(fault.NotFound, "sandbox %q is not registered", id)
 	}
 	return b, nil
 }
 
-func (m *Manager) volume(id, source string) (*box, Volume, volumeRecord, error) {
+func (m *Manager) volume(id, source string) (*registered, Volume, volumeRecord, error) {
 	b, err := m.find(id)
 	if err != nil {
 		return nil, Volume{}, volumeRecord{}, err
@@ -352,13 +354,13 @@ func (m *Manager) volume(id, source string) (*box, Volume, volumeRecord, error) 
 }
 
 // keep changes a volume's record, first on disk.
-func (m *Manager) keep(b *box, source string, r *volumeRecord) error {
+func (m *Manager) keep(b *registered, source string, r *volumeRecord) error {
 	b.writing.Lock()
 	defer b.writing.Unlock()
 	m.mu.Lock()
 	next := b.record
 	next.Volumes = maps.Clone(b.record.Volumes)
-	known := m.boxes[next.Spec.ID] == b
+	known := m.sandboxes[next.Spec.ID] == b
 	m.mu.Unlock()
 	if !known {
 		return fault.New(fault.State, "sandbox %s was deregistered, or this server is stopping", next.Spec.ID)

@@ -27,7 +27,7 @@ func (m *Manager) Register(ctx context.Context, spec Spec) error {
 	}
 	defer end()
 	m.mu.Lock()
-	b, ok := m.boxes[spec.ID]
+	b, ok := m.sandboxes[spec.ID]
 	var have Spec
 	closing := false
 	if ok {
@@ -51,7 +51,7 @@ func (m *Manager) Register(ctx context.Context, spec Spec) error {
 			return fmt.Errorf("sandbox %s: %w", spec.ID, err)
 		}
 	}
-	b = newBox(sandboxRecord{Kind: m.Backend.Kind(), Spec: spec, BootID: m.boot, Volumes: map[string]volumeRecord{}})
+	b = newRegistered(sandboxRecord{Kind: m.Backend.Kind(), Spec: spec, BootID: m.boot, Volumes: map[string]volumeRecord{}})
 	var pidfd *os.File
 	if pid != 0 {
 		if b.record.Process, pidfd, err = identify(pid); err != nil {
@@ -65,7 +65,7 @@ func (m *Manager) Register(ctx context.Context, spec Spec) error {
 			sb, err = m.Backend.Open(nctx, b.opening())
 		}
 		if err == nil {
-			b.be(sb)
+			b.set(sb)
 		} else {
 			err = errors.Join(fmt.Errorf("sandbox %s: %w", spec.ID, err), m.forget(spec))
 		}
@@ -102,7 +102,7 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 	}
 	defer end()
 	m.mu.Lock()
-	b, ok := m.boxes[id]
+	b, ok := m.sandboxes[id]
 	if ok {
 		for key, what := range m.busy {
 			if strings.HasPrefix(key, "volume of "+id+" ") {
@@ -161,8 +161,8 @@ func (m *Manager) deregister(ctx context.Context, id, why string) error {
 		return err
 	}
 	m.mu.Lock()
-	if m.boxes[id] == b {
-		delete(m.boxes, id)
+	if m.sandboxes[id] == b {
+		delete(m.sandboxes, id)
 		close(b.left)
 	}
 	m.mu.Unlock()

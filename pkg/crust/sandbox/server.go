@@ -178,7 +178,7 @@ func (s *Server) ListSandboxes(context.Context, *crustv1alpha1.ListSandboxesRequ
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	resp := &crustv1alpha1.ListSandboxesResponse{}
-	for id, b := range s.boxes {
+	for id, b := range s.sandboxes {
 		sb := &crustv1alpha1.Sandbox{SandboxId: id, Kind: s.Backend.Kind(), Pid: int64(b.record.Process.PID),
 			MountNamespace: b.sandbox().MountNamespace()}
 		for source, r := range b.record.Volumes {

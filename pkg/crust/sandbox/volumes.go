@@ -113,7 +113,7 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) (isPending b
 // Unpublish unmounts a volume in a sandbox.
 func (m *Manager) Unpublish(ctx context.Context, id, source string) error {
 	m.mu.Lock()
-	b, ok := m.boxes[id]
+	b, ok := m.sandboxes[id]
 	m.mu.Unlock()
 	if !ok {
 		return m.unusable(id)

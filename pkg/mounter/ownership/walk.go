@@ -22,7 +22,7 @@ type walk struct {
 	top      linux.Dir
 
 	dirty  sync.Mutex
-	soiled bool // the record says that a walk has begun
+	marked bool // the record says that a walk has begun
 	clean  bool // the record says that all files have the group
 
 	mu      sync.Mutex
@@ -285,7 +285,7 @@ func (w *walk) visit(dir linux.Dir, name linux.Name, looked *int64) (bool, error
 }
 
 func (w *walk) changeExactly(dir linux.Dir, name linux.Name, i linux.Inode, mode uint32) error {
-	if err := w.soil(); err != nil {
+	if err := w.markDirty(); err != nil {
 		return err
 	}
 	for {
@@ -306,7 +306,7 @@ func (w *walk) changeExactly(dir linux.Dir, name linux.Name, i linux.Inode, mode
 }
 
 func (w *walk) change(chgrp, chmod bool, group, mode func() error) error {
-	if err := w.soil(); err != nil {
+	if err := w.markDirty(); err != nil {
 		return err
 	}
 	if err := failpoint.Err("ownership.change"); err != nil {
@@ -324,13 +324,13 @@ func (w *walk) change(chgrp, chmod bool, group, mode func() error) error {
 	return nil
 }
 
-// soil marks the record as dirty before the first change.
-func (w *walk) soil() error {
+// markDirty marks the record as dirty before the first change.
+func (w *walk) markDirty() error {
 	w.dirty.Lock()
 	defer w.dirty.Unlock()
-	if w.soiled {
+	if w.marked {
 		return nil
 	}
-	w.soiled, w.clean = true, false
+	w.marked, w.clean = true, false
 	return Record{Group: w.gid}.write(w.top)
 }

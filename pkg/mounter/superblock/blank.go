@@ -73,7 +73,7 @@ func (b BlankDevice) verify() error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", b.path, err)
 	}
-	if res.Answer != Blank && !b.resumed {
+	if res.Content != Blank && !b.resumed {
 		return fault.New(fault.State, "%s was blank and now holds %s: somebody wrote to it just now; nothing was changed", b.path, res)
 	}
 	return nil
@@ -130,7 +130,7 @@ func probed(path string) (Result, BlankDevice, error) {
 	if err != nil {
 		return Result{}, BlankDevice{}, fmt.Errorf("%s: %w", path, err)
 	}
-	if res.Answer != Blank {
+	if res.Content != Blank {
 		return res, BlankDevice{}, nil
 	}
 	return res, d.BlankDevice, nil
@@ -161,7 +161,7 @@ func Identify(path, name string) (Result, error) {
 			return Result{}, fmt.Errorf("%s: %w", path, err)
 		}
 		found := detect(&image{head: head, size: d.size})
-		if len(found) == 1 && found[0].Answer == Known && found[0].Type == name {
+		if len(found) == 1 && found[0].Content == Known && found[0].Type == name {
 			return found[0], nil
 		}
 	}
@@ -233,13 +233,13 @@ func Resume(path string, i Intent) (Result, BlankDevice, error) {
 		return Result{}, BlankDevice{}, fmt.Errorf("%s: %w", path, err)
 	}
 	switch {
-	case res.Answer == Known && res.Type == i.fstype:
+	case res.Content == Known && res.Type == i.fstype:
 		return res, BlankDevice{}, nil
-	case res.Answer == Known, d.size < i.size:
+	case res.Content == Known, d.size < i.size:
 		return res, BlankDevice{}, fault.New(fault.State,
 			"%s was being formatted with %s (%d bytes) when the driver stopped, and now holds %s (%d bytes): somebody else wrote to it; save the "+
 				"data, or delete the volume", path, i.fstype, i.size, res, d.size)
 	}
-	d.resumed = res.Answer != Blank
+	d.resumed = res.Content != Blank
 	return res, d.BlankDevice, nil
 }

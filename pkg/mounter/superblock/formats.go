@@ -41,14 +41,14 @@ func magics(name string, marks ...mark) detector {
 				off += m.size
 			}
 			if m.has(off, k.magic) {
-				return Result{Answer: Known, Type: name}, true
+				return Result{Content: Known, Type: name}, true
 			}
 		}
 		return Result{}, false
 	}
 }
 
-func known(name string) (Result, bool) { return Result{Answer: Known, Type: name}, true }
+func known(name string) (Result, bool) { return Result{Content: Known, Type: name}, true }
 
 func damaged(name, format string, args ...any) (Result, bool) {
 	return Result{Type: name, Detail: name + " superblock: " + fmt.Sprintf(format, args...)}, true
@@ -109,7 +109,7 @@ func ext(m *image) (Result, bool) {
 	}
 	blockSize := int64(1024) << logBlock
 	res := Result{
-		Answer: Known, Type: name, BlockSize: blockSize,
+		Content: Known, Type: name, BlockSize: blockSize,
 		UUID: uuid(sb[0x68:0x78]), Label: label(sb[0x78:0x88]),
 	}
 	if bits.Len64(blocks)+bits.Len64(uint64(blockSize)) > 63 {
@@ -145,7 +145,7 @@ func xfs(m *image) (Result, bool) {
 	if sb[126] != 0 {
 		return damaged(fstype.XFS, "mkfs did not finish")
 	}
-	res := Result{Answer: Known, Type: fstype.XFS, BlockSize: blockSize, UUID: uuid(sb[32:48]), Label: label(sb[108:120])}
+	res := Result{Content: Known, Type: fstype.XFS, BlockSize: blockSize, UUID: uuid(sb[32:48]), Label: label(sb[108:120])}
 	if be.Uint16(sb[100:])&0xf == 5 {
 		whole := m.at(0, sector)
 		if whole == nil {
@@ -202,7 +202,7 @@ func btrfs(m *image) (Result, bool) {
 		return damaged(fstype.Btrfs, "it has sectors of %d bytes", sector)
 	}
 	return Result{
-		Answer: Known, Type: fstype.Btrfs, Size: int64(total), BlockSize: sector,
+		Content: Known, Type: fstype.Btrfs, Size: int64(total), BlockSize: sector,
 		UUID: uuid(sb[32:48]), Label: label(sb[299 : 299+256]),
 	}, true
 }
@@ -283,7 +283,7 @@ func bootSector(m *image) (Result, bool) {
 	}
 	for _, off := range []int{54, 82} {
 		if strings.HasPrefix(string(b[off:off+8]), "FAT") {
-			return Result{Answer: Known, Type: fstype.VFAT}, true
+			return Result{Content: Known, Type: fstype.VFAT}, true
 		}
 	}
 	if m.has(512, "EFI PART") || m.has(4096, "EFI PART") {

@@ -84,7 +84,7 @@ func FuzzProbe(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.Answer == Known && r.Type == "" || r.Answer == Unknown && r.Detail == "" {
+		if r.Content == Known && r.Type == "" || r.Content == Unknown && r.Detail == "" {
 			t.Errorf("an answer without words: %+v", r)
 		}
 		start, end := make([]byte, closeBy), make([]byte, tailSize)
@@ -94,17 +94,17 @@ func FuzzProbe(f *testing.F) {
 		if _, err := d.ReadAt(end, d.size-tailSize); err != nil {
 			t.Fatal(err)
 		}
-		if r.Answer == Blank && (nonZero(start) >= 0 || nonZero(end) >= 0) {
+		if r.Content == Blank && (nonZero(start) >= 0 || nonZero(end) >= 0) {
 			t.Errorf("called blank, with a byte at %d of the start, %d of the end", nonZero(start), nonZero(end))
 		}
-		if r.BlockSize != 0 && (r.Answer != Known || r.Size <= 0 || r.Size > d.size ||
+		if r.BlockSize != 0 && (r.Content != Known || r.Size <= 0 || r.Size > d.size ||
 			bits.OnesCount64(uint64(r.BlockSize)) != 1 || r.BlockSize < 512 || r.BlockSize > 64<<10) {
 			t.Errorf("makes no sense: %+v", r)
 		}
-		if r.Answer == Known && len(fstype.Of(r.Type).Make) > 0 && r.BlockSize == 0 {
+		if r.Content == Known && len(fstype.Of(r.Type).Make) > 0 && r.BlockSize == 0 {
 			t.Errorf("without a block size: %+v", r)
 		}
-		if whole := d.off+int64(len(patch)) <= o.from || d.off >= o.to || o.to == 0; !whole && r.Answer == Known && r.Type == o.name {
+		if whole := d.off+int64(len(patch)) <= o.from || d.off >= o.to || o.to == 0; !whole && r.Content == Known && r.Type == o.name {
 			changed := false
 			for i, c := range patch {
 				at := d.off + int64(i)

@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// Answer is the answer of a probe.
-type Answer int
+// Content is the answer of a probe.
+type Content int
 
 // The answers. The zero value is the safe one.
 const (
-	Unknown Answer = iota
+	Unknown Content = iota
 	Blank
 	Known
 )
 
-func (a Answer) String() string {
+func (a Content) String() string {
 	switch a {
 	case Blank:
 		return "blank"
@@ -31,7 +31,7 @@ func (a Answer) String() string {
 
 // Result is the outcome of a probe.
 type Result struct {
-	Answer Answer
+	Content Content
 	// Type names a Known format: a file system by the name of its row in fstype, or swap, luks,
 	// lvm2, md, gpt, mbr, zfs, bcache and a few more. For Unknown it may name the format that
 	// the damaged data resembles.
@@ -53,7 +53,7 @@ type Result struct {
 }
 
 func (r Result) String() string {
-	switch r.Answer {
+	switch r.Content {
 	case Blank:
 		return "blank"
 	case Known:
@@ -121,7 +121,7 @@ func Probe(r io.ReaderAt, size int64) (Result, error) {
 			return Result{}, err
 		}
 		if detail == "" {
-			return Result{Answer: Blank}, nil
+			return Result{Content: Blank}, nil
 		}
 		return Result{Detail: detail}, nil
 	}

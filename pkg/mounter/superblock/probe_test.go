@@ -72,7 +72,7 @@ func TestD01_RealFormatsAreKnown(t *testing.T) {
 		path := blankImage(t, testSize)
 		mkfs(t, path, argv...)
 		r := probeFile(t, path)
-		if r.Answer != Known || r.Type != name || r.NeedsCheck != "" {
+		if r.Content != Known || r.Type != name || r.NeedsCheck != "" {
 			t.Errorf("%s: %+v", name, r)
 		}
 		if len(fstype.Of(name).Make) > 0 {
@@ -92,7 +92,7 @@ func TestD01_MarksOfOtherFormatsAreKnown(t *testing.T) {
 	} {
 		path := blankImage(t, testSize)
 		patch(t, path, m.off, []byte(m.magic))
-		if r := probeFile(t, path); r.Answer != Known || r.Type != name {
+		if r := probeFile(t, path); r.Content != Known || r.Type != name {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
@@ -107,7 +107,7 @@ func TestD01_MarksOfOtherFormatsAreKnown(t *testing.T) {
 
 func TestD01_BlankIsBlank(t *testing.T) {
 	for _, size := range []int64{512, 4096, 1 << 20, testSize, 1 << 40} {
-		if r := probeFile2(t, size); r.Answer != Blank {
+		if r := probeFile2(t, size); r.Content != Blank {
 			t.Errorf("%d bytes: %+v", size, r)
 		}
 	}
@@ -131,25 +131,25 @@ func TestD01_DamagedIsUnknownAndNeverBlank(t *testing.T) {
 		path := blankImage(t, testSize)
 		mkfs(t, path, makers[name]...)
 		patch(t, path, off, []byte("flipped"))
-		if r := probeFile(t, path); r.Answer != Unknown || !strings.Contains(r.Detail, "checksum") {
+		if r := probeFile(t, path); r.Content != Unknown || !strings.Contains(r.Detail, "checksum") {
 			t.Errorf("%s with a flipped byte: %+v", name, r)
 		}
 		path = blankImage(t, testSize)
 		mkfs(t, path, makers[name]...)
 		patch(t, path, 0, make([]byte, 1<<20))
-		if r := probeFile(t, path); r.Answer != Unknown || !strings.Contains(r.Detail, "data at offset") {
+		if r := probeFile(t, path); r.Content != Unknown || !strings.Contains(r.Detail, "data at offset") {
 			t.Errorf("%s without its first MiB: %+v", name, r)
 		}
 	}
 	path := blankImage(t, testSize)
 	patch(t, path, testSize-1, []byte{1})
-	if r := probeFile(t, path); r.Answer != Unknown {
+	if r := probeFile(t, path); r.Content != Unknown {
 		t.Errorf("a last byte: %+v", r)
 	}
 	path = blankImage(t, testSize)
 	mkfs(t, path, makers["ext4"]...)
 	patch(t, path, 512, []byte("LABELONE"))
-	if r := probeFile(t, path); r.Answer != Unknown || !strings.Contains(r.Detail, "more than one") {
+	if r := probeFile(t, path); r.Content != Unknown || !strings.Contains(r.Detail, "more than one") {
 		t.Errorf("two formats: %+v", r)
 	}
 	path = blankImage(t, testSize)
@@ -157,7 +157,7 @@ func TestD01_DamagedIsUnknownAndNeverBlank(t *testing.T) {
 	if err := os.Truncate(path, testSize/2); err != nil {
 		t.Fatal(err)
 	}
-	if r := probeFile(t, path); r.Answer != Unknown || !strings.Contains(r.Detail, "spans") {
+	if r := probeFile(t, path); r.Content != Unknown || !strings.Contains(r.Detail, "spans") {
 		t.Errorf("cut off: %+v", r)
 	}
 }

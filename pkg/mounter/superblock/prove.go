@@ -72,7 +72,7 @@ func ProveBlank(ctx context.Context, path string, o Reading) (Result, BlankDevic
 	if err != nil {
 		return Result{}, BlankDevice{}, fmt.Errorf("%s: %w", path, err)
 	}
-	if res.Answer != Blank {
+	if res.Content != Blank {
 		return res, BlankDevice{}, nil
 	}
 	return res, d.BlankDevice, nil
@@ -92,7 +92,7 @@ func (p *prover) prove(ctx context.Context) (Result, error) {
 		return Result{}, err
 	}
 	res, err := Probe(linux.Direct{File: p.file}, p.size)
-	if err != nil || res.Answer != Blank {
+	if err != nil || res.Content != Blank {
 		return res, err
 	}
 	if p.backing, _, err = loopdev.OpenBacking(p.file); err != nil {

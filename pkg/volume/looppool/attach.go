@@ -60,7 +60,7 @@ func (p *Pool) Attach(_ context.Context, id string) (volume.Attachment, error) {
 		}
 	}
 	p.rememberDevice(key, d)
-	if err := p.mend(key, d); err != nil {
+	if err := p.restoreDevice(key, d); err != nil {
 		return volume.Attachment{}, err
 	}
 	return volume.Attachment{Device: device(d)}, refresh(v, d)
@@ -81,7 +81,7 @@ func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 			return volume.Attachment{}, false, err
 		}
 		if ok {
-			return volume.Attachment{Device: device(d)}, true, p.mend(key, now)
+			return volume.Attachment{Device: device(d)}, true, p.restoreDevice(key, now)
 		}
 	}
 	// Not known to this process, or changed by somebody else.
@@ -91,7 +91,7 @@ func (p *Pool) Attached(id string) (volume.Attachment, bool, error) {
 	}
 	if d, ok := loopdev.Writable(found); ok {
 		p.rememberDevice(key, d)
-		return volume.Attachment{Device: device(d)}, true, p.mend(key, d)
+		return volume.Attachment{Device: device(d)}, true, p.restoreDevice(key, d)
 	}
 	p.forgetDevice(key)
 	return volume.Attachment{}, false, nil

@@ -53,7 +53,7 @@ type Pool struct {
 	copied func(bytes int64)
 
 	overcommit float64
-	reserved   ownReserve
+	reserved   reserveFile
 	measuring  sync.Mutex // held while measure examines all files
 
 	volumes   *journal.Book[journal.VolumeRecord]

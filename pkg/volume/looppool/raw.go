@@ -35,10 +35,10 @@ func (p *Pool) ForPod(_ context.Context, id string, d mounter.Device) (mounter.D
 		"volume %s: %s is not bound to its file any more; unstage and stage it again", id, d.Path)
 }
 
-// mend reverts what a pod changed on a device that it was given, and records it for Health.
-func (p *Pool) mend(key string, d loopdev.Device) error {
+// restoreDevice reverts what a pod changed on a device that it was given, and records it for Health.
+func (p *Pool) restoreDevice(key string, d loopdev.Device) error {
 	img := p.volumePath(key)
-	changed, err := p.loop.Mend(d, img)
+	changed, err := p.loop.Restore(d, img)
 	if len(changed) == 0 {
 		return err
 	}
@@ -58,8 +58,8 @@ func (p *Pool) mend(key string, d loopdev.Device) error {
 	return nil
 }
 
-// Mend reverts what pods changed on the volume's devices.
-func (p *Pool) Mend(_ context.Context, id string) error {
+// RestoreDevices reverts what pods changed on the volume's devices.
+func (p *Pool) RestoreDevices(_ context.Context, id string) error {
 	key, _, err := p.volumes.Find(id)
 	if err != nil {
 		return err
@@ -69,7 +69,7 @@ func (p *Pool) Mend(_ context.Context, id string) error {
 		return err
 	}
 	for _, d := range found {
-		if err := p.mend(key, d); err != nil {
+		if err := p.restoreDevice(key, d); err != nil {
 			return err
 		}
 	}

@@ -175,9 +175,9 @@ func (p *Pool) ForPod(ctx context.Context, id string, d mounter.Device) (mounter
 	return with(p, func(in volume.Pool) (mounter.Device, error) { return in.ForPod(ctx, id, d) })
 }
 
-// Mend reverts what pods changed on their devices.
-func (p *Pool) Mend(ctx context.Context, id string) error {
-	return p.do(func(in volume.Pool) error { return in.Mend(ctx, id) })
+// RestoreDevices reverts what pods changed on their devices.
+func (p *Pool) RestoreDevices(ctx context.Context, id string) error {
+	return p.do(func(in volume.Pool) error { return in.RestoreDevices(ctx, id) })
 }
 
 // Refresh grows an attached device to the size of its volume.

@@ -278,7 +278,7 @@ func (s *Source) ProveBlank(ctx context.Context, id string, progress *volume.Pro
 		return nothing, superblock.BlankDevice{}, err
 	}
 	res, blank, err := superblock.ProveBlank(ctx, c.device.Path, reading)
-	if err == nil && res.Answer == superblock.Unknown {
+	if err == nil && res.Content == superblock.Unknown {
 		res.Detail += "; if that may go, the volume attribute " + AttrFormat + ": " + IfProbedBlank + " says so"
 	}
 	return res, blank, err

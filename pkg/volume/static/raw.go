@@ -82,8 +82,8 @@ func (s *Source) release(d mounter.Device) error {
 	return s.raw.Release(loop)
 }
 
-// Mend reverts what pods changed on the volume's devices.
-func (s *Source) Mend(_ context.Context, id string) error {
+// RestoreDevices reverts what pods changed on the volume's devices.
+func (s *Source) RestoreDevices(_ context.Context, id string) error {
 	s.mu.Lock()
 	c, ok := s.attached[id]
 	s.mu.Unlock()
@@ -111,7 +111,7 @@ func (s *Source) Mend(_ context.Context, id string) error {
 		devices, paths = append(devices, own), append(paths, shown)
 	}
 	for i, device := range devices {
-		changed, err := s.loop.Mend(device, paths[i])
+		changed, err := s.loop.Restore(device, paths[i])
 		if len(changed) > 0 {
 			s.mu.Lock()
 			s.changed[id] = fmt.Sprintf("%s was changed by a program that was given it (%s)", device.Path, strings.Join(changed, "; "))

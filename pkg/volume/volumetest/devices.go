@@ -31,7 +31,7 @@ func theDeviceHasTheData(s *suite) {
 	s.owned(d, v.ID)
 	s.has(d, size, texts)
 	s.ok(s.Refresh(s.Context(), v.ID))
-	s.ok(s.Mend(s.Context(), v.ID))
+	s.ok(s.RestoreDevices(s.Context(), v.ID))
 	for range 2 {
 		s.detach(v.ID)
 	}
@@ -158,7 +158,7 @@ func devicesForPods(s *suite) {
 	s.owned(pod, v.ID)
 	s.put(pod, 4096, "pod")
 	s.has(d, size, map[int64]string{0: "data", 4096: "pod"})
-	s.ok(s.Mend(s.Context(), v.ID))
+	s.ok(s.RestoreDevices(s.Context(), v.ID))
 	s.detach(v.ID)
 	s.has(s.attach(v.ID), size, map[int64]string{0: "data", 4096: "pod"})
 }

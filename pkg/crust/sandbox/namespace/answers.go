@@ -11,7 +11,7 @@ import (
 )
 
 // mounted runs f on the mounted volume.
-func (s *box) mounted(v sandbox.Volume, f func(*mounter.State) error) error {
+func (s *mountNamespace) mounted(v sandbox.Volume, f func(*mounter.State) error) error {
 	return s.inside(v.Target, func(t *mounter.Target) error {
 		st, there, err := ours(t, v)
 		if err != nil {
@@ -25,7 +25,7 @@ func (s *box) mounted(v sandbox.Volume, f func(*mounter.State) error) error {
 	})
 }
 
-func (s *box) Stats(_ context.Context, v sandbox.Volume) (u mounter.Usage, ailment string, err error) {
+func (s *mountNamespace) Stats(_ context.Context, v sandbox.Volume) (u mounter.Usage, ailment string, err error) {
 	err = s.mounted(v, func(st *mounter.State) error {
 		var err error
 		var messages []string
@@ -39,11 +39,11 @@ func (s *box) Stats(_ context.Context, v sandbox.Volume) (u mounter.Usage, ailme
 	return u, ailment, err
 }
 
-func (s *box) Expand(_ context.Context, v sandbox.Volume, _ int64) error {
+func (s *mountNamespace) Expand(_ context.Context, v sandbox.Volume, _ int64) error {
 	return s.mounted(v, func(st *mounter.State) error { return engine.Grow(st, v.Type, v.Device) })
 }
 
-func (s *box) Resolve(_ context.Context, v sandbox.Volume, sub string) (path string, err error) {
+func (s *mountNamespace) Resolve(_ context.Context, v sandbox.Volume, sub string) (path string, err error) {
 	err = s.mounted(v, func(st *mounter.State) error {
 		if sub == "" {
 			path = v.Target

@@ -59,7 +59,7 @@ func (b *Backend) Close() error {
 
 // Forget unpins the namespace of an ended sandbox.
 func (b *Backend) Forget(spec sandbox.Spec) error {
-	return (&box{b: b, spec: spec, pin: filepath.Join(b.dir, "ns", engine.Name(spec.ID))}).unpin()
+	return (&mountNamespace{b: b, spec: spec, pin: filepath.Join(b.dir, "ns", engine.Name(spec.ID))}).unpin()
 }
 
 // Kind is "namespace".
@@ -105,7 +105,7 @@ func (b *Backend) Open(_ context.Context, o sandbox.Opening) (sandbox.Sandbox, e
 	if err := o.Reach(&how); err != nil {
 		return nil, err
 	}
-	s := &box{b: b, spec: o.Spec, pin: filepath.Join(b.dir, "ns", engine.Name(o.ID))}
+	s := &mountNamespace{b: b, spec: o.Spec, pin: filepath.Join(b.dir, "ns", engine.Name(o.ID))}
 	fresh, err := pinned(s.pin, o.Published, linux.PinMountNamespace)
 	if err != nil {
 		return nil, fmt.Errorf("mount namespace: %w", err)
@@ -150,7 +150,7 @@ func pinned(pin string, must bool, bind func(string) error) (fresh bool, err err
 	return true, bind(pin)
 }
 
-type box struct {
+type mountNamespace struct {
 	b      *Backend
 	spec   sandbox.Spec
 	pin    string
@@ -158,11 +158,11 @@ type box struct {
 	userns *os.File
 }
 
-func (s *box) userPin() string        { return s.pin + ".user" }
-func (s *box) MountNamespace() string { return s.ns.Path() }
+func (s *mountNamespace) userPin() string        { return s.pin + ".user" }
+func (s *mountNamespace) MountNamespace() string { return s.ns.Path() }
 
 // inside runs f in the namespace, with the volume's target there.
-func (s *box) inside(target string, f func(*mounter.Target) error) error {
+func (s *mountNamespace) inside(target string, f func(*mounter.Target) error) error {
 	return s.ns.Do(func() error {
 		root, err := mounter.OpenRoot(s.b.kubeletDir)
 		if err != nil { // never NotFound, which is about the target
@@ -188,7 +188,7 @@ func ours(t *mounter.Target, v sandbox.Volume) (*mounter.State, bool, error) {
 	return st, err == nil && ok && dev.Same(v.Device), err
 }
 
-func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, error) {
+func (s *mountNamespace) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, error) {
 	err := s.inside(v.Target, func(t *mounter.Target) error {
 		st, there, err := ours(t, v)
 		if err != nil {
@@ -231,7 +231,7 @@ func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, err
 	return sandbox.Place{Device: v.Device.Path, Path: v.Target}, err
 }
 
-func (s *box) Unpublish(_ context.Context, v sandbox.Volume) error {
+func (s *mountNamespace) Unpublish(_ context.Context, v sandbox.Volume) error {
 	if err := s.unbind(v); err != nil {
 		return err
 	}
@@ -274,12 +274,12 @@ func (s *box) Unpublish(_ context.Context, v sandbox.Volume) error {
 }
 
 // binds is the directory inside the namespace for a volume's sub-paths.
-func (s *box) binds(v sandbox.Volume) string {
+func (s *mountNamespace) binds(v sandbox.Volume) string {
 	return filepath.Join(s.b.dir, "binds", engine.Name(s.spec.ID), engine.Name(v.Target))
 }
 
 // unbind removes them.
-func (s *box) unbind(v sandbox.Volume) error {
+func (s *mountNamespace) unbind(v sandbox.Volume) error {
 	dir := s.binds(v)
 	places, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -314,7 +314,7 @@ func removePlaces(dir string) error {
 }
 
 // Detach leaves the namespace for the next process.
-func (s *box) Detach() {
+func (s *mountNamespace) Detach() {
 	s.ns.Close()
 	if s.userns != nil {
 		s.userns.Close()
@@ -322,12 +322,12 @@ func (s *box) Detach() {
 }
 
 // Close unpins the namespace. Its mounts end with its last process.
-func (s *box) Close() error {
+func (s *mountNamespace) Close() error {
 	s.Detach()
 	return s.unpin()
 }
 
-func (s *box) unpin() error {
+func (s *mountNamespace) unpin() error {
 	for _, pin := range []string{s.pin, s.userPin()} {
 		if err := linux.Unmount(pin); err != nil && !errors.Is(err, linux.EINVAL) && !errors.Is(err, fs.ErrNotExist) {
 			return err

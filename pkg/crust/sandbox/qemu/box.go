@@ -20,7 +20,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-type box struct {
+type machine struct {
 	b     *Backend
 	how   registration
 	conn  *grpc.ClientConn
@@ -34,12 +34,12 @@ type box struct {
 	detached bool
 }
 
-func (s *box) MountNamespace() string { return "" }
+func (s *machine) MountNamespace() string { return "" }
 
 var errDetached = fault.New(fault.State, "the sandbox was deregistered, or this server is stopping")
 
 // qmp returns the connection to QEMU. It reconnects if the last one broke, but not after Detach.
-func (s *box) qmp(ctx context.Context) (*qmp.Client, error) {
+func (s *machine) qmp(ctx context.Context) (*qmp.Client, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.detached {
@@ -57,7 +57,7 @@ func (s *box) qmp(ctx context.Context) (*qmp.Client, error) {
 	return s.q, nil
 }
 
-func (s *box) ended() bool {
+func (s *machine) ended() bool {
 	select {
 	case <-s.gone:
 		return true
@@ -66,8 +66,8 @@ func (s *box) ended() bool {
 	}
 }
 
-// said marks an error as the guest's, or reports that the machine is gone.
-func (s *box) said(err error) error {
+// explain marks an error as the guest's, or reports that the machine is gone.
+func (s *machine) explain(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -102,13 +102,13 @@ func (s *box) said(err error) error {
 
 // within runs f until the sandbox or the connection to QEMU ends: a guest whose machine is gone
 // never answers.
-func (s *box) within(ctx context.Context, f func(context.Context, *qmp.Client) error) error {
+func (s *machine) within(ctx context.Context, f func(context.Context, *qmp.Client) error) error {
 	q, err := s.qmp(ctx)
 	if errors.Is(err, errDetached) {
 		return err
 	}
 	if err != nil {
-		return s.said(err)
+		return s.explain(err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -123,10 +123,10 @@ func (s *box) within(ctx context.Context, f func(context.Context, *qmp.Client) e
 		case <-stop:
 		}
 	}()
-	return s.said(f(ctx, q))
+	return s.explain(f(ctx, q))
 }
 
-func (s *box) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, error) {
+func (s *machine) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, error) {
 	var r *guestv1.MountResponse
 	err := s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
 		actx, end := tracing.Begin(ctx, "plug in disk")
@@ -151,7 +151,7 @@ const longest = 200
 // clip makes a guest's text plain and short.
 func clip(s string) string { return plain.Text(s, plain.Most) }
 
-func (s *box) Unpublish(ctx context.Context, v sandbox.Volume) error {
+func (s *machine) Unpublish(ctx context.Context, v sandbox.Volume) error {
 	if s.ended() {
 		return nil // its disks have gone with it
 	}
@@ -174,7 +174,7 @@ func (s *box) Unpublish(ctx context.Context, v sandbox.Volume) error {
 	return err
 }
 
-func (s *box) Stats(ctx context.Context, v sandbox.Volume) (u mounter.Usage, ailment string, err error) {
+func (s *machine) Stats(ctx context.Context, v sandbox.Volume) (u mounter.Usage, ailment string, err error) {
 	err = s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
 		r, err := s.guest.Stats(ctx, &guestv1.StatsRequest{Serial: v.Serial()})
 		// A guest may send negative numbers.
@@ -188,7 +188,7 @@ func (s *box) Stats(ctx context.Context, v sandbox.Volume) (u mounter.Usage, ail
 	return u, ailment, err
 }
 
-func (s *box) Expand(ctx context.Context, v sandbox.Volume, size int64) error {
+func (s *machine) Expand(ctx context.Context, v sandbox.Volume, size int64) error {
 	return s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
 		if err := q.Run(ctx, "block_resize", map[string]any{"node-name": v.Serial(), "size": size}, nil); err != nil {
 			return err
@@ -198,7 +198,7 @@ func (s *box) Expand(ctx context.Context, v sandbox.Volume, size int64) error {
 	})
 }
 
-func (s *box) Resolve(ctx context.Context, v sandbox.Volume, sub string) (path string, err error) {
+func (s *machine) Resolve(ctx context.Context, v sandbox.Volume, sub string) (path string, err error) {
 	err = s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
 		r, err := s.guest.Resolve(ctx, &guestv1.ResolveRequest{Serial: v.Serial(), SubPath: sub})
 		path = clip(r.GetPath())
@@ -208,7 +208,7 @@ func (s *box) Resolve(ctx context.Context, v sandbox.Volume, sub string) (path s
 }
 
 // Exec runs a program in the guest.
-func (s *box) Exec(ctx context.Context, argv []string, stdin []byte) (output []byte, code int, err error) {
+func (s *machine) Exec(ctx context.Context, argv []string, stdin []byte) (output []byte, code int, err error) {
 	err = s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
 		r, err := s.guest.Exec(ctx, &guestv1.ExecRequest{Argv: argv, Stdin: stdin})
 		output, code = r.GetOutput(), int(r.GetExitCode())
@@ -218,7 +218,7 @@ func (s *box) Exec(ctx context.Context, argv []string, stdin []byte) (output []b
 }
 
 // Detach closes the connections. QEMU goes on.
-func (s *box) Detach() {
+func (s *machine) Detach() {
 	s.end()
 	s.mu.Lock()
 	s.detached = true

@@ -16,7 +16,7 @@ import (
 // A call that runs beside Detach, or comes after it, opens no connection that nobody would close.
 func TestNothingReconnectsAfterDetach(t *testing.T) {
 	l := newLiar(t)
-	l.box.b, l.box.end = &Backend{asked: map[*box]chan struct{}{}}, func() {}
+	l.box.b, l.box.end = &Backend{asked: map[*machine]chan struct{}{}}, func() {}
 	before := l.box.q
 	l.box.Detach()
 	<-before.Gone()

@@ -57,7 +57,7 @@ func (p port) Accept() (net.Conn, error) {
 
 // liar is a microVM with a volume, whose guest answers every call with answer.
 type liar struct {
-	box    *box
+	box    *machine
 	answer func() ([]byte, error)
 }
 
@@ -114,7 +114,7 @@ func newLiar(f testing.TB) *liar {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { conn.Close() })
-	l.box = &box{how: how, q: q, conn: conn, guest: guestv1.NewGuestClient(conn), gone: make(chan struct{})}
+	l.box = &machine{how: how, q: q, conn: conn, guest: guestv1.NewGuestClient(conn), gone: make(chan struct{})}
 	return l
 }
 
@@ -140,8 +140,8 @@ func (l *liar) try(t *testing.T, method uint8, message []byte, more, code uint32
 		}
 		return answer, nil
 	}
-	b := &Backend{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), asked: map[*box]chan struct{}{}}
-	s := &box{b: b, how: l.box.how, q: l.box.q, conn: l.box.conn, guest: l.box.guest, gone: l.box.gone}
+	b := &Backend{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), asked: map[*machine]chan struct{}{}}
+	s := &machine{b: b, how: l.box.how, q: l.box.q, conn: l.box.conn, guest: l.box.guest, gone: l.box.gone}
 	if c := codes.Code(code); c == codes.Unavailable || c == codes.Canceled {
 		gone := make(chan struct{})
 		close(gone)

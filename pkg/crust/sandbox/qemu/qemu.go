@@ -34,7 +34,7 @@ type Backend struct {
 
 	mu    sync.Mutex
 	known guestFacts
-	asked map[*box]chan struct{} // closed after the first query, answered or not
+	asked map[*machine]chan struct{} // closed after the first query, answered or not
 }
 
 // guestFacts is what the first guest reported of its kernel. It is stored, so that a new process
@@ -50,7 +50,7 @@ var factsType = record.Type{Kind: "crust.guest", Version: 1}
 // New keeps the backend's state in dir. log may be nil.
 func New(dir string, log *slog.Logger) (*Backend, error) {
 	log = cmp.Or(log, slog.New(slog.DiscardHandler))
-	b := &Backend{dir: dir, log: log, asked: map[*box]chan struct{}{}}
+	b := &Backend{dir: dir, log: log, asked: map[*machine]chan struct{}{}}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func (b *Backend) Grows(name string) bool { return fstype.Of(name).Grow != nil }
 // askAgain is the pause after a guest did not report: it may boot for longer than a query waits.
 const askAgain = 5 * time.Second
 
-func (b *Backend) askOnce(ctx context.Context, s *box) error {
+func (b *Backend) askOnce(ctx context.Context, s *machine) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	_, err := b.ask(ctx, s)
@@ -138,7 +138,7 @@ func (b *Backend) knows() bool {
 	return b.known.Kernel != ""
 }
 
-func (b *Backend) ask(ctx context.Context, s *box) (guestFacts, error) {
+func (b *Backend) ask(ctx context.Context, s *machine) (guestFacts, error) {
 	r, err := s.guest.Info(ctx, &guestv1.InfoRequest{})
 	if err != nil {
 		return guestFacts{}, err
@@ -196,7 +196,7 @@ func (b *Backend) Open(ctx context.Context, o sandbox.Opening) (sandbox.Sandbox,
 		return nil, errors.Join(err, q.Close())
 	}
 	life, end := context.WithCancel(context.Background())
-	s := &box{b: b, how: how, q: q, conn: conn, guest: guestv1.NewGuestClient(conn), gone: o.Ended, end: end}
+	s := &machine{b: b, how: how, q: q, conn: conn, guest: guestv1.NewGuestClient(conn), gone: o.Ended, end: end}
 	asked := make(chan struct{})
 	b.mu.Lock()
 	b.asked[s] = asked
@@ -216,4 +216,4 @@ func (b *Backend) Open(ctx context.Context, o sandbox.Opening) (sandbox.Sandbox,
 }
 
 // Close is Detach: the owner ends the QEMU.
-func (s *box) Close() error { s.Detach(); return nil }
+func (s *machine) Close() error { s.Detach(); return nil }

@@ -24,14 +24,14 @@ const (
 	reservePiece = 1 << 20
 )
 
-type ownReserve struct {
+type reserveFile struct {
 	mu   sync.Mutex // held during changes of the file
 	file *os.File
 	size int64        // the target size, a multiple of reservePiece; not changed after Open
 	held atomic.Int64 // the allocated bytes, at the start of the file
 }
 
-func (r *ownReserve) state() (size, held int64) { return r.size, r.held.Load() }
+func (r *reserveFile) state() (size, held int64) { return r.size, r.held.Load() }
 
 func (p *Pool) openReserve(size int64) error {
 	c, err := p.space()
