@@ -320,7 +320,7 @@ func (m *machines) fio() {
 			m.exec("dd if=/dev/zero of=" + dir + "/fio bs=1M count=64 2>/dev/null; sync; echo 3 > /proc/sys/vm/drop_caches")
 		}
 		block, shared := run(at, c[0], c[1]), run("/mnt/share", c[0], c[1])
-		fmt.Printf("| fio in the guest: %s, the volume | the same by virtiofs | %.1f MB/s against %.1f MB/s | %.3g | none |\n", c[2],
+		fmt.Printf("| fio in the guest: %s, the volume | the same by virtiofs | %.1f MB/s against %.1f MB/s | %.3g | no target |\n", c[2],
 			block/1e6, shared/1e6, block/shared)
 	}
 	m.exec("umount /mnt/share")
