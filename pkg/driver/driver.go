@@ -274,8 +274,13 @@ func (d *Driver) thaw(s volume.Source, id string) error {
 		} else {
 			name, err = d.mountedType(a.Device)
 		}
-	} else if err == nil && d.withheldHere(s, id, "mounted") != nil {
-		return nil // so this node did not freeze it either
+	} else if err == nil {
+		if withheld := d.withheldHere(s, id, "thawed"); withheld != nil {
+			if _, ok := d.staged.get(id); !ok {
+				return fmt.Errorf("it is in use, and how it was staged is not known: %w", withheld)
+			}
+			return nil // so this node did not freeze it either
+		}
 	}
 	if r, ok := d.staged.get(id); err != nil || name == "" || ok && r.Block {
 		return err

@@ -196,6 +196,32 @@ func TestD06_AVolumeThatCannotBeThawedWaitsAlone(t *testing.T) {
 	}
 }
 
+// D06, A06: csi-node dies while a volume that guests had is frozen, and how it was staged is lost. That this node may have frozen it
+// cannot be told then, so it counts as frozen.
+func TestD06_AFreezeOfAGuestsVolumeIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	n, at := switchable(t)
+	v := create(t, n, "frozen", csiclient.Volume{FSType: "ext4", Context: attributed(csiclient.Volume{Context: deferrable}, mayMount).Context})
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	visit(t, n, v)
+	target := n.Target("frozen")
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	hold := openFile(t, filepath.Join(target, "f"))
+	dieFrozen(t, n, at, v)
+	written := writing(hold)
+	staged := stateFile(t, n, "staged")
+	good := damage(t, staged)
+	n.Start()
+	_, err := snapshotNow(t, n, v.ID, "s")
+	refused(t, err, codes.Unavailable, v.ID, "frozen", "staged")
+	write(t, staged, good)
+	n.Restart()
+	endsFrozen(t, written, hold)
+	poolGoesOn(t, n, "ext4")
+	ok(t, hold.Close())
+	down(t, n, v.ID, target)
+}
+
 // D06: a volume that cannot be resumed after a copy is thawed another way. The copy is refused.
 func TestD06_AVolumeThatCannotBeResumedIsThawed(t *testing.T) {
 	t.Parallel()

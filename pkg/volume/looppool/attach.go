@@ -149,6 +149,9 @@ func (p *Pool) DetachReadOnly(_ context.Context, id string, inUse []mounter.Devi
 
 // Detach releases all devices of the volume.
 func (p *Pool) Detach(_ context.Context, id string) error {
+	if err := p.settle(id, ""); err != nil {
+		return err // a frozen file system holds its device, though nothing shows it
+	}
 	if err := p.detach(id, func(loopdev.Device) bool { return true }); err != nil {
 		return err
 	}

@@ -42,11 +42,11 @@ func (p *Pool) Create(ctx context.Context, spec volume.Spec, progress *volume.Pr
 	if err := p.checkThick(spec.Thick); err != nil {
 		return volume.Volume{}, err
 	}
-	origin, thick, err := p.origin(spec, &v)
-	if err != nil {
+	if err := p.settle(spec.SourceVolume, v.ID); err != nil {
 		return volume.Volume{}, err
 	}
-	if err := p.settle(spec.SourceVolume, v.ID); err != nil {
+	origin, thick, err := p.origin(spec, &v)
+	if err != nil {
 		return volume.Volume{}, err
 	}
 	img := p.volumePath(key)

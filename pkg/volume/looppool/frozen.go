@@ -2,6 +2,8 @@ package looppool
 
 import (
 	"errors"
+	"slices"
+	"time"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -17,77 +19,125 @@ type unfinished struct {
 // frozen is a volume that may be frozen, although no copy of it is being made.
 type frozen struct {
 	copies []unfinished
+	thawed bool // only the copies are left
 	trying bool
 }
 
-// undo thaws the origin of a copy and removes the copy. If that fails, settle tries again.
-func (p *Pool) undo(origin string, u unfinished) error {
+// thawPatience bounds how long Recover waits for all volumes that may be frozen: a disk may hang.
+const thawPatience = 10 * time.Second
+
+// mayBeFrozen notes that the origin of an unfinished copy may be frozen.
+func (p *Pool) mayBeFrozen(origin string, u unfinished) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	f := p.frozen[origin]
 	if f == nil {
 		f = &frozen{}
 		p.frozen[origin] = f
 	}
+	f.thawed = false
 	f.copies = append(f.copies, u)
-	p.mu.Unlock()
-	return p.thawOrigin(origin)
 }
 
-// settle thaws a volume that undo could not thaw, given that volume's id or that of the unfinished
-// copy. Until then it is a fault Unavailable. No copy may be made before: it would be made
-// beside a thaw, and so not be of one instant.
+// settle thaws a volume that may be frozen and removes what is left of its copies, given that volume's id or that of an unfinished
+// copy. It is a fault Unavailable if the volume cannot be thawed, or the copy not be removed. No copy may be made before: it would be
+// made beside a thaw, and so not be of one instant.
 func (p *Pool) settle(origin, unfinishedCopy string) error {
-	var origins []string
+	type found struct {
+		id     string
+		ofCopy bool
+	}
+	var concerned []found
 	p.mu.Lock()
 	for id, f := range p.frozen {
-		concerned := id == origin
-		for _, u := range f.copies {
-			concerned = concerned || u.id == unfinishedCopy
-		}
-		if concerned {
-			origins = append(origins, id)
+		ofCopy := slices.ContainsFunc(f.copies, func(u unfinished) bool { return u.id == unfinishedCopy })
+		if ofCopy || id == origin {
+			concerned = append(concerned, found{id, ofCopy})
 		}
 	}
 	p.mu.Unlock()
 	var errs []error
-	for _, id := range origins {
-		errs = append(errs, p.thawOrigin(id))
+	for _, c := range concerned {
+		thawed, err := p.thawOrigin(c.id)
+		if err != nil && (c.ofCopy || !thawed) {
+			errs = append(errs, err)
+		} else if err != nil {
+			p.log.Warn("what is left of a copy that was not finished is still there", "volume_id", c.id, "error", err)
+		}
 	}
 	return errors.Join(errs...)
 }
 
-func (p *Pool) thawOrigin(origin string) error {
+// thawOrigin thaws a volume, unless that is done, and removes its unfinished copies.
+func (p *Pool) thawOrigin(origin string) (thawed bool, err error) {
 	p.mu.Lock()
 	f := p.frozen[origin]
 	if f == nil {
 		p.mu.Unlock()
-		return nil
+		return true, nil
 	}
 	if f.trying { // a disk that hangs must not hold up more than one call
-		p.mu.Unlock()
-		return fault.New(fault.Unavailable, "volume %s may be frozen for a copy that was not finished; a thaw is being tried", origin)
+		defer p.mu.Unlock()
+		return f.thawed, fault.New(fault.Unavailable, "volume %s may be frozen for a copy that was not finished; a thaw is being tried", origin)
 	}
 	f.trying = true
-	copies, thaw := f.copies, p.thaw
+	copies, thaw, thawed := f.copies, p.thaw, f.thawed
 	p.mu.Unlock()
-	err := thaw(p, origin)
-	if err != nil {
-		err = fault.New(fault.Unavailable, "volume %s may be frozen for a copy that was not finished, and cannot be thawed: %w; "+
-			"writes to it wait. Its health and each further copy try again. See the kernel's log (dmesg)", origin, err)
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		f.trying = false
+		f.thawed = thawed
+		if len(f.copies) == 0 {
+			delete(p.frozen, origin)
+		}
+	}()
+	if !thawed {
+		if err := thaw(p, origin); err != nil {
+			return false, fault.New(fault.Unavailable, "volume %s may be frozen for a copy that was not finished, and cannot be thawed: %w; "+
+				"writes to it wait. Its health and each further copy try again. See the kernel's log (dmesg)", origin, err)
+		}
+		thawed = true
 	}
+	var errs []error
 	for _, u := range copies {
-		if err == nil {
-			p.log.Info("undoing what was not finished", "what", u.what)
-			err = u.forget()
+		p.log.Info("undoing what was not finished", "what", u.what)
+		if err := u.forget(); err != nil {
+			errs = append(errs, fault.New(fault.Unavailable, "%s was not finished and cannot be removed: %w", u.what, err))
+			continue
+		}
+		p.mu.Lock()
+		f.copies = slices.DeleteFunc(slices.Clone(f.copies), func(left unfinished) bool { return left.id == u.id })
+		p.mu.Unlock()
+	}
+	return true, errors.Join(errs...)
+}
+
+// recoverFrozen thaws the volumes that an earlier process may have left frozen. One that does not answer is left to settle.
+func (p *Pool) recoverFrozen() {
+	p.mu.Lock()
+	origins := make([]string, 0, len(p.frozen))
+	for id := range p.frozen {
+		origins = append(origins, id)
+	}
+	p.mu.Unlock()
+	late := time.After(p.thawPatience)
+	for _, id := range origins {
+		done := make(chan error, 1)
+		go func() {
+			_, err := p.thawOrigin(id)
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			if err != nil {
+				p.log.Error("what was not finished is still there", "volume_id", id, "error", err)
+			}
+		case <-late:
+			p.log.Error("a volume that may be frozen does not answer; everything else goes on without it", "volume_id", id)
+			late = time.After(0)
 		}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	f.trying = false
-	if err == nil && len(f.copies) == len(copies) {
-		delete(p.frozen, origin)
-	}
-	return err
 }
 
 func (p *Pool) unfinishedVolume(key string, v volume.Volume) unfinished {
@@ -103,7 +153,9 @@ func (p *Pool) failed(err error, origin string, u unfinished) error {
 	if !errors.Is(err, errNotResumed) {
 		return errors.Join(err, u.forget())
 	}
-	return errors.Join(err, p.undo(origin, u))
+	p.mayBeFrozen(origin, u)
+	_, uerr := p.thawOrigin(origin)
+	return errors.Join(err, uerr)
 }
 
 // errNotResumed is the error of a copy whose origin may be frozen still.

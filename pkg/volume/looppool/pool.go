@@ -23,6 +23,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
@@ -55,6 +56,8 @@ type Pool struct {
 	overcommit float64
 	reserved   reserveFile
 	measuring  sync.Mutex // held while measure examines all files
+
+	thawPatience time.Duration
 
 	volumes   *journal.Book[journal.VolumeRecord]
 	snapshots *journal.Book[journal.SnapshotRecord]
@@ -100,7 +103,7 @@ func Open(o Options) (*Pool, error) {
 	p := &Pool{
 		name: o.Name, log: o.Log.With("pool", o.Name), loop: loopdev.Nodes{Dir: o.NodesDir}, copied: o.Copied,
 		raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}}, changed: map[string]string{}, frozen: map[string]*frozen{},
-		thaw:       func(volume.Source, string) error { return nil },
+		thaw: func(volume.Source, string) error { return nil }, thawPatience: thawPatience,
 		overcommit: max(o.Overcommit, 1), intended: map[string]int64{},
 		attached: map[string]loopdev.Device{}, owner: map[numbers]string{},
 	}

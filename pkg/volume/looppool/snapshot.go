@@ -16,6 +16,9 @@ import (
 // space with it: the next write to shared space would have to allocate, and a thick volume must
 // never need that.
 func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, progress *volume.Progress) (volume.Snapshot, error) {
+	if err := p.settle(spec.Volume, volume.SnapshotID(p.name, spec.Name)); err != nil {
+		return volume.Snapshot{}, err
+	}
 	vkey, v, err := p.volumes.Find(spec.Volume)
 	if err == nil {
 		v, err = p.follow(vkey, v)
@@ -30,9 +33,6 @@ func (p *Pool) CreateSnapshot(ctx context.Context, spec volume.SnapshotSpec, pro
 	key, ok := p.snapshots.Key(s.ID)
 	if !ok {
 		return volume.Snapshot{}, fmt.Errorf("id %q does not name a snapshot of pool %s", s.ID, p.name)
-	}
-	if err := p.settle(spec.Volume, s.ID); err != nil {
-		return volume.Snapshot{}, err
 	}
 	img := p.snapshotPath(key)
 	if err := p.snapshots.Free(s.ID, img, exists(img)); err != nil {
@@ -133,9 +133,12 @@ func (p *Pool) Recover(thaw volume.Thaw) error {
 		if origin == "" {
 			p.log.Info("undoing what was not finished", "what", u.what)
 			errs = append(errs, u.forget())
-		} else if err := p.undo(origin, u); err != nil {
-			p.log.Error("what was not finished is still there", "what", u.what, "error", err)
+			return
 		}
+		if _, key, _, ok := volume.ParseID(origin); ok {
+			origin = p.name + "." + key // the record has the pool's name of then
+		}
+		p.mayBeFrozen(origin, u)
 	}
 	if err := p.rememberAll(); err != nil {
 		p.log.Warn("the devices of volumes are looked for one by one", "error", err)
@@ -156,6 +159,7 @@ func (p *Pool) Recover(thaw volume.Thaw) error {
 			undo(r.Snapshot.Volume, p.unfinishedSnapshot(key, r.Snapshot))
 		}
 	}
+	p.recoverFrozen()
 	return errors.Join(errs...)
 }
 
