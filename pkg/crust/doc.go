@@ -12,7 +12,7 @@
 //     mounted the volume itself ([MountInfoOf]).
 //  3. When the sandbox runs, the orchestrator sends RuntimePublishVolume ([OptionList]) to the
 //     runtime's socket. The runtime mounts the volume inside, or answers that it is pending: then
-//     the sandbox has it, and mounts it when its container starts.
+//     the sandbox holds the device (O_EXCL), and mounts it when its container starts.
 //  4. The runtime reports the stats of the file system and grows it. The driver names the
 //     volume ([SetStatsSource], [SetExpandSource]).
 //  5. RuntimeUnpublishVolume, or the end of the sandbox, comes before NodeUnpublishVolume.

@@ -97,6 +97,12 @@ func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest
 	if status.Code(err) == codes.NotFound { // that sandbox has ended
 		return raw, nil
 	}
+	if status.Code(err) == codes.Unavailable {
+		// A kubelet that waits for the growth starts no container, and so ends no pending.
+		if pending, perr := a.runtimes.publish(ctx, d, d.Sandbox); perr == nil && pending {
+			return raw, nil
+		}
+	}
 	if err != nil {
 		return nil, ofRuntime(d, err)
 	}

@@ -38,6 +38,31 @@ func TestC22_ABusyRuntimeIsAskedAgain(t *testing.T) {
 	ok(t, r.agent.missing("u1", "sb"))
 }
 
+// C17: a kubelet that waits for a volume's growth starts no container, so a volume that is mounted when its container starts must not
+// hold growth up. It is not called mounted either.
+func TestC17_GrowthOfAPendingVolumeHoldsUpNoContainer(t *testing.T) {
+	r := deferredRig(t)
+	r.runtime.Pending = true
+	ok(t, r.agent.publishAll(r.ctx(), "u1", podSandbox{"sb", 1}))
+	if told := r.said(); strings.Contains(told, EventPublished) {
+		t.Errorf("events: %s", told)
+	}
+	r.runtime.Fail = func(_ context.Context, call string, _ proto.Message) error {
+		if call == "RuntimeExpandVolume" {
+			return status.Error(codes.Unavailable, "not mounted yet")
+		}
+		return nil
+	}
+	grow := &csi.NodeExpandVolumeRequest{VolumeId: "vol", VolumePath: target}
+	if _, err := r.kubelet.NodeExpandVolume(r.ctx(), grow); err != nil {
+		t.Errorf("growth while it is pending: %v", err)
+	}
+	r.runtime.Pending = false
+	if _, err := r.kubelet.NodeExpandVolume(r.ctx(), grow); status.Code(err) != codes.Unavailable {
+		t.Errorf("growth when it is mounted, and the runtime does not answer: %v", err)
+	}
+}
+
 // An agent that ended midway finds its record, and goes on when it learns of the sandbox. Until
 // then a kubelet that grows the volume can still start one.
 func TestC22_APublishThatWasBegunIsFinished(t *testing.T) {

@@ -87,10 +87,12 @@ func (a *Agent) start(target string, b podSandbox) *task {
 		// A child of the call that deferred the volume, not a link: the pod waits for both, and one
 		// trace must show for what.
 		ctx, end := tracing.Continue(ctx, a.Tracer, d.Trace, "publish in sandbox", aboutDeferral(d, b)...)
-		err := a.publish(ctx, target, b, t)
+		pending, err := a.publish(ctx, target, b, t)
 		end(err)
 		if err == nil {
 			a.Count("published")
+		}
+		if err == nil && !pending {
 			a.tell(d.Pod, corev1.EventTypeNormal, EventPublished,
 				fmt.Sprintf("volume %s (%s) is mounted in the pod's sandbox", d.Volume, d.Type), b.id)
 		}
@@ -133,10 +135,10 @@ func (a *Agent) refresh(target string, b podSandbox) {
 	a.run(target, b, before, registerTimeout, func(ctx context.Context, _ *task) error {
 		// A trace of its own: days may have passed.
 		ctx, end := tracing.Continue(ctx, a.Tracer, "", "look after published volume", aboutDeferral(d, b)...)
-		err := a.attempt(ctx, target, b)
+		_, err := a.attempt(ctx, target, b)
 		for status.Code(err) == codes.Aborted && ctx.Err() == nil { // busy with another volume of the pod
 			time.Sleep(pause)
-			err = a.attempt(ctx, target, b)
+			_, err = a.attempt(ctx, target, b)
 		}
 		end(err)
 		if err != nil && !errors.Is(err, errEnded) && ctx.Err() == nil {
@@ -154,51 +156,51 @@ func (a *Agent) publishing(target string) bool {
 	return t != nil && t.running()
 }
 
-// attempt publishes once.
-func (a *Agent) attempt(ctx context.Context, target string, b podSandbox) error {
+// attempt publishes once. If pending is true, the sandbox mounts the volume when its container starts.
+func (a *Agent) attempt(ctx context.Context, target string, b podSandbox) (pending bool, err error) {
 	d, ok := a.Records.Get(target)
 	if !ok {
-		return errEnded
+		return false, errEnded
 	}
 	if err := a.runtimes.register(ctx, d, b); err != nil {
-		return err
+		return false, err
 	}
 	if err := failpoint.Err("agent.registered"); err != nil {
-		return err
+		return false, err
 	}
 	// Whatever becomes of the call, the record says who must release the volume.
 	if !d.in(b.id) {
 		if err := a.Records.Place(target, b.id, false); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if err := failpoint.Err("agent.placed"); err != nil {
-		return err
+		return false, err
 	}
-	pending, err := a.runtimes.publish(ctx, d, b.id)
+	pending, err = a.runtimes.publish(ctx, d, b.id)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if pending {
 		a.Log.Info("the sandbox has a volume, and mounts it when its container starts", "volume_id", d.VolumeID, "sandbox_id", b.id)
 	}
 	if err := failpoint.Err("agent.published"); err != nil {
-		return err
+		return false, err
 	}
-	return a.Records.Place(target, b.id, true)
+	return pending, a.Records.Place(target, b.id, true)
 }
 
 // publish repeats that until it has an answer: it asks a busy, slow or absent runtime again.
-func (a *Agent) publish(ctx context.Context, target string, b podSandbox, t *task) error {
+func (a *Agent) publish(ctx context.Context, target string, b podSandbox, t *task) (pending bool, err error) {
 	const shortest, longest = 50 * time.Millisecond, 5 * time.Second
 	for wait := shortest; ; wait = min(2*wait, longest) {
-		err := a.attempt(ctx, target, b)
+		pending, err := a.attempt(ctx, target, b)
 		if err == nil {
-			return nil
+			return pending, nil
 		}
 		d, ok := a.Records.Get(target)
 		if !ok || errors.Is(ctx.Err(), context.Canceled) {
-			return fmt.Errorf("the volume at %s: %w", target, errEnded)
+			return false, fmt.Errorf("the volume at %s: %w", target, errEnded)
 		}
 		code := status.Code(err)
 		err = fmt.Errorf("volume %s: it was left to the pod's sandbox, and cannot be mounted there: %w", d.Volume, err)
@@ -213,7 +215,7 @@ func (a *Agent) publish(ctx context.Context, target string, b podSandbox, t *tas
 		}
 		if !again || ctx.Err() != nil {
 			a.Count("failed")
-			return err
+			return false, err
 		}
 		select {
 		case <-time.After(wait):

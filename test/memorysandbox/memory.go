@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
@@ -22,10 +24,11 @@ import (
 )
 
 type memory struct {
-	late  bool // volumes are mounted when start is called
-	mu    sync.Mutex
-	disks map[[32]byte]*disk             // by the first MiB of the device
-	boxes map[string]map[string]*mounted // by sandbox and device
+	late    bool // volumes are mounted when start is called
+	mu      sync.Mutex
+	disks   map[[32]byte]*disk             // by the first MiB of the device
+	boxes   map[string]map[string]*mounted // by sandbox and device
+	devices map[string]*held
 }
 
 type disk struct {
@@ -36,6 +39,34 @@ type disk struct {
 type mounted struct {
 	*disk
 	readOnly, pending bool
+}
+
+// held is a device that sandboxes have.
+type held struct {
+	*os.File
+	users int
+}
+
+// hold keeps others from the device.
+func (m *memory) hold(device string) error {
+	if m.devices[device] == nil {
+		f, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
+		if err != nil {
+			return err
+		}
+		m.devices[device] = &held{File: f}
+	}
+	m.devices[device].users++
+	return nil
+}
+
+func (m *memory) release(device string) error {
+	h := m.devices[device]
+	if h.users--; h.users > 0 {
+		return nil
+	}
+	delete(m.devices, device)
+	return h.Close()
 }
 
 // start starts a container in a sandbox.
@@ -106,6 +137,9 @@ func (b memoryBox) Publish(_ context.Context, v sandbox.Volume) (sandbox.Place, 
 	}
 	d := b.boxes[b.id][v.Device.Path]
 	if d == nil {
+		if err := b.hold(v.Device.Path); err != nil {
+			return sandbox.Place{}, err
+		}
 		d = &mounted{b.disks[id], v.ReadOnly, b.late}
 		b.boxes[b.id][v.Device.Path] = d
 	}
@@ -115,8 +149,12 @@ func (b memoryBox) Publish(_ context.Context, v sandbox.Volume) (sandbox.Place, 
 func (b memoryBox) Unpublish(_ context.Context, v sandbox.Volume) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	d := b.boxes[b.id][v.Device.Path]
 	delete(b.boxes[b.id], v.Device.Path)
-	return nil
+	if d == nil {
+		return nil
+	}
+	return b.release(v.Device.Path)
 }
 
 func (b memoryBox) find(v sandbox.Volume) (*mounted, error) {

@@ -11,15 +11,20 @@ import (
 )
 
 func TestBackendInMemory(t *testing.T) {
-	crusttest.TestBackend(t, kit(&memory{disks: map[[32]byte]*disk{}, boxes: map[string]map[string]*mounted{}}))
+	crusttest.TestBackend(t, kit(newMemory()))
 }
 
 // C12: a runtime that mounts when its container starts.
 func TestBackendInMemoryThatMountsLate(t *testing.T) {
-	m := &memory{late: true, disks: map[[32]byte]*disk{}, boxes: map[string]map[string]*mounted{}}
+	m := newMemory()
+	m.late = true
 	k := kit(m)
 	k.Start = func(_ testing.TB, id string) { m.start(id) }
 	crusttest.TestBackend(t, k)
+}
+
+func newMemory() *memory {
+	return &memory{disks: map[[32]byte]*disk{}, boxes: map[string]map[string]*mounted{}, devices: map[string]*held{}}
 }
 
 func kit(m *memory) crusttest.Kit {

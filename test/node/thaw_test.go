@@ -201,7 +201,7 @@ func TestD06_AVolumeThatCannotBeThawedWaitsAlone(t *testing.T) {
 func TestD06_AFreezeOfAGuestsVolumeIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	n, at := switchable(t)
-	v := create(t, n, "frozen", csiclient.Volume{FSType: "ext4", Context: attributed(csiclient.Volume{Context: deferrable}, mayMount).Context})
+	v := create(t, n, "frozen", attributed(csiclient.Volume{FSType: "ext4", Context: deferrable}, mayMount))
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	visit(t, n, v)
 	target := n.Target("frozen")

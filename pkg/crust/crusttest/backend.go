@@ -211,6 +211,15 @@ func (b *backendSuite) publish(t testing.TB, id string, v sandbox.Volume) error 
 	}
 	where := b.waits(t, id, v)
 	b.Start(t, id)
+	if b.supports(crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS) {
+		_, _, err := b.server.Stats(b.ctx(), id, v.Device.Path)
+		fatal(t, err)
+		for _, listed := range b.in(t, id).GetVolumes() {
+			if listed.GetHostVolumeId() == v.Device.Path && listed.GetState() != "published" {
+				t.Errorf("%s has stats and is listed as %s", v.Device.Path, listed.GetState())
+			}
+		}
+	}
 	if isPending, err = b.ask(id, v); err == nil && isPending {
 		t.Errorf("%s is pending in %s although its container has started", v.Device.Path, id)
 	}
@@ -237,6 +246,11 @@ func (b *backendSuite) waits(t testing.TB, id string, v sandbox.Volume) string {
 	if b.Start == nil {
 		t.Fatalf("%s is pending in %s; give a Start that starts its container", v.Device.Path, id)
 	}
+	if busy, err := mounter.Busy(v.Device.Path); !busy || err != nil {
+		t.Errorf("%s is pending in %s and nobody holds it (%v): it could be given to others", v.Device.Path, id, err)
+	}
+	_, _, err := b.server.Resolve(b.ctx(), id, v.Target+"/sub")
+	wants(t, "a directory of a volume that is not mounted yet", err, fault.State)
 	for _, listed := range b.in(t, id).GetVolumes() {
 		if listed.GetHostVolumeId() == v.Device.Path && listed.GetState() != "pending" {
 			t.Errorf("%s is listed as %s", v.Device.Path, listed.GetState())

@@ -30,6 +30,8 @@ type Server struct {
 	Capabilities []crust.Capability
 	FileSystems  []string
 	Growing      []string
+	// Pending is the answer of RuntimePublishVolume.
+	Pending bool
 	// Fail runs before each call, with the call's name and request. Its error becomes the answer.
 	// It may block.
 	Fail func(ctx context.Context, call string, request proto.Message) error
@@ -140,7 +142,7 @@ func (s *Server) RuntimePublishVolume(
 		}
 	}
 	s.volumes[key] = proto.CloneOf(r)
-	return &crustv1alpha1.RuntimePublishVolumeResponse{}, nil
+	return &crustv1alpha1.RuntimePublishVolumeResponse{Pending: s.Pending}, nil
 }
 
 func (s *Server) find(sandbox, volume string) error {

@@ -43,8 +43,9 @@ func (v Volume) Serial() string {
 // Place is where a volume is inside its sandbox.
 type Place struct {
 	Device, Path string
-	// Pending: the sandbox has the volume, and mounts it when a container of it starts. Path is where it will be. Until then, Stats
-	// and Expand are a fault Unavailable. A repeated Publish tells whether it is mounted.
+	// Pending: the sandbox has the volume, and mounts it when a container of it starts. It holds the device from now on (open(2)
+	// with O_EXCL), for a device that is not in use is given to others. Path is where the volume will be. Until it is mounted,
+	// Stats and Expand are a fault Unavailable. A repeated Publish tells whether it is.
 	Pending bool `json:"-"`
 }
 

@@ -103,8 +103,8 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) (isPending b
 	if err := m.keep(b, source, &want); err != nil {
 		return false, err
 	}
-	if known && have.State == pending {
-		return isPending, nil // it was told of then
+	if isPending {
+		return true, nil // watchers are told when it is mounted
 	}
 	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_VOLUME_PUBLISHED, SandboxId: id, HostVolumeId: source})
 	return isPending, nil
@@ -155,7 +155,7 @@ func (m *Manager) Unpublish(ctx context.Context, id, source string) error {
 
 // Stats returns a volume's usage and ailment.
 func (m *Manager) Stats(ctx context.Context, id, source string) (mounter.Usage, string, error) {
-	b, v, _, err := m.volume(id, source)
+	b, v, r, err := m.volume(id, source)
 	if err != nil {
 		return mounter.Usage{}, "", err
 	}
@@ -163,9 +163,33 @@ func (m *Manager) Stats(ctx context.Context, id, source string) (mounter.Usage, 
 	defer cancel()
 	u, ailment, err := b.sandbox().Stats(ctx, v)
 	if err != nil {
-		err = fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
+		return u, ailment, fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
 	}
-	return u, ailment, err
+	if r.State == pending {
+		return u, ailment, m.mounted(b, id, source)
+	}
+	return u, ailment, nil
+}
+
+// mounted notes that a volume is pending no longer. If another call for it is under way, a later one notes it.
+func (m *Manager) mounted(b *registered, id, source string) error {
+	end, err := m.begin("RuntimeGetVolumeStats", key(id, source))
+	if err != nil {
+		return nil
+	}
+	defer end()
+	m.mu.Lock()
+	r, ok := b.record.Volumes[source]
+	m.mu.Unlock()
+	if !ok || r.State != pending {
+		return nil
+	}
+	r.State = published
+	if err := m.keep(b, source, &r); err != nil {
+		return err
+	}
+	m.watchers.tell(&crustv1alpha1.WatchResponse{Event: crustv1alpha1.WatchResponse_VOLUME_PUBLISHED, SandboxId: id, HostVolumeId: source})
+	return nil
 }
 
 // Expand grows a volume's file system to its device. It returns the size in bytes.
@@ -223,6 +247,10 @@ func (m *Manager) Resolve(ctx context.Context, id, source string) (path string, 
 	}
 	if found.State == publishing {
 		return "", false, fault.New(fault.State, "volume %s is not mounted in sandbox %s yet", found.Device.Path, id)
+	}
+	if found.State == pending && sub != "" {
+		return "", false, fault.New(fault.State, "%s of volume %s cannot be looked for in sandbox %s: it is mounted when a container starts",
+			sub, found.Device.Path, id)
 	}
 	v, err := found.volume()
 	if err != nil {

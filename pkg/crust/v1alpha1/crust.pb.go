@@ -494,8 +494,9 @@ func (x *RuntimePublishVolumeRequest) GetFsgroupPolicy() string {
 
 type RuntimePublishVolumeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The sandbox has the volume, and mounts it when its container starts. Until
-	// then, RuntimeGetVolumeStats and RuntimeExpandVolume are UNAVAILABLE. Repeated
+	// The sandbox has the volume, and mounts it when its container starts. From
+	// now on it holds the device (open(2) with O_EXCL), for a device that is not
+	// in use is given to others. Until then, RuntimeGetVolumeStats and RuntimeExpandVolume are UNAVAILABLE. Repeated
 	// later, RuntimePublishVolume tells whether it is mounted. (Not in KEP-2857.)
 	Pending       bool `protobuf:"varint,2857,opt,name=pending,proto3" json:"pending,omitempty"`
 	unknownFields protoimpl.UnknownFields
