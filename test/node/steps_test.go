@@ -29,8 +29,7 @@ func failing(t testing.TB) []string {
 	for _, m := range regexp.MustCompile(`"([a-z.]+)"`).FindAllStringSubmatch(out, -1) {
 		names = append(names, m[1])
 	}
-	slices.Sort(names)
-	return slices.Compact(names)
+	return inLife(names)
 }
 
 // switchable starts a node whose failpoints can be switched.
