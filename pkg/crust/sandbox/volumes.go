@@ -166,7 +166,9 @@ func (m *Manager) Stats(ctx context.Context, id, source string) (mounter.Usage, 
 		return u, ailment, fmt.Errorf("volume %s in sandbox %s: %w", source, id, err)
 	}
 	if r.State == pending {
-		return u, ailment, m.mounted(b, id, source)
+		if err := m.mounted(b, id, source); err != nil { // the caller has its answer all the same
+			m.Log.Warn("that a volume is mounted could not be noted", "sandbox_id", id, "volume", source, "error", err)
+		}
 	}
 	return u, ailment, nil
 }
