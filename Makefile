@@ -35,7 +35,7 @@ demo: setup build
 	scripts/demo.sh
 
 test: ROOM = 8192
-test: setup guest monitoring releases
+test: setup pod-guest monitoring releases
 	$(GO) build ./...
 	$(GO) test -p 3 -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) $$($(GO) list ./... | grep -vE '$(ALONE)')
 	$(GO) test -p 1 -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) $$($(GO) list ./... | grep -E '$(ALONE)')
@@ -71,10 +71,10 @@ check: lint
 .PHONY: mutants mutants-changed
 BASE ?= $(shell git rev-parse -q --verify HEAD~1 || echo HEAD)
 OTHERS ?= 20
-mutants: setup guest monitoring releases
+mutants: setup pod-guest monitoring releases
 	$(GO) run ./test/mutants $(MUTANTFLAGS)
 
-mutants-changed: setup guest monitoring releases
+mutants-changed: setup pod-guest monitoring releases
 	$(GO) run ./test/mutants -changed $(BASE) -others $(OTHERS) $(MUTANTFLAGS)
 
 # The tests that depend on the kernel, as root in microVMs with Linux 6.1 and
@@ -90,7 +90,7 @@ test-vm-short: setup monitoring
 
 # A real Kubernetes of three nodes on this machine, its images, and tests with pods.
 .PHONY: kubernetes cluster test-kubernetes
-kubernetes: setup $(HELM) monitoring
+kubernetes: setup $(HELM) monitoring pod-guest
 	test/kubernetes/setup.sh
 	test/kubernetes/build.sh
 	VERSION='$(VERSION)' deploy/image/build.sh
@@ -188,6 +188,16 @@ picture: monitoring
 .PHONY: demo-crust
 demo-crust: setup build guest
 	scripts/demo-crust.sh
+
+# A pod in a microVM, on a cluster of one node on this machine.
+.PHONY: demo-pod
+demo-pod: kubernetes
+	scripts/demo-pod.sh
+
+# The guest of pods in microVMs, which tests of them make by themselves.
+.PHONY: pod-guest
+pod-guest:
+	scripts/pod-guest.sh
 
 # The generated code of the protocols, after a change of a .proto file.
 .PHONY: generate protocols

@@ -8,6 +8,8 @@ export LC_ALL=C
 cd "$(dirname "$0")/.."
 S=$PWD/.cache/guest
 mkdir -p "$S"
+exec 9>"$S/lock" # two at once would move each other's files away
+flock 9
 export PATH=$PATH:/usr/sbin:/sbin DEBIAN_FRONTEND=noninteractive
 packages=()
 need() { [ -n "$(command -v "$1")" ] || packages+=("$2"); }
@@ -18,7 +20,7 @@ need cpio cpio
 if [ ${#packages[@]} -gt 0 ]; then
 	echo "guest: installing ${packages[*]}"
 	apt-get update -qq
-	apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+	apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi
 if [ ! -e "$S/kernel/ok" ]; then
 	echo "guest: fetching a kernel"

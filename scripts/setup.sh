@@ -40,7 +40,7 @@ if [ ${#packages[@]} -gt 0 ]; then
 	echo "setup: installing ${packages[*]}"
 	export DEBIAN_FRONTEND=noninteractive
 	apt-get update -qq
-	apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+	apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi
 names=$(go run ./deploy/filesystems names)
 for fs in $names; do

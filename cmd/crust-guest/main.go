@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/channel"
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/podguest"
 	"github.com/crust-csi/crust-csi/internal/vport"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 	"github.com/crust-csi/crust-csi/pkg/fault/faultgrpc"
@@ -34,6 +36,7 @@ func main() {
 	fmt.Println("crust-guest:", err)
 	if first {
 		time.Sleep(500 * time.Millisecond) // let the console drain
+		linux.SyncWithin(10 * time.Second)
 		_ = linux.PowerOff()
 	}
 	os.Exit(1)
@@ -46,6 +49,7 @@ func run(first bool) error {
 	address := flag.String("listen", "", "vsock:PORT instead of the virtio-serial port "+channel.PortName)
 	peer := flag.Uint("vsock-peer", uint(vsock.Host), "context id of the host, from which alone vsock connections are taken")
 	ask := flag.String("ask", "", "ask the agent at vsock:CID:PORT what it can, and exit")
+	pod := flag.Bool("pod", false, "run the containers of a pod, which crust-oci makes, and mount nothing")
 	flag.Parse()
 	if *ask != "" {
 		return info(*ask)
@@ -60,6 +64,9 @@ func run(first bool) error {
 	if err != nil {
 		return err
 	}
+	if *pod {
+		return servePod(magic)
+	}
 	s, err := newServer(*dir)
 	if err != nil {
 		return err
@@ -70,19 +77,49 @@ func run(first bool) error {
 	}
 	fmt.Printf("crust-guest: Linux %s, serving on %s\n", linux.Uname(), l.Addr())
 	const maxMessage = 256 << 10
-	g := grpc.NewServer(grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second,
-		PermitWithoutStream: true}), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.UnaryInterceptor(
-		func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
-			defer func() {
-				if p := recover(); p != nil {
-					err = fmt.Errorf("%s: panic: %v", info.FullMethod, p)
-				}
-				err = faultgrpc.Status(err)
-			}()
-			return handler(ctx, req)
-		}))
+	g := grpc.NewServer(serving(maxMessage)...)
 	guestv1.RegisterGuestServer(g, s)
 	return g.Serve(l)
+}
+
+// servePod runs the containers of a pod.
+func servePod(magic []byte) error {
+	s, err := podguest.New()
+	if err != nil {
+		return err
+	}
+	l, err := channel.ListenPort(channel.PodPortName, magic)
+	if err != nil {
+		return err
+	}
+	fmt.Println("crust-guest: serving a pod on", l.Addr())
+	const maxMessage = 4 << 20 // a container's config.json
+	g := grpc.NewServer(serving(maxMessage)...)
+	guestv1.RegisterPodServer(g, s)
+	return g.Serve(l)
+}
+
+// serving are the options of both servers. No call ends the agent.
+func serving(maxMessage int) []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
+		grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (_ any, err error) {
+			defer func() { err = ended(info.FullMethod, recover(), err) }()
+			return handler(ctx, req)
+		}),
+		grpc.StreamInterceptor(func(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+			defer func() { err = ended(info.FullMethod, recover(), err) }()
+			return handler(srv, s)
+		}),
+	}
+}
+
+func ended(method string, panicked any, err error) error {
+	if panicked != nil {
+		err = fmt.Errorf("%s: panic: %v", method, panicked)
+	}
+	return faultgrpc.Status(err)
 }
 
 // info prints the capabilities of another agent.
@@ -105,35 +142,69 @@ func info(address string) error {
 }
 
 // supervise is the work of PID 1: it keeps an agent running. The agent may die, of an out-of-memory
-// kill for example, without the machine. A restart may fail for lack of memory, too.
+// kill for example, without the machine. A restart may fail for lack of memory, too. The agent of a
+// pod's containers is not started again: it held their streams, so the pod ends with it.
 func supervise() error {
+	pod := 0
+	if _, ok := parameter("crust.pod"); ok {
+		const dir = "/run/root"
+		if err := errors.Join(os.MkdirAll(dir, 0o755), linux.LeaveInitialRoot(dir)); err != nil {
+			return err
+		}
+		var err error
+		if pod, err = startAgent("--pod"); err != nil {
+			return err
+		}
+	}
 	for {
-		agent := exec.Command("/proc/self/exe", os.Args[1:]...)
-		agent.Stdout, agent.Stderr = os.Stdout, os.Stderr
-		if err := agent.Start(); err != nil {
+		agent, err := startAgent()
+		if err != nil {
 			fmt.Println("crust-guest: the agent cannot be started; this is tried again:", err)
 			time.Sleep(time.Second)
 			continue
 		}
-		if err := linux.Reap(agent.Process.Pid); err != nil {
+		ended, err := linux.Reap(agent, cmp.Or(pod, agent))
+		if err != nil {
 			return err
+		}
+		if ended == pod {
+			return errors.New("the agent of the pod's containers has ended")
 		}
 		fmt.Println("crust-guest: the agent has ended; it is started again")
 		time.Sleep(50 * time.Millisecond)
 	}
 }
 
+func startAgent(options ...string) (pid int, err error) {
+	agent := exec.Command("/proc/self/exe", append(options, os.Args[1:]...)...)
+	agent.Stdout, agent.Stderr = os.Stdout, os.Stderr
+	if err := agent.Start(); err != nil {
+		return 0, err
+	}
+	if _, ok := parameter("crust.pod"); ok {
+		// A container may use up the memory: that is its own end, and that of an agent only if nothing else is left to kill.
+		const last = "-999"
+		if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", agent.Process.Pid), []byte(last), 0o644); err != nil {
+			fmt.Println("crust-guest:", err) // it may have ended
+		}
+	}
+	return agent.Process.Pid, nil
+}
+
+// parameter returns a parameter of the kernel's command line.
+func parameter(name string) (value string, ok bool) {
+	b, _ := os.ReadFile("/proc/cmdline") // procfs is mounted
+	for _, word := range strings.Fields(string(b)) {
+		if v, found := strings.CutPrefix(word, name+"="); found {
+			value, ok = v, true
+		}
+	}
+	return value, ok
+}
+
 func parseMagic(text string) ([]byte, error) {
 	if text == "" {
-		b, err := os.ReadFile("/proc/cmdline")
-		if err != nil {
-			return nil, err
-		}
-		for _, word := range strings.Fields(string(b)) {
-			if v, ok := strings.CutPrefix(word, "crust.magic="); ok {
-				text = v
-			}
-		}
+		text, _ = parameter("crust.magic")
 	}
 	if text == "" {
 		return nil, nil

@@ -23,6 +23,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/plain"
+	"github.com/crust-csi/crust-csi/internal/podvm"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -30,15 +31,25 @@ import (
 
 // config is /etc/crust/oci.json; environment variables override it.
 type config struct {
-	Runtime  string `json:"runtime"`  // CRUST_OCI_RUNTIME; default: runc, or what follows "crust-" in this program's name
-	Endpoint string `json:"endpoint"` // CRUST_ENDPOINT
+	Runtime  string  `json:"runtime"`  // CRUST_OCI_RUNTIME; default: runc, or what follows "crust-" in this program's name
+	Endpoint string  `json:"endpoint"` // CRUST_ENDPOINT
+	Sandbox  string  `json:"-"`        // --sandbox; namespace, or microvm, which is the default of a program called crust-vm
+	MicroVM  microVM `json:"microvm"`
 }
 
+// configFile is the configuration, unless CRUST_OCI_CONFIG names another.
 const configFile = "/etc/crust/oci.json"
 
 func main() {
-	err := errors.New(plain.Lines(run().Error(), 1<<14)) // run returns only on failure
+	inside(os.Args)
+	failure := run() // it returns only on failure
+	err := errors.New(plain.Lines(failure.Error(), 1<<14))
 	fmt.Fprintln(os.Stderr, "crust-oci:", err)
+	var host *podvm.HostError
+	var several interface{ Unwrap() []error }
+	if errors.As(failure, &host) && host.Status() > 0 && !errors.As(failure, &several) {
+		os.Exit(host.Status()) // its entry is the last one in the log, as its caller expects
+	}
 	if lerr := logTo(os.Args[1:], err); lerr != nil {
 		fmt.Fprintln(os.Stderr, "crust-oci:", lerr)
 	}
@@ -82,29 +93,34 @@ func logTo(args []string, failure error) error {
 }
 
 func load() (config, error) {
-	c := config{Runtime: "runc", Endpoint: "unix:///run/crust/crust.sock"}
-	if name, ok := strings.CutPrefix(filepath.Base(os.Args[0]), "crust-"); ok && name != "oci" {
+	c := config{Runtime: "runc", Endpoint: "unix:///run/crust/crust.sock", Sandbox: "namespace", MicroVM: defaultMicroVM}
+	switch name, _ := strings.CutPrefix(filepath.Base(os.Args[0]), "crust-"); name {
+	case "vm":
+		c.Sandbox = "microvm"
+	case "oci", os.Args[0], filepath.Base(os.Args[0]):
+	default:
 		c.Runtime = name
 	}
-	b, err := os.ReadFile(configFile)
+	file := cmp.Or(os.Getenv("CRUST_OCI_CONFIG"), configFile)
+	b, err := os.ReadFile(file)
 	if err == nil {
 		d := json.NewDecoder(bytes.NewReader(b))
 		d.DisallowUnknownFields()
 		err = d.Decode(&c)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return c, fmt.Errorf("%s: %w", configFile, err)
+		return c, fmt.Errorf("%s: %w", file, err)
 	}
 	if v := os.Getenv("CRUST_OCI_RUNTIME"); v != "" {
 		c.Runtime = v
 	}
 	if v := os.Getenv("CRUST_ENDPOINT"); v != "" {
-		c.Endpoint = v
+		c.Endpoint, c.MicroVM.Endpoint = v, v
 	}
 	path, err := exec.LookPath(c.Runtime)
 	if err != nil {
 		return c, fmt.Errorf("every command is passed on to %q, which is not there (%w): install it, or set \"runtime\" in %s",
-			c.Runtime, err, configFile)
+			c.Runtime, err, file)
 	}
 	c.Runtime = path
 	return c, nil
@@ -115,9 +131,27 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	command, bundle, err := parse(os.Args[1:])
+	args := os.Args[1:]
+	if len(args) > 1 && args[0] == "--sandbox" {
+		c.Sandbox, args = args[1], args[2:]
+	}
+	command, bundle, err := parse(args)
 	if err != nil {
 		return err
+	}
+	switch c.Sandbox {
+	case "namespace":
+	case "microvm":
+		done, err := c.microVM(args, command, bundle)
+		if err != nil {
+			return err
+		}
+		if done {
+			os.Exit(0)
+		}
+		return linux.Exec(c.Runtime, append([]string{c.Runtime}, args...), os.Environ())
+	default:
+		return fmt.Errorf("sandbox %q: namespace or microvm", c.Sandbox)
 	}
 	switch command {
 	case "create", "run":
@@ -134,49 +168,7 @@ func run() error {
 			return err
 		}
 	}
-	return linux.Exec(c.Runtime, append([]string{c.Runtime}, os.Args[1:]...), os.Environ())
-}
-
-// withValue lists the global options of runc and crun that take the next word.
-var withValue = []string{"--root", "--log", "--log-format", "--log-level", "--criu", "--rootless", "--cgroup-manager"}
-
-// commands lists the commands of runc and crun.
-var commands = []string{
-	"checkpoint", "create", "delete", "events", "exec", "features", "help", "kill", "list", "mounts", "pause", "ps", "restore",
-	"resume", "run", "spec", "start", "state", "update", "init", "version",
-}
-
-// parse finds the command and the bundle in a runtime's arguments. Options may have one dash or two, and their value after "=" or in the
-// next word. An ambiguous command is an error: no created container may bypass this program.
-func parse(args []string) (command, bundle string, err error) {
-	bundle = "."
-	for i := 0; i < len(args); i++ {
-		a := args[i]
-		name, value, has := strings.Cut(a, "=")
-		if strings.HasPrefix(name, "-") {
-			name = "--" + strings.TrimLeft(name, "-")
-		}
-		switch {
-		case command == "" && slices.Contains(withValue, name):
-			if !has {
-				i++
-			}
-		case command == "" && !strings.HasPrefix(a, "-"):
-			if command = a; !slices.Contains(commands, command) {
-				return "", "", fmt.Errorf("%q is no command of runc or crun that is known here (of %q)", a, args)
-			}
-		case command != "" && (name == "--bundle" || name == "--b"):
-			if !has {
-				if i++; i >= len(args) {
-					return "", "", fmt.Errorf("%s wants a directory (in %q)", a, args)
-				}
-				value = args[i]
-			}
-			// runc and crun treat an empty value as the working directory.
-			bundle = cmp.Or(value, ".")
-		}
-	}
-	return command, bundle, nil
+	return linux.Exec(c.Runtime, append([]string{c.Runtime}, args...), os.Environ())
 }
 
 // prepare examines a container that is about to be created, and enters its sandbox's mount namespace.

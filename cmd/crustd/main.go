@@ -35,6 +35,7 @@ type options struct {
 
 	endpoint, backend, stateDir, kubeletDir string
 	hostNamespace, installDir, capabilities string
+	guestDir                                string
 
 	allow     []string
 	uids      []uint32
@@ -48,7 +49,11 @@ var backends = map[string]func(o *options, log *slog.Logger) (sandbox.Backend, e
 		return namespace.New(o.stateDir, o.kubeletDir)
 	},
 	"qemu": func(o *options, log *slog.Logger) (sandbox.Backend, error) {
-		return qemu.New(filepath.Join(o.stateDir, "qemu"), log)
+		b, err := qemu.New(filepath.Join(o.stateDir, "qemu"), log)
+		if err == nil && o.guestDir != "" {
+			err = b.Know(filepath.Join(o.guestDir, guestFacts))
+		}
+		return b, err
 	},
 }
 
@@ -81,6 +86,9 @@ func parse(args []string) (*options, error) {
 		"mount namespace to run in; for a container that shares the host's pids: /proc/1/ns/mnt (default: this process's own)")
 	f.StringVar(&o.installDir, "install-dir", "/opt/crust/bin",
 		"with --host-mount-namespace: directory there that this program, crust-oci and crustctl, from the directory that it is in, are copied to")
+	f.StringVar(&o.guestDir, "guest-dir", "",
+		"with --backend qemu: directory of the guest of pods in microVMs, whose "+guestFacts+" says what it can mount before one has run; "+
+			"with --host-mount-namespace, the guest of the container's image is copied there (default: ask the first guest)")
 	f.StringVar(&o.capabilities, "capabilities", privilege.Sandboxes.List(),
 		"capabilities that are kept; all others are given back at the start. all: keep every one")
 	o.AddMetrics(f)
@@ -101,6 +109,9 @@ func parse(args []string) (*options, error) {
 	}
 	if err := privilege.Check(o.capabilities); err != nil {
 		return nil, fmt.Errorf("--capabilities: %w", err)
+	}
+	if o.guestDir != "" && (o.backend != "qemu" || !filepath.IsAbs(o.guestDir)) {
+		return nil, fmt.Errorf("--guest-dir %q: give an absolute path, and --backend qemu", o.guestDir)
 	}
 	for name, dir := range map[string]string{"--state-dir": o.stateDir, "--kubelet-dir": o.kubeletDir, "--install-dir": o.installDir} {
 		if !filepath.IsAbs(dir) {

@@ -285,6 +285,7 @@ func TestFlagsThatAreLeftOutAreTheDefaults(t *testing.T) {
 var unset = map[string]string{
 	"csi-node -check-config":         "it is for people",
 	"csi-node -driver-name":          "the admission policies and roles are of csi.crust.dev",
+	"crustd -guest-dir":              "the chart has no pods in microVMs; deploy/kubernetes/microvm has",
 	"csi-node -host-mount-namespace": "the default is the host's, by hostPID",
 	"csi-node -version":              "",
 	"crustd -allow-uid":              "crust-agent is root",

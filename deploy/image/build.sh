@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the OCI images of the project, as archives in .cache/image, without a
-# container daemon: localhost/crust-csi/{csi-node,csi-steward,crustd,crust-agent}:TAG. Load one with
+# container daemon: localhost/crust-csi/{csi-node,csi-steward,crustd,crust-agent}:TAG, and crustd-vm. Load one with
 # `ctr -n k8s.io images import`, `skopeo copy oci-archive:...` or `crane push`.
 # Variables: TAG (dev), VERSION, ARCHES ("amd64 arm64"; this machine's), OUT (the directory), LEVEL
 # (of compression). The same sources and Debian packages give the same bytes.
@@ -12,6 +12,7 @@ tag=${TAG:-dev}
 arches=${ARCHES:-$(go env GOARCH)}
 export PATH=$PATH:/usr/sbin:/sbin DEBIAN_FRONTEND=noninteractive SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-1767225600}
 mkdir -p "$out/bin"
+guest=$PWD/.cache/guest
 
 # A new list of packages, or another way to make it, makes a new base.
 packages=$(deploy/image/packages.sh)
@@ -22,7 +23,7 @@ done
 for arch in $arches; do
 	base=$out/base-$state-$arch.root
 	if [ ! -e "$base" ]; then
-		command -v mmdebstrap >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends mmdebstrap >/dev/null; }
+		command -v mmdebstrap >/dev/null || { apt-get update -qq && apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends mmdebstrap >/dev/null; }
 		echo "image: making the base of Debian packages for $arch (half a minute, once)"
 		deploy/image/base.sh "$arch" "$base.tar"
 		deploy/image/check.sh "$arch" "$base.tar"
@@ -45,5 +46,11 @@ entries=() && to csi-steward
 image csi-steward "localhost/crust-csi/csi-steward:$tag" -entrypoint /usr/local/bin/csi-steward "${entries[@]}"
 entries=() && to crustd crust-oci crustctl
 image crustd "localhost/crust-csi/crustd:$tag" -entrypoint /usr/local/bin/crustd "${entries[@]}"
+# The guest is there after make pod-guest, and for amd64 only.
+if [ "$arches" = amd64 ] && [ -e "$guest/pod-initramfs" ]; then
+	entries=() && to crustd crust-oci crustctl
+	for f in vmlinuz pod-initramfs guest.json; do entries+=("$guest/$f=/usr/local/share/crust-guest/$f=644"); done
+	image crustd-vm "localhost/crust-csi/crustd-vm:$tag" -entrypoint /usr/local/bin/crustd "${entries[@]}"
+fi
 entries=() && to crust-agent
 image crust-agent "localhost/crust-csi/crust-agent:$tag" -entrypoint /usr/local/bin/crust-agent "${entries[@]}"

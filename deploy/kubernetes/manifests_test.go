@@ -41,7 +41,7 @@ func TestEveryFileIsStrict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(o.kustomizations) != 6 || len(o.classes) != 7 || len(o.daemons) != 4 {
+	if len(o.kustomizations) != 7 || len(o.classes) != 7 || len(o.daemons) != 5 {
 		t.Errorf("%d kustomizations, %d classes, %d daemon sets", len(o.kustomizations), len(o.classes), len(o.daemons))
 	}
 }

@@ -76,7 +76,7 @@ func decode[T any](t *testing.T, list [][]byte) []T {
 func TestPodMonitorsFindTheDaemons(t *testing.T) {
 	monitors := decode[podMonitor](t, render(t, "base")["PodMonitor"])
 	found := map[string]string{}
-	for _, d := range decode[appsv1.DaemonSet](t, render(t, "../kubernetes/crust")["DaemonSet"]) {
+	for _, d := range decode[appsv1.DaemonSet](t, render(t, "../kubernetes/microvm")["DaemonSet"]) {
 		for _, m := range monitors {
 			if m.APIVersion != "monitoring.coreos.com/v1" || m.Metadata.Namespace != d.Namespace || len(m.Spec.PodMetricsEndpoints) != 1 ||
 				len(m.Spec.Selector.MatchLabels) == 0 {
@@ -99,7 +99,7 @@ func TestPodMonitorsFindTheDaemons(t *testing.T) {
 			found[d.Name] += e.Relabelings[0].Replacement
 		}
 	}
-	want := map[string]string{"csi-node": "crust-csi-node", "crust": "crustd", "crust-agent": "crust-agent"}
+	want := map[string]string{"csi-node": "crust-csi-node", "crust": "crustd", "crust-vm": "crustd", "crust-agent": "crust-agent"}
 	if len(monitors) != len(want) || len(found) != len(want) {
 		t.Errorf("%d PodMonitors, found %v", len(monitors), found)
 	}

@@ -17,8 +17,11 @@ import (
 	"github.com/crust-csi/crust-csi/internal/vport"
 )
 
-// PortName is the name of the guest's virtio-serial port.
-const PortName = "crust.guest"
+// PortName is the name of the guest's virtio-serial port, PodPortName that of a pod's containers.
+const (
+	PortName    = "crust.guest"
+	PodPortName = "crust.pod"
+)
 
 // Check reports whether Dial supports an address: the absolute path of the socket that QEMU serves
 // for the port, or vsock:CID:PORT.
@@ -74,7 +77,7 @@ func Dial(ctx context.Context, address string, magic []byte) (net.Conn, error) {
 // also connect.
 func Listen(address string, magic []byte, peer uint32) (net.Listener, error) {
 	if address == "" {
-		return listenPort(magic)
+		return ListenPort(PortName, magic)
 	}
 	text, ok := strings.CutPrefix(address, "vsock:")
 	port, err := strconv.ParseUint(text, 10, 32)
@@ -106,14 +109,15 @@ func (g *guarded) Accept() (net.Conn, error) {
 	}
 }
 
-func listenPort(magic []byte) (net.Listener, error) {
+// ListenPort serves the guest's virtio-serial port of that name, which may appear a little later.
+func ListenPort(name string, magic []byte) (net.Listener, error) {
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		names, err := filepath.Glob("/sys/class/virtio-ports/*/name")
 		if err != nil {
 			return nil, err
 		}
 		for _, n := range names {
-			if b, err := os.ReadFile(n); err != nil || strings.TrimSpace(string(b)) != PortName {
+			if b, err := os.ReadFile(n); err != nil || strings.TrimSpace(string(b)) != name {
 				continue
 			}
 			port, err := os.OpenFile("/dev/"+filepath.Base(filepath.Dir(n)), os.O_RDWR, 0)
@@ -123,5 +127,5 @@ func listenPort(magic []byte) (net.Listener, error) {
 			return vport.Listen(port, magic), nil
 		}
 	}
-	return nil, fmt.Errorf("this machine has no virtio-serial port %s", PortName)
+	return nil, fmt.Errorf("this machine has no virtio-serial port %s", name)
 }

@@ -20,6 +20,7 @@ const (
 	EAGAIN          = unix.EAGAIN
 	EEXIST          = unix.EEXIST
 	ECONNREFUSED    = unix.ECONNREFUSED
+	ECONNRESET      = unix.ECONNRESET
 	EFBIG           = unix.EFBIG
 	EINVAL          = unix.EINVAL
 	ESRCH           = unix.ESRCH

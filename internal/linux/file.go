@@ -1,10 +1,12 @@
 package linux
 
 import (
+	"context"
 	"errors"
 	"os"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -184,6 +186,21 @@ func DirEmpty(dir *os.File) (bool, error) {
 // Flock is flock(2) with LOCK_EX|LOCK_NB; EAGAIN if another process holds the lock.
 func Flock(f *os.File) error {
 	return call("flock", func() error { return unix.Flock(fdOf(f), unix.LOCK_EX|unix.LOCK_NB) })
+}
+
+// FlockWithin is Flock that waits for another holder until ctx ends.
+func FlockWithin(ctx context.Context, f *os.File) error {
+	for {
+		err := Flock(f)
+		if !errors.Is(err, EAGAIN) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // Fallocate is fallocate(2) with FALLOC_FL_KEEP_SIZE: it reserves length bytes of f from off, even

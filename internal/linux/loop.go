@@ -38,6 +38,17 @@ func LoopGetFree(control *os.File) (int, error) {
 	return n, err
 }
 
+// LoopAdd is ioctl LOOP_CTL_ADD on /dev/loop-control with a negative number: it makes a further loop device, and returns its index.
+func LoopAdd(control *os.File) (int, error) {
+	var n int
+	err := call("LOOP_CTL_ADD", func() (e error) {
+		r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fdOf(control)), unix.LOOP_CTL_ADD, ^uintptr(0))
+		n, e = int(r), errnoErr(errno)
+		return e
+	})
+	return n, err
+}
+
 // LoopRemove is ioctl LOOP_CTL_REMOVE on /dev/loop-control: it removes the loop device with that
 // index, and its node. EBUSY if it is bound or open, ENODEV if there is none.
 func LoopRemove(control *os.File, index int) error {

@@ -26,6 +26,13 @@ const (
 	MountAttrIdmap       = unix.MOUNT_ATTR_IDMAP
 )
 
+// Propagation of mounts, mount_namespaces(7).
+const (
+	PropagationPrivate = unix.MS_PRIVATE
+	PropagationSlave   = unix.MS_SLAVE
+	PropagationShared  = unix.MS_SHARED
+)
+
 // Fsopen is fsopen(2): a new file system context.
 func Fsopen(fstype string) (*os.File, error) {
 	return open("fsopen", fstype, func() (int, error) { return unix.Fsopen(fstype, unix.FSOPEN_CLOEXEC) })
@@ -76,12 +83,13 @@ func Fsmount(fs *os.File, attrs int) (*os.File, error) {
 
 // MountAttr holds the changes for mount_setattr(2) and open_tree_attr(2).
 type MountAttr struct {
-	Set, Clear uint64
-	Userns     *os.File // with MountAttrIdmap in Set: the user namespace whose map is used
+	Set, Clear  uint64
+	Propagation uint64   // one of the constants above; 0 leaves it
+	Userns      *os.File // with MountAttrIdmap in Set: the user namespace whose map is used
 }
 
 func (a MountAttr) raw() unix.MountAttr {
-	m := unix.MountAttr{Attr_set: a.Set, Attr_clr: a.Clear}
+	m := unix.MountAttr{Attr_set: a.Set, Attr_clr: a.Clear, Propagation: a.Propagation}
 	if a.Userns != nil {
 		m.Userns_fd = uint64(fdOf(a.Userns))
 	}

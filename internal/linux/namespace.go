@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -246,13 +247,13 @@ func PowerOff() error {
 	return call("reboot", func() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) })
 }
 
-// Reap waits for all children, wait4(2), until the given one ends: the work of PID 1.
-func Reap(until int) error {
+// Reap waits for all children, wait4(2), until one of the given ones ends, and returns that: the work of PID 1.
+func Reap(until ...int) (int, error) {
 	for {
 		var pid int
 		err := call("wait4", func() (e error) { pid, e = unix.Wait4(-1, nil, 0, nil); return e })
-		if err != nil || pid == until {
-			return err
+		if err != nil || slices.Contains(until, pid) {
+			return pid, err
 		}
 	}
 }

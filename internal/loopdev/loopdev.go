@@ -121,9 +121,10 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 
 // takeFree asks for a free device until f, which binds it, finds it still free: concurrent callers get the same one, and one of them
 // wins. No lock is held, because a device that hangs must not stop the others. As long as the number changes each time, there is
-// progress; without any, it gives up.
+// progress; without any, it makes a further device, and gives up if that does not help. The kernel takes a device for free that some
+// process has open exclusively, and gives out no other one meanwhile.
 func takeFree(ctl *os.File, f func(index int) error) error {
-	const patience = 5 * time.Second
+	const patience, makeOne = 5 * time.Second, 500 * time.Millisecond
 	last, since := -1, time.Now()
 	for {
 		index, err := linux.LoopGetFree(ctl)
@@ -133,7 +134,11 @@ func takeFree(ctl *os.File, f func(index int) error) error {
 		if index != last {
 			last, since = index, time.Now()
 		}
-		err = f(index)
+		if err = f(index); taken(err) && time.Since(since) > makeOne {
+			if made, aerr := linux.LoopAdd(ctl); aerr == nil { // or the kernel makes no more
+				err = f(made)
+			}
+		}
 		// A device that is being made or removed is briefly absent.
 		if !taken(err) {
 			return err

@@ -80,10 +80,9 @@ func Choose(ctx context.Context, c Config) (Choice, error) {
 	}
 	v, known := readVerdict(key)
 	if !known {
-		if v, err = c.try(ctx, key); err != nil {
+		if v, err = c.tryAlone(ctx, key); err != nil {
 			return emulated(fmt.Sprintf("KVM could not be tried (%v)", err)), nil
 		}
-		_ = v.write() // then the next one tries again
 	}
 	if v.KVM {
 		return Choice{Accel: "kvm"}, nil
@@ -152,6 +151,34 @@ func (v verdict) write() error {
 		return errors.Join(err, os.Remove(f.Name()))
 	}
 	return nil
+}
+
+// tryAlone tries while nobody else does: many guests may be started at once, on a machine that has just booted, and each trial boots two
+// more. Who waited for another's trial uses its verdict.
+func (c Config) tryAlone(ctx context.Context, key verdict) (verdict, error) {
+	lock, err := trialLock()
+	if err == nil {
+		defer lock.Close()
+		if err := linux.FlockWithin(ctx, lock); err != nil {
+			return key, err
+		}
+		if v, known := readVerdict(key); known {
+			return v, nil
+		}
+	}
+	v, err := c.try(ctx, key)
+	if err == nil {
+		_ = v.write() // then the next one tries again
+	}
+	return v, err
+}
+
+// trialLock opens the lock of trials. On an error the caller goes on: then verdicts cannot be stored either.
+func trialLock() (*os.File, error) {
+	if err := os.MkdirAll(stateDir, 0o755); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(filepath.Join(stateDir, "accelerator.lock"), os.O_RDWR|os.O_CREATE, 0o600)
 }
 
 // answer is the outcome of one guest of a trial.

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -196,6 +197,23 @@ func TestAKVMThatQEMURefusesIsNotChosen(t *testing.T) {
 }
 
 // An inconclusive result is not stored.
+// Pods that begin at once on a machine that has just booted try KVM once.
+func TestManyAtOnceTryKVMOnce(t *testing.T) {
+	c, trials := elsewhere(t, "exit 1")
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			if choice, err := Choose(t.Context(), c); err != nil || choice.Accel != "tcg" {
+				t.Errorf("%+v %v", choice, err)
+			}
+		})
+	}
+	all.Wait()
+	if n := trials(); n != 1 {
+		t.Errorf("%d trials", n)
+	}
+}
+
 func TestWithoutATrialNothingIsRemembered(t *testing.T) {
 	for what, spoil := range map[string]func(c *Config){
 		"there is no guest image": func(c *Config) { c.Initrd = t.TempDir() + "/initramfs" },

@@ -8,7 +8,10 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,10 +34,24 @@ type Config struct {
 	Memory  string // in QEMU's syntax; default 512M
 	Append  string // appended to the kernel's command line
 	Extra   []string
+	// User runs QEMU as that user, which needs no right to a file: what it uses is opened for it. Nil means this process's.
+	User *User
 	// DieWithParent ends it with the thread that starts it, for tests. Otherwise it outlives its
 	// starter.
 	DieWithParent bool
 }
+
+// User is an unprivileged user for QEMU.
+type User struct {
+	UID    uint32
+	Groups []uint32   // for /dev/kvm
+	Files  []*os.File // what Config.Extra names as descriptors, from FirstFile on
+	// Console gets what the guest writes to its console, and what QEMU says of its end, which is as long as the guest wants.
+	Console io.Writer
+}
+
+// FirstFile is the number of the first of User.Files in QEMU.
+const FirstFile = 3 + 4
 
 // VM is a microVM that was started.
 type VM struct {
@@ -45,6 +62,8 @@ type VM struct {
 	Magic   string `json:"magic"` // hexadecimal
 	Accel   string `json:"accel"`
 	Console string `json:"console"`
+	// Why is Choice.Why, of a microVM that this process started.
+	Why string `json:"-"`
 
 	cmd *exec.Cmd
 }
@@ -93,24 +112,43 @@ func Start(ctx context.Context, c Config) (*VM, error) {
 	// Messages end in this byte only by chance: it is neither text nor the end of a number.
 	magic[0] = 0xfe
 	at := func(name string) string { return filepath.Join(c.Dir, name) }
-	vm := &VM{QMP: at("qmp.sock"), Channel: at("guest.sock"), Magic: hex.EncodeToString(magic), Accel: c.Accel, Console: at("console")}
+	vm := &VM{QMP: at("qmp.sock"), Channel: at("guest.sock"), Magic: hex.EncodeToString(magic), Accel: c.Accel, Console: at("console"),
+		Why: choice.Why}
 	args, err := c.arguments(vm)
 	if err != nil {
 		return nil, err
 	}
-	errs, err := os.OpenFile(at("qemu.log"), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer errs.Close()
 	vm.cmd = exec.Command(program, args...)
-	vm.cmd.Stderr = errs
 	vm.cmd.SysProcAttr = linux.NewSession()
+	started := func() {}
+	said := func() string { b, _ := os.ReadFile(at("qemu.log")); return string(b) }
 	if c.DieWithParent {
 		runtime.LockOSThread()
 		vm.cmd.SysProcAttr = linux.KilledWithThread()
 	}
-	if err := vm.cmd.Start(); err != nil {
+	if c.User == nil {
+		errs, err := os.OpenFile(at("qemu.log"), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		defer errs.Close()
+		vm.cmd.Stderr = errs
+	} else {
+		own, err := c.open(vm)
+		if err != nil {
+			closeAll(own)
+			return nil, err
+		}
+		// QEMU alone has them then: if it ends, whoever connects sees that.
+		started = func() { closeAll(own) }
+		vm.cmd.ExtraFiles, vm.cmd.Stdout = append(own, c.User.Files...), c.User.Console
+		vm.cmd.SysProcAttr = linux.AsUser(c.User.UID, c.User.Groups...)
+		first := &beginning{}
+		vm.cmd.Stderr, said = io.MultiWriter(first, c.User.Console), first.text
+	}
+	err = vm.cmd.Start()
+	started()
+	if err != nil {
 		return nil, err
 	}
 	vm.PID = vm.cmd.Process.Pid
@@ -121,13 +159,67 @@ func Start(ctx context.Context, c Config) (*VM, error) {
 			return vm, q.Close()
 		}
 		if ctx.Err() != nil || !alive(vm.cmd) {
-			said, _ := os.ReadFile(at("qemu.log"))
 			vm.Kill()
-			return nil, fmt.Errorf("%s does not start: %w: %s", program, err, said)
+			return nil, fmt.Errorf("%s does not start: %w: %s", program, err, said())
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
 }
+
+// beginning keeps the first bytes that are written to it.
+type beginning struct{ b []byte }
+
+func (f *beginning) Write(b []byte) (int, error) {
+	const most = 4096
+	f.b = append(f.b, b[:min(len(b), most-len(f.b))]...)
+	return len(b), nil
+}
+
+// text is for when nothing is written any more.
+func (f *beginning) text() string { return string(f.b) }
+
+// open opens what QEMU inherits, in the order of its descriptors: its sockets, kernel and initramfs.
+func (c Config) open(vm *VM) (files []*os.File, err error) {
+	for _, path := range []string{vm.QMP, vm.Channel} {
+		f, err := Listen(path)
+		if err != nil {
+			return files, err
+		}
+		files = append(files, f)
+	}
+	for _, path := range []string{c.Kernel, c.Initrd} {
+		f, err := os.Open(path)
+		if err != nil {
+			return files, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// Listen makes a socket that only root can connect to, for a program to inherit. It replaces what an earlier process left.
+func Listen(path string) (*os.File, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	l, err := linux.ListenPrivate(path, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	u := l.(*net.UnixListener)
+	u.SetUnlinkOnClose(false)
+	return u.File()
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// Wait waits for the end of a microVM that this process started.
+func (vm *VM) Wait() error { return vm.cmd.Wait() }
 
 func alive(c *exec.Cmd) bool {
 	state, err := os.ReadFile("/proc/" + strconv.Itoa(c.Process.Pid) + "/stat")
@@ -182,12 +274,16 @@ func (c Config) arguments(vm *VM) ([]string, error) {
 		// machine an emulated kernel sees none, and panics: "IO-APIC + timer doesn't work".
 		cmdline += " no_timer_check"
 	}
+	qmp, guest, kernel, initrd, console := "path="+vm.QMP, "path="+vm.Channel, c.Kernel, c.Initrd, "file,id=console,path="+vm.Console
+	if c.User != nil { // the order of open
+		qmp, guest, kernel, initrd, console = "fd=3", "fd=4", "/proc/self/fd/5", "/proc/self/fd/6", "stdio,id=console,signal=off"
+	}
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-smp", "2", "-m", c.Memory, "-name", "crust-sandbox",
-		"-kernel", c.Kernel, "-initrd", c.Initrd,
-		"-chardev", "file,id=console,path=" + vm.Console, "-serial", "chardev:console",
-		"-chardev", "socket,id=guest,path=" + vm.Channel + ",server=on,wait=off",
-		"-qmp", "unix:" + vm.QMP + ",server=on,wait=off",
+		"-kernel", kernel, "-initrd", initrd,
+		"-chardev", console, "-serial", "chardev:console",
+		"-chardev", "socket,id=guest," + guest + ",server=on,wait=off",
+		"-chardev", "socket,id=qmp," + qmp + ",server=on,wait=off", "-mon", "chardev=qmp,mode=control",
 	}
 	// Emulated five-level page tables have crashed guests.
 	cpu := "max,la57=off"

@@ -27,10 +27,22 @@ func (n *Node) Tampered(call, fault string) (end func()) {
 		_ = trace.Wait() // "signal: terminated"
 	})
 	n.T.Cleanup(end) // before the node is stopped
+	n.Traced()
+	return end
+}
+
+// Traced waits until each thread of csi-node is traced: strace attaches to one after the other, and a call runs on any of them.
+func (n *Node) Traced() {
+	n.T.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.PID()))
-		if err == nil && !strings.Contains(string(status), "TracerPid:\t0\n") {
-			return end
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", n.PID()))
+		left := len(threads) == 0
+		for _, thread := range threads {
+			status, err := os.ReadFile(thread)
+			left = left || err == nil && strings.Contains(string(status), "TracerPid:\t0\n") // or it has ended
+		}
+		if err == nil && !left {
+			return
 		}
 		if time.Now().After(deadline) {
 			n.T.Fatalf("strace does not attach to csi-node: %v", err)

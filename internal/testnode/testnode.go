@@ -175,7 +175,8 @@ func (n *Node) Start() {
 	if n.Client != nil {
 		n.Client.Close()
 	}
-	if n.Client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir(), grpc.WithUnaryInterceptor(afterStarts)); err != nil {
+	dial := grpc.WithChainUnaryInterceptor(PatientUnstage, afterStarts)
+	if n.Client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir(), dial); err != nil {
 		n.T.Fatal(err)
 	}
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {

@@ -320,9 +320,29 @@ func (d *Driver) detached(ctx context.Context, p *publication) (*mounter.Detache
 	m, err := mounter.Open(d.mountable(p))
 	end(err)
 	if err != nil {
-		return nil, fmt.Errorf("volume %s: %w", p.id, err)
+		return nil, d.stopped(p, fmt.Errorf("volume %s: %w", p.id, err))
 	}
 	return m, nil
+}
+
+// stopped explains why a volume cannot be mounted again: its file system is mounted and has stopped, because of errors. btrfs, for example,
+// fails with EINVAL then.
+func (d *Driver) stopped(p *publication, err error) error {
+	for _, at := range d.publishedAt(p.src, p.id) {
+		s, aerr := d.at(p.src, p.id, at)
+		if aerr != nil {
+			continue
+		}
+		for _, a := range s.Ailments(p.attachment.Device) {
+			if a.Fatal {
+				err = fault.New(fault.State, "%w. %s. Stop all pods that use the volume: it is checked when it is next staged", err, a.Message)
+				break
+			}
+		}
+		s.Close()
+		break // the others show the same file system
+	}
+	return err
 }
 
 // agreeOnSuperblock refuses superblock options that differ from those of the live mounts: the

@@ -111,6 +111,10 @@ runtimes() { # the name of the plugin that runs containers
 		  runtime_type = 'io.containerd.runc.v2'
 		[plugins.'$1'.containerd.runtimes.crust.options]
 		  BinaryName = '/opt/crust/bin/crust-oci'
+		[plugins.'$1'.containerd.runtimes.crust-vm]
+		  runtime_type = 'io.containerd.runc.v2'
+		[plugins.'$1'.containerd.runtimes.crust-vm.options]
+		  BinaryName = '/opt/crust/bin/crust-vm'
 	C
 }
 case $(containerd --version) in

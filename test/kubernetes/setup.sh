@@ -17,5 +17,5 @@ echo '#include <seccomp.h>' | gcc -E - >/dev/null 2>&1 || packages+=(libseccomp-
 if [ ${#packages[@]} -gt 0 ]; then
 	echo "kubernetes: installing ${packages[*]}"
 	apt-get update -qq
-	apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+	apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi

@@ -315,14 +315,7 @@ func TestNoProgramOnTheWayOfAPublish(t *testing.T) {
 		trace := filepath.Join(t.TempDir(), "trace")
 		tracer := exec.Command("strace", "-f", "-qq", "-e", "trace=execve,execveat", "-o", trace, "-p", itoa(n.PID()))
 		ok(t, tracer.Start())
-		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-			if strings.Contains(read(t, "/proc/"+itoa(n.PID())+"/status"), "TracerPid:\t"+itoa(tracer.Process.Pid)) {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatal("strace does not attach")
-			}
-		}
+		n.Traced()
 		target := n.Target(fs)
 		ok(t, n.Client.Stage(ctxOf(t), v))
 		ok(t, n.Client.Publish(ctxOf(t), v, target, false))

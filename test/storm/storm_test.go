@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -64,7 +65,7 @@ func TestA12_D06_AStormOfCallers(t *testing.T) {
 	n := testnode.New(t, "")
 	s := &storm{t: t, node: n, counts: map[string]int{}}
 	var err error
-	if s.client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir()); err != nil {
+	if s.client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir(), grpc.WithUnaryInterceptor(testnode.PatientUnstage)); err != nil {
 		t.Fatal(err)
 	}
 	defer s.client.Close()

@@ -6,11 +6,13 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 )
@@ -134,7 +136,21 @@ func (v *vol) remove() {
 }
 
 func (v *vol) publish(target string, readOnly bool, want codes.Code) {
-	code := v.s.call("publish "+v.name, func(ctx context.Context) error { return v.s.client.Publish(ctx, v.use, target, readOnly) }, want)
+	stopped := false
+	code := v.s.call("publish "+v.name, func(ctx context.Context) error {
+		err := v.s.client.Publish(ctx, v.use, target, readOnly)
+		// SIGKILL during FITHAW of a btrfs interrupts the kernel's reading of its superblock: it stops then, in all kernels up to 6.18.
+		stopped = v.use.FSType == "btrfs" && status.Code(err) == codes.FailedPrecondition &&
+			strings.Contains(err.Error(), "stopped taking writes because of errors")
+		if stopped {
+			return status.Error(want, "")
+		}
+		return err
+	}, want)
+	if stopped {
+		v.takeDown()
+		return
+	}
 	if code != codes.OK || want != codes.OK {
 		return
 	}
@@ -142,6 +158,15 @@ func (v *vol) publish(target string, readOnly bool, want codes.Code) {
 	if err := v.look(target, readOnly); err != nil {
 		v.s.judge("content "+v.name, codes.DataLoss, err, nil)
 	}
+}
+
+// takeDown does what the driver says of a file system that has stopped. What was written last may be lost.
+func (v *vol) takeDown() {
+	for target := range v.targets {
+		v.unpublish(target)
+	}
+	v.unstage(codes.OK)
+	v.staged, v.word = false, ""
 }
 
 // look expects the last word, and writes a new one if it may.

@@ -14,7 +14,7 @@ need depmod kmod
 need cpio cpio
 if [ ${#packages[@]} -gt 0 ]; then
 	apt-get update -qq
-	apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+	apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi
 S=$PWD/.cache/arm64
 mkdir -p "$S"

@@ -23,7 +23,7 @@ need secilc secilc
 if [ ${#packages[@]} -gt 0 ]; then
 	echo "vm: installing ${packages[*]}"
 	apt-get update -qq
-	apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+	apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi
 
 kernel() { # name meta-package

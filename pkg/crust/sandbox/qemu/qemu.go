@@ -6,6 +6,7 @@ package qemu
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -61,6 +62,27 @@ func New(dir string, log *slog.Logger) (*Backend, error) {
 }
 
 func (b *Backend) facts() string { return filepath.Join(b.dir, "guest"+record.Extension) }
+
+// Know reads what the guests of this node can from a file that came with their image, so that volumes are deferred to the first of them,
+// too. What a guest has reported of another kernel is forgotten.
+func (b *Backend) Know(file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	var f guestFacts
+	if err := json.Unmarshal(text, &f); err != nil || f.Kernel == "" || len(f.FileSystems) == 0 {
+		return fmt.Errorf("%s does not say what the guest can: %w", file, cmp.Or(err, errors.New("no kernel, or no file systems")))
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f.Kernel = fmt.Sprintf("%.64q", f.Kernel)
+	if b.known.Kernel == f.Kernel {
+		return nil
+	}
+	b.known = f
+	return factsType.Write(b.facts(), f)
+}
 
 // Kind is "qemu".
 func (b *Backend) Kind() string { return "qemu" }

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/podvm"
+	"github.com/crust-csi/crust-csi/pkg/crust"
+)
+
+// microVM configures pods in microVMs.
+type microVM struct {
+	Endpoint string `json:"endpoint"` // CRUST_ENDPOINT; of the crustd for microVMs
+	Kernel   string `json:"kernel"`
+	Initrd   string `json:"initrd"`
+	Dir      string `json:"dir"`    // of the pods that run
+	Memory   int64  `json:"memory"` // MiB of a guest whose pod has no limit
+}
+
+var defaultMicroVM = microVM{
+	Endpoint: "unix:///run/crust/vm/crust.sock",
+	Kernel:   "/opt/crust/guest/vmlinuz", Initrd: "/opt/crust/guest/pod-initramfs", Dir: "/run/crust/pods", Memory: 512,
+}
+
+// inside runs this program as a pod's monitor or a container's stub, which are no runtimes.
+func inside(args []string) {
+	if len(args) < 2 {
+		return
+	}
+	switch args[1] {
+	case podvm.StubCommand:
+		os.Exit(podvm.Stub(context.Background()))
+	case podvm.MonitorCommand:
+		if err := podvm.MonitorMain(strings.Join(args[2:], " ")); err != nil {
+			os.Exit(1) // it has been said, and is in the pod's log
+		}
+		os.Exit(0)
+	}
+}
+
+// microVM handles the commands that concern pods in microVMs. If it returns false, the host's runtime does the command.
+func (c config) microVM(args []string, command, bundle string) (done bool, err error) {
+	runtime.LockOSThread() // what this thread starts ends with it
+	client, err := crust.Dial(c.MicroVM.Endpoint)
+	if err != nil {
+		return false, err
+	}
+	defer client.Close()
+	r := podvm.Runtime{
+		Host: c.Runtime, Pods: podvm.Pods{Dir: c.MicroVM.Dir}, Server: client, Endpoint: c.MicroVM.Endpoint,
+		Kernel: c.MicroVM.Kernel, Initrd: c.MicroVM.Initrd, Memory: c.MicroVM.Memory << 20,
+		Resolve: func(ctx context.Context, sandbox, source string) (string, error) {
+			r, err := resolve(ctx, client, sandbox, source)
+			if err != nil || r.GetForeign() {
+				return "", err
+			}
+			return r.GetPath(), nil
+		},
+	}
+	ctx := context.Background()
+	call := podvm.Call{Args: args, Command: command, ID: last(args), Process: option(args, "--process", "-p"), Root: option(args, "--root")}
+	if command == "kill" && len(args) > 1 { // the signal comes last
+		return false, nil
+	}
+	switch command {
+	case "run", "restore":
+		return false, fmt.Errorf("%s is not supported for microVMs: use create and start", command)
+	case "create":
+	default:
+		return r.Do(ctx, call)
+	}
+	file := filepath.Join(bundle, "config.json")
+	s, err := readSpec(file)
+	if err != nil {
+		return false, err
+	}
+	id, isSandbox, err := s.sandbox()
+	switch {
+	case err != nil:
+		return false, err
+	case id == "":
+		return false, errors.New("the container has no annotation that names its pod: only containers of pods run in microVMs")
+	case !isSandbox:
+		return true, r.CreateContainer(ctx, s.doc, file, id, call)
+	case id != call.ID:
+		return false, fmt.Errorf("pod %s has another container, %s, as its own", id, call.ID)
+	}
+	return true, r.CreatePod(ctx, s.doc, call)
+}
+
+// last is the last argument, which is the container's id in all commands that concern microVMs.
+func last(args []string) string {
+	if len(args) == 0 {
+		return ""
+	}
+	return args[len(args)-1]
+}
+
+// option returns the value of an option that has either name.
+func option(args []string, names ...string) string {
+	for i, a := range args {
+		for _, n := range names {
+			if v, ok := strings.CutPrefix(a, n+"="); ok {
+				return v
+			}
+			if a == n && i+1 < len(args) {
+				return args[i+1]
+			}
+		}
+	}
+	return ""
+}

@@ -1,0 +1,359 @@
+// Package podguest runs a pod's containers in a microVM, by runc. It is the guest's half of internal/podvm.
+package podguest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/keylock"
+	"github.com/crust-csi/crust-csi/internal/linux"
+	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// Where a guest has what its containers are given. The host writes these paths into the containers' config.json.
+const (
+	// Shared shows the host's directory of the pod, by virtiofs.
+	Shared = "/run/crust/shared"
+	// Memory is the pod's /dev/shm.
+	Memory = "/run/crust/shm"
+	// Tag is the name of the virtiofs device.
+	Tag = "crust"
+)
+
+// CgroupsPath is the cgroup of the pod's containers in the guest, below which each has its own.
+const CgroupsPath = "/crust"
+
+const (
+	cgroups = "/sys/fs/cgroup" + CgroupsPath
+	runc    = "/bin/runc"
+	busybox = "/bin/busybox"
+	state   = "/run/runc"
+	dir     = "/run/crust/containers"
+)
+
+// Server runs containers. Nothing else in its process may start programs, because it reaps the orphans of its containers.
+type Server struct {
+	guestv1.UnimplementedPodServer
+
+	locks keylock.Locks[string] // by container, while runc works for it
+
+	mu         sync.Mutex // never held while runc works
+	begun      bool
+	containers map[string]*process
+	prepared   map[string]*process // by token
+	running    map[string]*process // see key
+}
+
+// New returns a server, and makes this process the parent of what containers leave behind.
+func New() (*Server, error) {
+	return &Server{containers: map[string]*process{}, prepared: map[string]*process{}, running: map[string]*process{}},
+		linux.AdoptOrphans()
+}
+
+// Begin sets up what all containers share: files, memory, cgroups, name and network.
+func (s *Server) Begin(ctx context.Context, r *guestv1.BeginRequest) (*guestv1.BeginResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.begun {
+		return &guestv1.BeginResponse{}, nil
+	}
+	for _, m := range [][3]string{
+		{Tag, Shared, "virtiofs"}, {"shm", Memory, "tmpfs"}, {"cgroup2", "/sys/fs/cgroup", "cgroup2"}, {"devpts", "/dev/pts", "devpts"},
+	} {
+		if err := os.MkdirAll(m[1], 0o755); err != nil {
+			return nil, err
+		}
+		if err := linux.Mount(m[0], m[1], m[2], false, ""); err != nil && !errors.Is(err, linux.EBUSY) {
+			return nil, fmt.Errorf("mount %s: %w", m[1], err)
+		}
+	}
+	if err := os.Chmod(Memory, 0o777|os.ModeSticky); err != nil {
+		return nil, err
+	}
+	if r.GetHostname() != "" {
+		if err := linux.SetSysctl("kernel.hostname", r.GetHostname()); err != nil {
+			return nil, err
+		}
+	}
+	if err := connect(ctx, r.GetNetwork()); err != nil {
+		return nil, err
+	}
+	for name, value := range r.GetSysctls() {
+		if err := linux.SetSysctl(name, value); err != nil {
+			return nil, err
+		}
+	}
+	s.begun = true
+	return &guestv1.BeginResponse{}, nil
+}
+
+// device is the guest's only network device.
+const device = "eth0"
+
+func connect(ctx context.Context, n *guestv1.Network) error {
+	steps := [][]string{{"link", "set", "lo", "up"}}
+	if n != nil {
+		steps = append(steps, []string{"link", "set", device, "mtu", strconv.Itoa(int(n.GetMtu())), "up"})
+		for _, a := range n.GetAddresses() {
+			prefix, err := netip.ParsePrefix(a)
+			if err != nil {
+				return fault.New(fault.Invalid, "%w", err)
+			}
+			step := []string{"addr", "add", prefix.String(), "dev", device}
+			if prefix.Addr().Is6() {
+				step = append(step, "nodad")
+			}
+			steps = append(steps, step)
+		}
+		for _, g := range n.GetGateways() {
+			gateway, err := netip.ParseAddr(g)
+			if err != nil {
+				return fault.New(fault.Invalid, "%w", err)
+			}
+			family := "-4"
+			if gateway.Is6() {
+				family = "-6"
+			}
+			// The gateway may lie outside of the address's network, as some network plugins have it.
+			steps = append(steps, []string{family, "route", "add", gateway.WithZone("").String(), "dev", device},
+				[]string{family, "route", "add", "default", "via", gateway.WithZone("").String(), "dev", device})
+		}
+	}
+	for _, step := range steps {
+		out, err := exec.CommandContext(ctx, busybox, append([]string{"ip"}, step...)...).CombinedOutput()
+		if err != nil && !strings.Contains(string(out), "File exists") {
+			return fmt.Errorf("ip %s: %w: %s", strings.Join(step, " "), err, out)
+		}
+	}
+	return nil
+}
+
+var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
+
+// CreateContainer has runc make a container whose first process waits.
+func (s *Server) CreateContainer(ctx context.Context, r *guestv1.CreateContainerRequest) (*guestv1.CreateContainerResponse, error) {
+	id := r.GetContainerId()
+	if !idPattern.MatchString(id) {
+		return nil, fault.New(fault.Invalid, "container %q", id)
+	}
+	defer s.locks.Lock(id)()
+	if err := s.mayCreate(id); err != nil {
+		return nil, err
+	}
+	at := filepath.Join(dir, id)
+	if err := os.MkdirAll(at, 0o700); err != nil {
+		return nil, err
+	}
+	p, err := newProcess(id, at, r.GetConfig())
+	if err == nil {
+		if err = p.make(ctx, "create", "--bundle", at); err == nil {
+			if err = s.keep(id, p); err == nil {
+				return &guestv1.CreateContainerResponse{}, nil
+			}
+		}
+		p.close()
+	}
+	return nil, errors.Join(err, remove(ctx, id))
+}
+
+func (s *Server) mayCreate(id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !s.begun:
+		return fault.New(fault.State, "the pod has not begun, or ends")
+	case s.containers[id] != nil:
+		return fault.New(fault.Exists, "container %s is there already", id)
+	}
+	return nil
+}
+
+// keep notes a container, unless the pod has ended meanwhile.
+func (s *Server) keep(id string, p *process) error {
+	if err := s.mayCreate(id); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.containers[id] = p
+	return nil
+}
+
+// PrepareProcess notes a process for Run.
+func (s *Server) PrepareProcess(_ context.Context, r *guestv1.PrepareProcessRequest) (*guestv1.PrepareProcessResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.containers[r.GetContainerId()]
+	if c == nil {
+		return nil, fault.New(fault.NotFound, "there is no container %s", r.GetContainerId())
+	}
+	token := rand.Text()
+	at := filepath.Join(c.dir, token)
+	if err := os.MkdirAll(at, 0o700); err != nil {
+		return nil, err
+	}
+	p, err := newExec(c.container, at, r.GetProcess())
+	if err != nil {
+		return nil, errors.Join(err, removeFiles(at))
+	}
+	p.dir, s.prepared[token] = at, p
+	return &guestv1.PrepareProcessResponse{Token: token}, nil
+}
+
+// DeleteContainer removes a container and lets go of the files that the host shared for it.
+func (s *Server) DeleteContainer(ctx context.Context, r *guestv1.DeleteContainerRequest) (*guestv1.DeleteContainerResponse, error) {
+	id := r.GetContainerId()
+	if !idPattern.MatchString(id) {
+		return nil, fault.New(fault.Invalid, "container %q", id)
+	}
+	return &guestv1.DeleteContainerResponse{}, s.delete(ctx, id)
+}
+
+func (s *Server) delete(ctx context.Context, id string) error {
+	defer s.locks.Lock(id)()
+	s.mu.Lock()
+	if p := s.containers[id]; p != nil {
+		p.close()
+		delete(s.containers, id)
+	}
+	for token, p := range s.prepared {
+		if p.container == id {
+			p.close()
+			delete(s.prepared, token)
+		}
+	}
+	s.mu.Unlock()
+	return remove(ctx, id)
+}
+
+// End kills all containers. New ones are refused from now on. What was written is on the volumes first and last: a container that does not
+// end, because it waits for a file of the host's, must not cost the others their data.
+func (s *Server) End(ctx context.Context, _ *guestv1.EndRequest) (*guestv1.EndResponse, error) {
+	s.mu.Lock()
+	s.begun = false
+	s.mu.Unlock()
+	err := syncVolumes()
+	containers, derr := os.ReadDir(dir)
+	if derr != nil && !errors.Is(derr, os.ErrNotExist) {
+		return nil, errors.Join(err, derr)
+	}
+	var all sync.WaitGroup
+	errs := make([]error, len(containers))
+	for i, c := range containers { // those that are being made, too
+		all.Go(func() { errs[i] = s.delete(ctx, c.Name()) })
+	}
+	all.Wait()
+	return &guestv1.EndResponse{}, errors.Join(err, errors.Join(errs...), syncVolumes())
+}
+
+// syncVolumes writes out the file systems on devices. Those of the host might never answer.
+func syncVolumes() error {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, point := range onDevices(string(mounts)) {
+		f, err := linux.Open(point, os.O_RDONLY|linux.ONofollow)
+		if err == nil {
+			err = linux.Syncfs(f)
+			f.Close()
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // it may have been unmounted
+			errs = append(errs, fmt.Errorf("sync %s: %w", point, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// onDevices returns where file systems on devices are mounted, from the text of mountinfo, proc(5).
+func onDevices(mounts string) (points []string) {
+	const mountPoint = 4
+	for line := range strings.Lines(mounts) {
+		own, rest, _ := strings.Cut(line, " - ")
+		f, of := strings.Fields(own), strings.Fields(rest) // type, source, options
+		if len(f) > mountPoint && len(of) > 1 && strings.HasPrefix(of[1], "/dev/") {
+			points = append(points, unescape.Replace(f[mountPoint]))
+		}
+	}
+	return points
+}
+
+// unescape undoes what the kernel does to the characters that separate fields.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// removalTime limits the removal of a container whose caller may have gone: nobody would repeat it.
+const removalTime = 30 * time.Second
+
+func remove(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removalTime)
+	defer cancel()
+	at := filepath.Join(dir, id)
+	if _, err := os.Stat(at); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	out, err := exec.CommandContext(ctx, runc, "--root", state, "delete", "--force", id).CombinedOutput()
+	if err != nil {
+		return errors.Join(fmt.Errorf("runc delete: %w: %s", err, out), forget(filepath.Join(Shared, id)))
+	}
+	names, err := os.ReadDir(at)
+	for _, n := range names {
+		if n.IsDir() { // a process's
+			err = errors.Join(err, removeFiles(filepath.Join(at, n.Name())))
+		}
+	}
+	return errors.Join(err, removeFiles(at), forget(filepath.Join(Shared, id)))
+}
+
+// removeFiles removes a directory of files. Another call may do the same at the same time.
+func removeFiles(dir string) error {
+	names, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for _, path := range append(names, nil) {
+		at := dir
+		if path != nil {
+			at = filepath.Join(dir, path.Name())
+		}
+		if err := os.Remove(at); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// forget makes the kernel drop what it remembers of files below path. As long as it remembers a file, the host's virtiofsd has it open,
+// and the file system of that file is in use on the host.
+func forget(path string) error {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	var below []string
+	for line := range strings.Lines(string(mounts)) {
+		const mountPoint = 4
+		if f := strings.Fields(line); len(f) > mountPoint && strings.HasPrefix(f[mountPoint], path+"/") {
+			below = append(below, unescape.Replace(f[mountPoint]))
+		}
+	}
+	for i := len(below) - 1; i >= 0; i-- { // the kernel made these mounts by itself; inner ones come last
+		if err := linux.Unmount(below[i]); err != nil && !errors.Is(err, linux.EINVAL) && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("unmount %s: %w", below[i], err)
+		}
+	}
+	const directoriesAndInodes = "2"
+	return linux.SetSysctl("vm.drop_caches", directoriesAndInodes)
+}

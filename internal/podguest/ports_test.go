@@ -1,0 +1,79 @@
+package podguest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+const (
+	v4 = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 00000000:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
+   1: 0100007F:0050 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 2 1 0 100 0 0 10 0
+   2: 0100007F:1F90 0100007F:A000 01 00000000:00000000 00:00000000 00000000     0        0 3 1 0 100 0 0 10 0
+   3: 0100007F:0051 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4 1 0 100 0 0 10 0
+`
+	v6 = `  sl  local_address                         remote_address                        st
+   0: 00000000000000000000000001000000:0052 00000000000000000000000000000000:0000 0A 0
+   1: 000000000000000000000000FFFF00000200000A:0053 0:0 0A 0
+   2: 00000000000000000000000000000000:0051 00000000000000000000000000000000:0000 0A 0
+`
+)
+
+func TestC24_WhereContainersListen(t *testing.T) {
+	dir := t.TempDir()
+	one, two := filepath.Join(dir, "tcp"), filepath.Join(dir, "tcp6")
+	for file, text := range map[string]string{one: v4, two: v6} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ports, err := listening(one, two, filepath.Join(dir, "not there"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, p := range ports {
+		got = append(got, fmt.Sprint(p.GetNumber(), p.GetLoopback()))
+	}
+	if fmt.Sprint(got) != "[80 true 81 false 82 true 83 false 8080 false]" {
+		t.Error(got)
+	}
+}
+
+func FuzzListening(f *testing.F) {
+	f.Add([]byte(v4))
+	f.Add([]byte(v6))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		file := filepath.Join(t.TempDir(), "tcp")
+		if err := os.WriteFile(file, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := listening(file); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestKilledForWantOfMemory(t *testing.T) {
+	for events, want := range map[string]int{
+		"low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\noom_group_kill 0\n": 2, "oom 1\noom_kill 0\n": 0, "oom_kill x\n": 0, "": 0,
+	} {
+		if got := killsIn(events); got != want {
+			t.Errorf("%q: %d", events, got)
+		}
+	}
+}
+
+func TestTheReasonInRuncsLog(t *testing.T) {
+	for log, want := range map[string]string{
+		`time="2026" level=warning msg="a"` + "\n" + `time="2026" level=error msg="create failed: exec: \"/x\": none"` + "\n": `create failed: exec: "/x": none`,
+		"plain\n": "plain",
+		"":        "runc: exit",
+	} {
+		if got := reason(log, fmt.Errorf("exit")); got != want {
+			t.Errorf("%q, not %q", got, want)
+		}
+	}
+}

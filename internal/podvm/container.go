@@ -1,0 +1,255 @@
+package podvm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-csi/crust-csi/internal/podguest"
+	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+// ownProgram is this program's file.
+func ownProgram() (string, error) { return os.Executable() }
+
+func (p *Pod) client() (guestv1.PodClient, *grpc.ClientConn, error) {
+	// A monitor that ends removes its socket first.
+	if _, err := os.Lstat(p.at(podSocket)); errors.Is(err, os.ErrNotExist) || !p.Monitor.runs() {
+		p.Pause.kill() // the kubelet makes the pod anew then
+		return nil, nil, fmt.Errorf("the microVM of pod %s has ended", p.ID)
+	}
+	conn, err := dial("unix://" + p.at(podSocket))
+	if err != nil {
+		return nil, nil, err
+	}
+	return guestv1.NewPodClient(conn), conn, nil
+}
+
+// CreateContainer makes a container in a pod's guest, and its stub on the host. file is the container's config.json.
+func (r *Runtime) CreateContainer(ctx context.Context, config map[string]any, file, pod string, c Call) (err error) {
+	if err := refused(config, false); err != nil {
+		return err
+	}
+	if !idPattern.MatchString(c.ID) {
+		return fmt.Errorf("container %q: an id has letters, digits, dots, dashes and underscores", c.ID)
+	}
+	p, err := r.Pods.find(pod)
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("pod %s has no microVM: was its sandbox made by this runtime?", pod)
+	}
+	if err != nil {
+		return err
+	}
+	guest, conn, err := p.client()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, bootTime)
+	defer cancel()
+	if err := p.add(c.ID); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.drop(c.ID))
+		}
+	}()
+	root := text(sub(config, "root"), "path")
+	if !filepath.IsAbs(root) {
+		root = filepath.Join(filepath.Dir(file), root)
+	}
+	if err := p.share(c.ID, "rootfs", root, access{readOnly: sub(config, "root")["readonly"] == true}); err != nil {
+		return err
+	}
+	count := 0
+	there, err := forGuest(config, c.ID, func(mount object) (string, error) {
+		count++
+		return r.place(ctx, p, c.ID, strconv.Itoa(count), filepath.Dir(file), mount)
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { // a call that the guest did not finish may have made a part of it
+		if err != nil {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteTime)
+			defer cancel()
+			_, derr := guest.DeleteContainer(ctx, &guestv1.DeleteContainerRequest{ContainerId: c.ID})
+			err = errors.Join(err, inGuest(derr))
+		}
+	}()
+	if _, err := guest.CreateContainer(ctx, &guestv1.CreateContainerRequest{ContainerId: c.ID, Config: there}); err != nil {
+		return inGuest(err)
+	}
+	here, err := p.forStub(config, c.ID)
+	if err != nil {
+		return err
+	}
+	if err := replace(file, here); err != nil {
+		return err
+	}
+	if err := r.host(c.Args...); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.host(append(c.globals(), "delete", "--force", c.ID)...))
+		}
+	}()
+	stub, err := r.process(c)
+	if err != nil {
+		return err
+	}
+	return errors.Join(p.noteStub(c.ID, stub), p.spare(sub(config, "process")))
+}
+
+// place returns the guest's path of a mount's source: in a volume that the guest mounted, the pod's /dev/shm, or what the host shares.
+func (r *Runtime) place(ctx context.Context, p *Pod, container, name, bundle string, mount object) (string, error) {
+	source := text(mount, "source")
+	if !filepath.IsAbs(source) {
+		source = filepath.Join(bundle, source)
+	}
+	path, err := r.Resolve(ctx, p.ID, source)
+	away := status.Code(err) == codes.Unavailable // as while it is being restarted
+	if err != nil && !away || path != "" {
+		return path, err
+	}
+	deferred, perr := mounter.IsPlaceholder(source)
+	switch {
+	case perr != nil:
+		return "", perr
+	case deferred && away:
+		return "", err
+	case deferred:
+		return "", fmt.Errorf("%s is of a volume that was deferred, and was not published to sandbox %s", source, p.ID)
+	case text(mount, "destination") == "/dev/shm" && isMemoryOf(p.ID, source):
+		return podguest.Memory, nil
+	}
+	return filepath.Join(podguest.Shared, container, name), p.share(container, name, source, accessOf(mount))
+}
+
+// isMemoryOf tells whether a path is where the container runtime keeps a pod's /dev/shm. A volume may be mounted there, too.
+func isMemoryOf(pod, source string) bool {
+	return filepath.Base(source) == "shm" && slices.Contains(strings.Split(source, "/"), pod)
+}
+
+func replace(file string, b []byte) error {
+	st, err := os.Stat(file)
+	if err != nil {
+		return err
+	}
+	next := file + ".crust"
+	if err := os.WriteFile(next, b, st.Mode().Perm()); err != nil {
+		return err
+	}
+	return os.Rename(next, file)
+}
+
+// start starts a container's stub, and waits until signals reach its process.
+func (r *Runtime) start(ctx context.Context, p *Pod, c Call) error {
+	stub, err := r.process(c)
+	if err != nil {
+		return err
+	}
+	if err := r.host(c.Args...); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, bootTime)
+	defer cancel()
+	for {
+		if _, err := os.Stat(filepath.Join(p.at("started"), c.ID)); err == nil {
+			return nil
+		}
+		if !stub.same() {
+			return nil // it has ended, and its caller sees how
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("container %s does not start: the guest of pod %s does not answer", c.ID, p.ID)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// exec prepares a process in the guest, and has the host's runtime start a stub for it beside the container's own.
+func (r *Runtime) exec(ctx context.Context, p *Pod, c Call) error {
+	if c.Process == "" {
+		return errors.New("exec in a microVM wants --process, a file that describes the process")
+	}
+	var process object
+	if err := readJSON(c.Process, &process); err != nil {
+		return err
+	}
+	guest, conn, err := p.client()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	there, err := json.Marshal(processForGuest(process))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, bootTime)
+	defer cancel()
+	prepared, err := guest.PrepareProcess(ctx, &guestv1.PrepareProcessRequest{ContainerId: c.ID, Process: there})
+	if err != nil {
+		return inGuest(err)
+	}
+	f, err := os.CreateTemp(p.dir, "process-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }() // or it goes with the pod
+	err = json.NewEncoder(f).Encode(stubProcess(process, "CRUST_TOKEN="+prepared.GetToken()))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	args := slices.Clone(c.Args)
+	for i, a := range args {
+		switch a {
+		case c.Process:
+			args[i] = f.Name()
+		case "--process=" + c.Process:
+			args[i] = "--process=" + f.Name()
+		}
+	}
+	return r.host(args...)
+}
+
+// deleteContainer deletes what the host's runtime knows, and then all else. An earlier call may have been interrupted in between: its
+// caller has a deadline.
+func (r *Runtime) deleteContainer(ctx context.Context, p *Pod, c Call) error {
+	herr := r.host(c.Args...)
+	if herr != nil && !r.forgot(c) && !p.stubEnded(c.ID) {
+		return herr
+	}
+	ctx, cancel := context.WithTimeout(ctx, deleteTime)
+	defer cancel()
+	if p.Monitor.runs() {
+		guest, conn, err := p.client()
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		if _, err := guest.DeleteContainer(ctx, &guestv1.DeleteContainerRequest{ContainerId: c.ID}); err != nil {
+			// A guest that does not answer holds up nothing on the host: the container's stub has ended.
+			fmt.Fprintln(os.Stderr, "crust-oci: delete:", inGuest(err))
+		}
+	}
+	if err := p.drop(c.ID); err != nil || r.forgot(c) {
+		return err
+	}
+	return herr
+}

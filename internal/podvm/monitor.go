@@ -1,0 +1,340 @@
+package podvm
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-csi/crust-csi/internal/channel"
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/microvm"
+	"github.com/crust-csi/crust-csi/internal/plain"
+	"github.com/crust-csi/crust-csi/internal/podguest"
+	"github.com/crust-csi/crust-csi/pkg/crust"
+	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
+	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+)
+
+// MonitorCommand and StubCommand are the first arguments that make crust-oci a pod's monitor or a container's stub.
+const (
+	MonitorCommand = "pod-monitor"
+	StubCommand    = "pod-stub"
+)
+
+// The names of a pod's sockets and its log.
+const (
+	podSocket   = "pod.sock"  // the monitor's, for stubs and crust-oci
+	guestSocket = "port.sock" // QEMU's, for the monitor
+	filesSocket = "virtiofs.sock"
+	monitorLog  = "monitor.log"
+	consoleLog  = "console.log" // what the guest and the programs write
+)
+
+const (
+	virtiofsd = "/usr/lib/qemu/virtiofsd"
+	passt     = "passt"
+	mostOfLog = 256 << 10 // bytes
+)
+
+type monitor struct {
+	pod     *Pod
+	log     io.Writer
+	console io.Writer // of the guest, and what the programs write
+	guest   guestv1.PodClient
+	begun   chan struct{} // closed when the guest has begun
+	ended   chan error    // why the pod must end
+
+	guestv1.UnimplementedPodServer
+}
+
+var errQEMU = errors.New("QEMU has ended")
+
+// say writes a line to the pod's log. Parts of it may come from the guest.
+func (m *monitor) say(what ...any) {
+	fmt.Fprintln(m.log, plain.Text(strings.TrimSuffix(fmt.Sprintln(what...), "\n"), plain.Most))
+}
+
+func (p *Pod) open(name string, most int) (*os.File, io.Writer, error) {
+	f, err := os.OpenFile(p.at(name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	return f, &limited{w: f, left: most}, err
+}
+
+// Monitor runs a pod's microVM until one of its programs, or the pod's own container, ends. The process is in the pod's network namespace
+// and cgroup, and started is called once the microVM can be registered.
+func Monitor(dir string, started func()) error {
+	runtime.LockOSThread() // the programs end with this thread
+	pods := Pods{filepath.Dir(dir)}
+	pod, err := pods.find(filepath.Base(dir))
+	if err != nil {
+		return err
+	}
+	m := &monitor{pod: pod, begun: make(chan struct{}), ended: make(chan error, 4)}
+	for name, w := range map[string]*io.Writer{monitorLog: &m.log, consoleLog: &m.console} {
+		f, limited, err := pod.open(name, mostOfLog)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		*w = limited
+	}
+	pause, err := linux.ProcessEnd(pod.Pause.PID)
+	if err != nil {
+		return err
+	}
+	defer pause.Close()
+	if !pod.Pause.same() {
+		return errors.New("the pod's own container has ended")
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), linux.Signal(15))
+	defer cancel()
+	stopped := make(chan struct{})
+	booting, stop := context.WithTimeout(ctx, bootTime)
+	defer stop()
+	go func() {
+		linux.WaitEnd(ctx, pause) // or SIGTERM
+		stop()
+		close(stopped)
+	}()
+	network, err := findNetwork()
+	if err != nil {
+		return err
+	}
+	// They hold volumes of the node. The call that deletes the pod may have been interrupted.
+	defer func() {
+		if err := pod.unshareAll(); err != nil {
+			m.say("what was shared with the guest stays mounted:", err)
+		}
+	}()
+	vm, err := m.start(booting, network != nil)
+	if err != nil {
+		return err
+	}
+	defer vm.Kill()
+	if pod.Why != "" {
+		m.say("crust-oci:", pod.Why)
+	}
+	g, err := record(vm)
+	if err != nil {
+		return err
+	}
+	end, err := m.serve(ctx, g.Magic)
+	if err != nil {
+		return err
+	}
+	defer end()
+	go m.begin(ctx, network)
+	if err := writeJSON(pod.at("guest.json"), g); err != nil {
+		return err
+	}
+	started()
+	select {
+	case err = <-m.ended:
+		err = m.cause(err)
+		m.say(theEnd, err)
+	case <-stopped:
+	}
+	if !errors.Is(err, errQEMU) {
+		m.end()
+	}
+	pod.Pause.kill() // if it stayed, the kubelet would keep a pod that can run nothing
+	return err
+}
+
+// cause returns why the pod must end. If QEMU ends, the other programs end at once, and may be seen first.
+func (m *monitor) cause(err error) error {
+	moment := time.After(2 * time.Second)
+	for !errors.Is(err, errQEMU) {
+		select {
+		case next := <-m.ended:
+			if errors.Is(next, errQEMU) {
+				return next
+			}
+		case <-moment:
+			return err
+		}
+	}
+	return err
+}
+
+// end ends the pod's containers, and has crustd unmount its volumes in the guest. Otherwise the data in the guest's page cache would be
+// lost.
+func (m *monitor) end() {
+	select {
+	case <-m.begun:
+	default:
+		return // nothing was mounted for a container yet
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), endTime)
+	defer cancel()
+	if _, err := m.guest.End(ctx, &guestv1.EndRequest{}); err != nil {
+		m.say("the containers do not end:", err)
+	}
+	// Containers that do not end leave no less time for this.
+	ctx, cancel = context.WithTimeout(context.Background(), unmountTime)
+	defer cancel()
+	if err := m.unmount(ctx); err != nil {
+		m.say("the volumes are not unmounted:", err)
+	}
+}
+
+// unmount has crustd take back the pod's volumes. If the kubelet asks for the same just then, or crustd is being restarted, unmount tries
+// again.
+func (m *monitor) unmount(ctx context.Context) error {
+	server, err := crust.Dial(m.pod.Server)
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	for {
+		_, err := server.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: m.pod.ID})
+		if c := status.Code(err); c != codes.Aborted && c != codes.Unavailable {
+			return err
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+func record(vm *microvm.VM) (guest, error) {
+	magic, err := hex.DecodeString(vm.Magic)
+	return guest{QEMU: vm.PID, QMP: vm.QMP, Channel: vm.Channel, Magic: magic}, err
+}
+
+// start starts virtiofsd, passt if the pod has a network, and QEMU.
+func (m *monitor) start(ctx context.Context, network bool) (*microvm.VM, error) {
+	files, err := m.virtiofsd()
+	if err != nil {
+		return nil, err
+	}
+	defer files.Close()
+	port, err := microvm.Listen(m.pod.at(guestSocket))
+	if err != nil {
+		return nil, err
+	}
+	defer port.Close()
+	user := &microvm.User{UID: m.pod.UID, Files: []*os.File{files, port}, Console: m.console}
+	if m.pod.Accel == "kvm" {
+		if user.Groups, _, err = kvmGroups(); err != nil {
+			return nil, err
+		}
+	}
+	size := strconv.FormatInt(m.pod.Memory>>20, 10) + "M"
+	fd := func(i int) string { return strconv.Itoa(microvm.FirstFile + i) }
+	extra := []string{
+		"-object", "memory-backend-memfd,id=memory,share=on,size=" + size, "-machine", "memory-backend=memory",
+		"-chardev", "socket,id=files,fd=" + fd(0), "-device", "vhost-user-fs-pci,chardev=files,tag=" + podguest.Tag,
+		"-chardev", "socket,id=pod,fd=" + fd(1) + ",server=on,wait=off",
+		"-device", "virtserialport,chardev=pod,name=" + channel.PodPortName,
+		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+	}
+	if network {
+		packets, err := m.passt()
+		if err != nil {
+			return nil, err
+		}
+		defer packets.Close()
+		user.Files = append(user.Files, packets)
+		extra = append(extra, "-netdev", "stream,id=net,server=off,addr.type=fd,addr.str="+fd(2), "-device", "virtio-net-pci,netdev=net")
+	}
+	vm, err := microvm.Start(ctx, microvm.Config{
+		Dir: m.pod.dir, Kernel: m.pod.Kernel, Initrd: m.pod.Initrd, Memory: size, Accel: m.pod.Accel, Append: "crust.pod=1",
+		Extra: extra, User: user,
+	})
+	if err != nil {
+		return nil, err
+	}
+	go func() { m.ended <- fmt.Errorf("%w: %w", errQEMU, how(vm.Wait())) }()
+	return vm, nil
+}
+
+// how returns how a program ended, as an error even for exit status 0.
+func how(err error) error {
+	if err == nil {
+		return errors.New("exit status 0")
+	}
+	return err
+}
+
+// watch reports the end of a program that the pod needs.
+func (m *monitor) watch(c *exec.Cmd) {
+	go func() { m.ended <- fmt.Errorf("%s has ended: %w", filepath.Base(c.Path), how(c.Wait())) }()
+}
+
+// virtiofsd serves the pod's directory, and returns a connection to it. It keeps its privileges because it makes files of any
+// owner. It sees only that directory.
+func (m *monitor) virtiofsd() (*os.File, error) {
+	socket := m.pod.at(filesSocket)
+	l, err := microvm.Listen(socket)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	c := exec.Command(virtiofsd, "--fd=3", "-o", "source="+m.pod.at("shared"), "-o", "sandbox=namespace", "-o", "cache=auto",
+		"-o", "announce_submounts", "-o", "log_level=warn")
+	c.ExtraFiles, c.Stderr, c.SysProcAttr = []*os.File{l}, m.console, linux.KilledWithThread()
+	if err := c.Start(); err != nil {
+		return nil, fmt.Errorf("%w; a pod in a microVM needs virtiofsd (Debian 12: qemu-system-common)", err)
+	}
+	m.watch(c)
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close() }()
+	return conn.File()
+}
+
+// passt connects the guest to the pod's network namespace, without privileges, and returns the other end for QEMU.
+func (m *monitor) passt() (*os.File, error) {
+	ours, theirs, err := linux.SocketPair()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	c := exec.Command(passt, "--fd", "3", "--foreground", "--quiet", "--stderr", "--no-map-gw", "-t", "none", "-u", "none")
+	c.ExtraFiles, c.Stderr, c.SysProcAttr = []*os.File{theirs}, m.console, linux.AsUser(m.pod.UID)
+	if err := c.Start(); err != nil {
+		ours.Close()
+		return nil, fmt.Errorf("%w; the network of a pod in a microVM needs passt (Debian: apt-get install passt)", err)
+	}
+	m.watch(c)
+	return ours, nil
+}
+
+// limited drops what exceeds its limit, so that a guest's console cannot fill the disk.
+type limited struct {
+	sync.Mutex
+	w    io.Writer
+	left int
+}
+
+func (l *limited) Write(b []byte) (int, error) {
+	l.Lock()
+	defer l.Unlock()
+	n := min(len(b), l.left)
+	l.left -= n
+	if n > 0 {
+		if _, err := l.w.Write(b[:n]); err != nil {
+			return 0, err
+		}
+	}
+	return len(b), nil
+}

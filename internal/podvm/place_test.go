@@ -1,0 +1,101 @@
+package podvm
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-csi/crust-csi/internal/podguest"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+// Containers get what the guest mounted, the pod's own memory, or what the host shares; and start while crustd is being restarted, unless
+// they need one of its volumes.
+func TestC12_C24_WhatAContainersMountIs(t *testing.T) {
+	p := made(t, Pods{t.TempDir()}, "pod")
+	if err := p.add("one"); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	plain, deferred, volumes := filepath.Join(dir, "plain"), filepath.Join(dir, "deferred"), filepath.Join(dir, "volumes", "shm")
+	memory := filepath.Join(dir, "sandboxes", "pod", "shm")
+	for _, d := range []string{plain, volumes, memory} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := mounter.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	target, err := root.Target(deferred)
+	if err == nil {
+		defer target.Close()
+		err = mounter.AttachPlaceholder(target)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := detach(deferred); err != nil {
+			t.Error(err)
+		}
+	})
+	away := status.Error(codes.Unavailable, "crustd is away")
+	for name, c := range map[string]struct {
+		source, destination, resolved string
+		err                           error
+		want, refused                 string
+	}{
+		"in the guest":            {source: deferred, destination: "/data", resolved: "/in/guest", want: "/in/guest"},
+		"at /dev/shm":             {source: deferred, destination: "/dev/shm", resolved: "/in/guest", want: "/in/guest"},
+		"the pod's memory":        {source: memory, destination: "/dev/shm", want: podguest.Memory},
+		"memory of another":       {source: volumes, destination: "/dev/shm", want: podguest.Shared + "/one/memory of another"},
+		"the host's":              {source: plain, destination: "/conf", want: podguest.Shared + "/one/the host's"},
+		"nobody published it":     {source: deferred, destination: "/data", refused: "was not published"},
+		"crustd is away":          {source: plain, destination: "/conf", err: away, want: podguest.Shared + "/one/crustd is away"},
+		"crustd is away, memory":  {source: memory, destination: "/dev/shm", err: away, want: podguest.Memory},
+		"crustd is needed":        {source: deferred, destination: "/data", err: away, refused: "crustd is away"},
+		"crustd does not know it": {source: plain, destination: "/data", err: errors.New("broken record"), refused: "broken record"},
+	} {
+		r := &Runtime{Resolve: func(context.Context, string, string) (string, error) { return c.resolved, c.err }}
+		got, err := r.place(t.Context(), p, "one", name, dir, object{"source": c.source, "destination": c.destination})
+		if got != c.want || (c.refused == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("%s: %q %v", name, got, err)
+		}
+	}
+}
+
+// A second creation with the same id is refused, and takes nothing from the container that runs.
+func TestC19_AContainerIsNotMadeTwice(t *testing.T) {
+	p := made(t, Pods{t.TempDir()}, "pod")
+	if err := p.add("one"); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.noteStub("one", self(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.add("one"); !errors.Is(err, os.ErrExist) {
+		t.Errorf("a second one: %v", err)
+	}
+	if s, err := p.stub("one"); err != nil || !s.runs() {
+		t.Errorf("the first one: %+v %v", s, err)
+	}
+}
+
+// A pod that cannot be looked at has not ended.
+func TestC19_WhatCannotBeToldHasNotEnded(t *testing.T) {
+	if (process{PID: 1 << 30, Began: "1"}).runs() { // above all numbers, proc(5) pid_max
+		t.Error("a process that is not there")
+	}
+	if p := ended(t); p.runs() || p.same() {
+		t.Error("a process that has ended")
+	}
+}

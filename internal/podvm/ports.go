@@ -1,0 +1,189 @@
+package podvm
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
+)
+
+// mostPorts is how many ports the monitor listens on for a guest, mostConnections how many connections may be open at a time.
+const (
+	mostPorts       = 256
+	mostConnections = 1024
+)
+
+// forwarding carries connections from the pod's network namespace, where this process runs, to the containers in the guest.
+type forwarding struct {
+	guest guestv1.PodClient
+	free  chan struct{} // a token for each further connection
+
+	mu   sync.Mutex
+	open map[string]net.Listener // by address and port
+}
+
+// forward listens where the guest's containers listen, until ctx ends.
+func (m *monitor) forward(ctx context.Context) {
+	f := &forwarding{guest: m.guest, free: make(chan struct{}, mostConnections), open: map[string]net.Listener{}}
+	for ctx.Err() == nil {
+		if err := f.follow(ctx); err != nil && ctx.Err() == nil {
+			m.say("ports:", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+	f.listen(ctx, nil) // closes them
+}
+
+func (f *forwarding) follow(ctx context.Context) error {
+	stream, err := f.guest.Ports(ctx, &guestv1.PortsRequest{})
+	if err != nil {
+		return err
+	}
+	var ports []*guestv1.Port
+	told, failed := make(chan []*guestv1.Port), make(chan error, 1)
+	go func() {
+		for {
+			r, err := stream.Recv()
+			if err != nil {
+				failed <- err
+				return
+			}
+			select {
+			case told <- r.GetPorts():
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	for {
+		// A port that is taken in the pod's network namespace may become free.
+		var again <-chan time.Time
+		if !f.listen(ctx, ports) {
+			again = time.After(time.Second)
+		}
+		select {
+		case ports = <-told:
+		case <-again:
+		case err := <-failed:
+			return err
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// listen opens what is missing of these ports and closes all others. It tells whether it has them all.
+func (f *forwarding) listen(ctx context.Context, ports []*guestv1.Port) (all bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all = true
+	want := map[string]bool{}
+	for i, p := range ports {
+		if i == mostPorts {
+			break
+		}
+		number := strconv.Itoa(int(p.GetNumber() & 0xffff))
+		addresses := []string{net.JoinHostPort("", number)}
+		if p.GetLoopback() {
+			addresses = []string{net.JoinHostPort("127.0.0.1", number), net.JoinHostPort("::1", number)}
+		}
+		for j, address := range addresses {
+			want[address] = true
+			if f.open[address] != nil {
+				continue
+			}
+			l, err := net.Listen("tcp", address)
+			if err != nil {
+				all = all && j > 0 // a machine without IPv6 has no ::1
+				continue
+			}
+			f.open[address] = l
+			go f.accept(ctx, l, p.GetNumber())
+		}
+	}
+	for address, l := range f.open {
+		if !want[address] {
+			l.Close()
+			delete(f.open, address)
+		}
+	}
+	return all
+}
+
+func (f *forwarding) accept(ctx context.Context, l net.Listener, port uint32) {
+	for {
+		c, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) || ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			time.Sleep(10 * time.Millisecond) // out of descriptors, for example
+			continue
+		}
+		select {
+		case f.free <- struct{}{}:
+			go func() {
+				defer func() { <-f.free }()
+				defer c.Close()
+				f.carry(ctx, c.(*net.TCPConn), port)
+			}()
+		default:
+			c.Close()
+		}
+	}
+}
+
+// carry carries one connection. An error on either side ends it: both sides see that.
+func (f *forwarding) carry(ctx context.Context, c *net.TCPConn, port uint32) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := f.guest.Connect(ctx)
+	if err != nil {
+		return
+	}
+	if stream.Send(&guestv1.ConnectRequest{What: &guestv1.ConnectRequest_Port{Port: port}}) != nil {
+		return
+	}
+	go func() {
+		b := make([]byte, 32<<10)
+		for {
+			n, err := c.Read(b)
+			if n > 0 && stream.Send(&guestv1.ConnectRequest{What: &guestv1.ConnectRequest_Data{Data: b[:n]}}) != nil {
+				return
+			}
+			if errors.Is(err, io.EOF) {
+				_ = stream.CloseSend() // Recv shows what is wrong
+				return
+			}
+			if err != nil {
+				cancel()
+				return
+			}
+		}
+	}()
+	for {
+		r, err := stream.Recv()
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				_ = c.SetLinger(0) // a reset, as the guest's kernel would send
+			}
+			return
+		}
+		if r.GetEndOfData() {
+			err = c.CloseWrite()
+		} else {
+			_, err = c.Write(r.GetData())
+		}
+		if err != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,154 @@
+package podvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/podguest"
+	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
+)
+
+// carried returns a client's connection, which is carried to a server by gRPC as between the host and a guest.
+func carried(t *testing.T) (client, server *net.TCPConn) {
+	t.Helper()
+	guest, err := podguest.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := t.TempDir() + "/guest.sock"
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	guestv1.RegisterPodServer(s, guest)
+	go func() { _ = s.Serve(l) }() // until Stop
+	t.Cleanup(s.Stop)
+	conn, err := dial("unix://" + socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	inside, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inside.Close()
+	outside, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	f := &forwarding{guest: guestv1.NewPodClient(conn), free: make(chan struct{}, 1), open: map[string]net.Listener{}}
+	go f.accept(ctx, outside, uint32(inside.Addr().(*net.TCPAddr).Port))
+	t.Cleanup(func() { outside.Close() })
+	c, err := net.Dial("tcp", outside.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	in, err := inside.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { in.Close() })
+	for _, c := range []net.Conn{c, in} {
+		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c.(*net.TCPConn), in.(*net.TCPConn)
+}
+
+// Each direction of a connection ends by itself, whichever side ends first.
+func TestC24_HalfOfAConnectionEnds(t *testing.T) {
+	for _, first := range []string{"client", "server"} {
+		client, server := carried(t)
+		one, other := client, server
+		if first == "server" {
+			one, other = server, client
+		}
+		if _, err := io.WriteString(one, "first"); err != nil {
+			t.Fatal(err)
+		}
+		if err := one.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := io.ReadAll(other); string(b) != "first" || err != nil {
+			t.Errorf("what the %s sent: %q %v", first, b, err)
+		}
+		if _, err := io.WriteString(other, "second"); err != nil {
+			t.Fatal(err)
+		}
+		if err := other.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := io.ReadAll(one); string(b) != "second" || err != nil {
+			t.Errorf("what came back to the %s: %q %v", first, b, err)
+		}
+	}
+}
+
+// A client sees a reset as a reset: it must not take half an answer for a whole one.
+func TestC24_AResetIsNoEnd(t *testing.T) {
+	client, server := carried(t)
+	if _, err := io.WriteString(server, "half"); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 4)
+	if _, err := io.ReadFull(client, b); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(server.SetLinger(0), server.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Read(b); !errors.Is(err, linux.ECONNRESET) {
+		t.Errorf("the client sees %v", err)
+	}
+}
+
+// What a guest says cannot look like a line of the host's.
+func TestC24_AGuestForgesNoLineOfTheLog(t *testing.T) {
+	pods := Pods{t.TempDir()}
+	p := made(t, pods, "pod")
+	f, w, err := p.open(monitorLog, mostOfLog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m := &monitor{pod: p, log: w}
+	m.say("the containers do not end:", errors.New("x\n"+theEnd+" forged\x1b[2J"))
+	b, err := os.ReadFile(p.at(monitorLog))
+	if want := fmt.Sprintln("the containers do not end: x " + theEnd + ` forged\x1b[2J`); string(b) != want || err != nil {
+		t.Errorf("%q %v", b, err)
+	}
+	if err := p.keepLog(); err != nil {
+		t.Fatal(err)
+	}
+	if names, err := entries(pods.Dir + "/.ended"); len(names) != 0 || err != nil {
+		t.Errorf("it is taken for a pod that had to end: %q %v", names, err)
+	}
+}
+
+func TestC19_QEMUsEndIsTheCause(t *testing.T) {
+	m := &monitor{ended: make(chan error, 4)}
+	m.ended <- errors.New("virtiofsd has ended")
+	m.ended <- fmt.Errorf("%w: %w", errQEMU, errors.New("signal: killed"))
+	if err := m.cause(errors.New("passt has ended")); !errors.Is(err, errQEMU) {
+		t.Error(err)
+	}
+	if err := m.cause(errors.New("passt has ended")); err == nil || err.Error() != "passt has ended" {
+		t.Error(err)
+	}
+}

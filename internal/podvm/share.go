@@ -1,0 +1,184 @@
+package podvm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// A pod has two views of one directory. Its files and directories are made in "tree", which only the host sees. The guest sees "shared",
+// where that directory is read-only and what containers are given is mounted. So the guest's kernel, which is the tenant's, cannot change
+// the paths that the host walks.
+
+// view mounts the guest's view of the pod's directory. Mounts that come later below it reach virtiofsd, whose mount namespace is a copy.
+func (p *Pod) view() error {
+	from, err := linux.Open(p.at("tree"), linux.OPath)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	mount, err := linux.OpenTreeClone(from)
+	if err != nil {
+		return err
+	}
+	defer mount.Close()
+	attr := linux.MountAttr{Set: linux.MountAttrRdonly, Propagation: linux.PropagationShared}
+	if err := linux.MountSetattr(mount, attr, false); err != nil {
+		return err
+	}
+	return attach(mount, p.at("shared"))
+}
+
+func attach(mount *os.File, target string) error {
+	to, err := linux.Open(target, linux.OPath|linux.ONofollow)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	return linux.MoveMount(mount, to)
+}
+
+// access is what a container may do with a mount.
+type access struct {
+	readOnly bool // the host lets the guest's kernel write nothing
+	follows  bool // what the host mounts below it later appears there, too
+}
+
+// share mounts a host's file or directory below the directory that the guest sees, for a container.
+func (p *Pod) share(container, name, source string, a access) error {
+	from, err := linux.Open(source, linux.OPath)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	st, err := linux.StatxFile(from)
+	if err != nil {
+		return err
+	}
+	place := filepath.Join(p.at("tree"), container, name)
+	switch {
+	case st.IsDir():
+		err = os.Mkdir(place, 0o755)
+	case st.IsBlock():
+		return fmt.Errorf("%s is a block device, and those of the host do not exist in a microVM", source)
+	default:
+		err = linux.MakeFile(place)
+	}
+	if err != nil {
+		return err
+	}
+	mount, err := linux.OpenTreeCloneRecursive(from)
+	if err != nil {
+		return err
+	}
+	defer mount.Close()
+	// The copies are peers of the host's mounts: if they remained so, unmounting them would unmount those.
+	attr := linux.MountAttr{Propagation: linux.PropagationPrivate}
+	switch {
+	case a.readOnly:
+		attr.Set = linux.MountAttrRdonly
+	case a.follows: // a mount that comes later would be writable
+		attr.Propagation = linux.PropagationSlave
+	}
+	if err := linux.MountSetattr(mount, attr, true); err != nil {
+		return err
+	}
+	return attach(mount, filepath.Join(p.at("shared"), container, name))
+}
+
+// unshare removes what was shared for a container.
+func (p *Pod) unshare(container string) error {
+	names, err := entries(filepath.Join(p.at("tree"), container))
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		if err := detach(filepath.Join(p.at("shared"), container, n)); err != nil {
+			return err
+		}
+		if err := remove(filepath.Join(p.at("tree"), container, n)); err != nil { // an empty file or directory, which was mounted on
+			return err
+		}
+	}
+	return remove(filepath.Join(p.at("tree"), container))
+}
+
+// unshareAll removes what was shared for all containers.
+func (p *Pod) unshareAll() error {
+	containers, err := entries(p.at("tree"))
+	if err != nil {
+		return err
+	}
+	for _, c := range containers {
+		if err := p.unshare(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// detach removes the mounts on path. Whatever uses a mount keeps it until it is done.
+func detach(path string) error {
+	for {
+		f, err := linux.Open(path, linux.OPath|linux.ONofollow)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		st, err := linux.StatxFile(f)
+		if err == nil && st.MountRoot {
+			err = linux.DetachFile(f)
+		}
+		f.Close()
+		if err != nil || !st.MountRoot {
+			return err
+		}
+	}
+}
+
+// remove removes a pod's files, and the mounts among them. Its processes have ended. Another call may do the same at the same time.
+func (p *Pod) remove() error {
+	if err := p.unshareAll(); err != nil {
+		return err
+	}
+	if err := detach(p.at("shared")); err != nil {
+		return err
+	}
+	for _, d := range []string{"containers", "started", "stub", ""} {
+		names, err := entries(p.at(d))
+		if err != nil {
+			return err
+		}
+		for _, n := range names {
+			if err := remove(filepath.Join(p.at(d), n)); err != nil {
+				return err
+			}
+		}
+	}
+	return remove(p.dir)
+}
+
+// remove removes a file or an empty directory. One that is not there is fine.
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// entries returns the names in a directory: none if it is not there.
+func entries(dir string) (names []string, err error) {
+	found, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	for _, e := range found {
+		names = append(names, e.Name())
+	}
+	return names, nil
+}
