@@ -49,12 +49,13 @@ const (
 	virtiofsd = "/usr/lib/qemu/virtiofsd"
 	passt     = "passt"
 	mostOfLog = 256 << 10 // bytes
+	mostOfEnd = 16 << 10  // bytes of the monitor's log for how the pod ends, whatever its guest said before
 )
 
 type monitor struct {
 	pod     *Pod
-	log     io.Writer
-	console io.Writer // of the guest, and what the programs write
+	log     *limited
+	console *limited // of the guest, and what the programs write
 	guest   guestv1.PodClient
 	begun   chan struct{} // closed when the guest has begun
 	ended   chan error    // why the pod must end
@@ -69,7 +70,7 @@ func (m *monitor) say(what ...any) {
 	fmt.Fprintln(m.log, plain.Text(strings.TrimSuffix(fmt.Sprintln(what...), "\n"), plain.Most))
 }
 
-func (p *Pod) open(name string, most int) (*os.File, io.Writer, error) {
+func (p *Pod) open(name string, most int) (*os.File, *limited, error) {
 	f, err := os.OpenFile(p.at(name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	return f, &limited{w: f, left: most}, err
 }
@@ -84,7 +85,7 @@ func Monitor(dir string, started func()) error {
 		return err
 	}
 	m := &monitor{pod: pod, begun: make(chan struct{}), ended: make(chan error, 4)}
-	for name, w := range map[string]*io.Writer{monitorLog: &m.log, consoleLog: &m.console} {
+	for name, w := range map[string]**limited{monitorLog: &m.log, consoleLog: &m.console} {
 		f, limited, err := pod.open(name, mostOfLog)
 		if err != nil {
 			return err
@@ -144,14 +145,21 @@ func Monitor(dir string, started func()) error {
 	started()
 	select {
 	case err = <-m.ended:
-		err = m.cause(err)
-		m.say(theEnd, err)
+		err = m.why(err)
 	case <-stopped:
 	}
 	if !errors.Is(err, errQEMU) {
 		m.end()
 	}
 	pod.Pause.kill() // if it stayed, the kubelet would keep a pod that can run nothing
+	return err
+}
+
+// why returns why the pod must end, and has it in the log.
+func (m *monitor) why(err error) error {
+	err = m.cause(err)
+	m.log.leave(mostOfEnd)
+	m.say(theEnd, err)
 	return err
 }
 
@@ -324,6 +332,7 @@ type limited struct {
 	sync.Mutex
 	w    io.Writer
 	left int
+	cut  bool // something was dropped, perhaps the end of a line
 }
 
 func (l *limited) Write(b []byte) (int, error) {
@@ -331,10 +340,21 @@ func (l *limited) Write(b []byte) (int, error) {
 	defer l.Unlock()
 	n := min(len(b), l.left)
 	l.left -= n
+	l.cut = l.cut || n < len(b)
 	if n > 0 {
 		if _, err := l.w.Write(b[:n]); err != nil {
 			return 0, err
 		}
 	}
 	return len(b), nil
+}
+
+// leave makes the limit n bytes from here on, which is the beginning of a line.
+func (l *limited) leave(n int) {
+	l.Lock()
+	defer l.Unlock()
+	l.left = n
+	if l.cut {
+		fmt.Fprintln(l.w)
+	}
 }

@@ -66,8 +66,10 @@ func (p Pods) make(ctx context.Context, pod *Pod) error {
 		return err
 	}
 	defer lock.Close()
-	if err := linux.FlockWithin(ctx, lock); err != nil { // other pods may be made at the same time
-		return err
+	within, cancel := context.WithTimeout(ctx, lockTime)
+	defer cancel()
+	if err := linux.FlockWithin(within, lock); err != nil {
+		return fmt.Errorf("other pods are being made: %w", err)
 	}
 	others, err := p.sweep(ctx)
 	if err != nil {
@@ -124,8 +126,13 @@ func (p Pods) sweep(ctx context.Context) (pods []*Pod, err error) {
 		pod, err := p.find(name)
 		switch {
 		case errors.Is(err, os.ErrNotExist): // it was never made as a whole, or is half removed
-		case err != nil:
-			return nil, err
+		case err != nil && pod.UID == 0:
+			return nil, fmt.Errorf("nobody can tell which user pod %s has, and no other pod may have it: %w; drain the node, and remove %s",
+				name, err, pod.dir)
+		case err != nil: // of another version of this program, perhaps
+			fmt.Fprintf(os.Stderr, "crust-oci: pod %s is left alone: %v\n", name, err)
+			pods = append(pods, pod)
+			continue
 		case pod.Pause.runs() || pod.Monitor.runs():
 			pods = append(pods, pod)
 			continue

@@ -7,7 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
-
+	"strings"
 	"testing"
 	"time"
 
@@ -138,6 +138,29 @@ func TestC24_AGuestForgesNoLineOfTheLog(t *testing.T) {
 	}
 	if names, err := entries(pods.Dir + "/.ended"); len(names) != 0 || err != nil {
 		t.Errorf("it is taken for a pod that had to end: %q %v", names, err)
+	}
+}
+
+// A guest can have the monitor report as many errors as it likes. Why its pod had to end is kept all the same.
+func TestC24_AGuestThatTalksHidesNoEnd(t *testing.T) {
+	p := made(t, Pods{t.TempDir()}, "pod")
+	f, w, err := p.open(monitorLog, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m := &monitor{pod: p, log: w, ended: make(chan error, 1)}
+	for range 100 {
+		m.say("ports:", errors.New("from the guest"))
+	}
+	m.ended <- fmt.Errorf("%w: signal: killed", errQEMU)
+	if err := m.why(<-m.ended); !errors.Is(err, errQEMU) {
+		t.Error(err)
+	}
+	b, err := os.ReadFile(p.at(monitorLog))
+	want := "\n" + theEnd + " QEMU has ended: signal: killed\n"
+	if !strings.HasSuffix(string(b), want) || len(b) > 100+len(want) || err != nil {
+		t.Errorf("%q %v", b, err)
 	}
 }
 

@@ -39,6 +39,7 @@ const (
 	endTime     = 30 * time.Second // of a pod's containers
 	unmountTime = time.Minute      // of its volumes, in the guest
 	sweepTime   = time.Second      // of what is left of all pods: the next sweep takes the rest
+	lockTime    = 30 * time.Second // until other calls have made their pods' directories
 )
 
 // Call is a call of an OCI runtime.

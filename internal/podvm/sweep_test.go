@@ -64,6 +64,30 @@ func TestC19_WhatIsLeftOfPodsGoesWithTheNext(t *testing.T) {
 	}
 }
 
+// A pod that another version of crust-oci has made may run. It keeps its user, and other pods can be made.
+func TestC19_C24_APodOfAnotherVersionIsLeftAlone(t *testing.T) {
+	pods := Pods{t.TempDir()}
+	other := made(t, pods, "other")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(other.at("pod.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(`{"pause":17,"uid":` + strconv.FormatUint(uint64(other.UID), 10) + `}`)
+	if next := made(t, pods, "next"); next.UID == other.UID {
+		t.Errorf("both have user %d", next.UID)
+	}
+	write(`{"uid":`)
+	err := pods.make(t.Context(), &Pod{ID: "third", Pause: self(t)})
+	if err == nil || !strings.Contains(err.Error(), "drain the node, and remove "+other.dir) {
+		t.Errorf("a pod whose user is not known: %v", err)
+	}
+	if _, err := os.Lstat(other.at("tree")); err != nil {
+		t.Error(err)
+	}
+}
+
 // A second creation with the same id is refused, and takes nothing from the pod that runs.
 func TestC19_APodIsNotMadeTwice(t *testing.T) {
 	pods := Pods{t.TempDir()}
