@@ -165,6 +165,11 @@ func (d *Driver) wanted(ctx context.Context, req *csi.CreateVolumeRequest) (volu
 		return spec, nil, err
 	}
 	spec.Size, err = chooseSize(req.GetCapacityRange(), pool.Sizes(), smallest, fstype.Of(fsType).Minimum)
+	if err == nil && smallest > 0 && spec.Size > smallest {
+		if err = neverGrows(spec.Block, fsType); err != nil {
+			err = fmt.Errorf("a copy of %d bytes was asked for, and its origin has %d: %w", spec.Size, smallest, err)
+		}
+	}
 	return spec, pool, err
 }
 

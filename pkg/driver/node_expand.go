@@ -122,6 +122,12 @@ func (d *Driver) growNow(ctx context.Context, src volume.Source, id string, dev 
 	if err != nil {
 		return err
 	}
+	if err := mounter.NeverGrows(staged.FSType); err != nil {
+		if _, ours := d.Volumes.OwnerOf(id); ours {
+			return nil // nobody has enlarged its device
+		}
+		return fmt.Errorf("volume %s: %w", id, err)
+	}
 	if !v.Facts.GrowDue {
 		// A static device may have grown without the driver's knowledge.
 		v.Facts.GrowDue = true

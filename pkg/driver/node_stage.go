@@ -325,9 +325,11 @@ func (d *Driver) prepareUnmounted(
 	if err != nil {
 		return facts, ofDevice(v.ID, err)
 	}
-	if len(fstype.Of(found.Type).Make) > 0 && mounter.Unfilled(found, size) {
+	row := fstype.Of(found.Type)
+	if len(row.Make) > 0 && mounter.Unfilled(found, size) {
 		facts.GrowDue = true
 	}
+	facts.GrowDue = facts.GrowDue && row.Grows()
 	return facts, nil
 }
 

@@ -3,11 +3,13 @@ package driver
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -64,7 +66,7 @@ func TestSizesAreThoseOfThePool(t *testing.T) {
 			t.Errorf("%+v: %d, %v", c, size, err)
 		}
 	}
-	_, _ = d.enlarge(t.Context(), p, volume.Volume{ID: "p.v", Size: 4 * mib}, &csi.CapacityRange{RequiredBytes: 4*mib + 1})
+	_, _ = d.enlarge(t.Context(), p, volume.Volume{ID: "p.v", Size: 4 * mib, Block: true}, &csi.CapacityRange{RequiredBytes: 4*mib + 1})
 	if p.asked != 8*mib {
 		t.Errorf("it was grown to %d bytes", p.asked)
 	}
@@ -84,5 +86,25 @@ func TestSizesAreThoseOfThePool(t *testing.T) {
 	c, err = d.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
 	if err != nil || c.GetMaximumVolumeSize().GetValue() != 8*mib {
 		t.Errorf("%v, %v", c, err)
+	}
+}
+
+// A file system that never grows is not given a larger device: nobody could use that.
+func TestD09_WhatNeverGrowsKeepsItsSize(t *testing.T) {
+	const mib = 1 << 20
+	p := &extents{most: 1 << 40}
+	r, err := volume.NewRegistry(nil, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	d := &Driver{Config: Config{Log: log, Volumes: r}, readers: newReaders(log)}
+	v := volume.Volume{ID: "p.v", Size: 8 * mib, FSType: fstype.VFAT}
+	_, err = d.enlarge(t.Context(), p, v, &csi.CapacityRange{RequiredBytes: 9 * mib})
+	if !fault.Is(err, fault.OutOfRange) || p.asked != 0 || !strings.Contains(err.Error(), "copy the data") {
+		t.Errorf("it was grown to %d bytes: %v", p.asked, err)
+	}
+	if _, _ = d.enlarge(t.Context(), p, v, &csi.CapacityRange{RequiredBytes: 8 * mib}); p.asked != 8*mib {
+		t.Errorf("the size that it has: %d bytes", p.asked)
 	}
 }

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -60,6 +62,9 @@ func (d *Driver) enlarge(ctx context.Context, pool volume.Pool, v volume.Volume,
 		// It has that size already; its device may not.
 		return pool.Expand(ctx, v.ID, v.Size)
 	}
+	if err := neverGrows(v.Block, v.FSType); err != nil {
+		return v, fmt.Errorf("volume %s keeps its %d bytes: %w", v.ID, v.Size, err)
+	}
 	size, err := chooseSize(r, pool.Sizes(), v.Size, 0)
 	if err != nil {
 		return v, err
@@ -68,6 +73,14 @@ func (d *Driver) enlarge(ctx context.Context, pool volume.Pool, v volume.Volume,
 	d.refused.note(v.ID, err)
 	d.audit(ctx, audit.Event{Action: audit.Grown, Volume: v.ID, Bytes: size}, err)
 	return grown, err
+}
+
+// neverGrows is mounter.NeverGrows of a volume.
+func neverGrows(block bool, fsType string) error {
+	if block {
+		return nil
+	}
+	return mounter.NeverGrows(fsType)
 }
 
 // enlargeHere enlarges a volume that is used on this node, if nodes do that here. A static volume

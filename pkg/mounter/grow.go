@@ -25,15 +25,15 @@ func Grow(dir *os.File, name string, d Device) error {
 	if err != nil {
 		return err
 	}
+	if err := NeverGrows(name); err != nil {
+		return fmt.Errorf("the device %s: %w", d.Path, err)
+	}
 	grow := fstype.Of(name).Grow
-	if grow == nil && GrowsOffline(name) {
+	if grow == nil {
 		if sb, err := probe(d.Path, size); err != nil || sb.BlockSize > 0 && !Unfilled(sb, size) {
 			return err
 		}
 		return fault.New(fault.State, "%s on %s: %w; it is grown when it is next staged, so stop its pods", name, d.Path, ErrGrowOffline)
-	}
-	if grow == nil {
-		return fault.New(fault.State, "a file system of type %s cannot be grown while mounted", name)
 	}
 	err = grow(dir, size, func() (int64, int64, error) {
 		// Reading the device returns the kernel's current buffers, because both use the same
@@ -56,6 +56,14 @@ func Grow(dir *os.File, name string, d Device) error {
 		return fmt.Errorf("grow %s on %s to %d bytes: %w", name, d.Path, size, err)
 	}
 	return nil
+}
+
+// NeverGrows returns a fault.OutOfRange for a file system that no kernel or program is known to grow without a loss of data.
+func NeverGrows(name string) error {
+	if fstype.Of(name).Grows() {
+		return nil
+	}
+	return fault.New(fault.OutOfRange, "a file system of type %s never grows; make a larger volume, and copy the data there", name)
 }
 
 // GrowsOffline reports whether a file system of that type grows only while it is not mounted, by

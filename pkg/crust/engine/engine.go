@@ -111,7 +111,7 @@ func prepare(ctx context.Context, r Request, m *mounter.Detached, unfilled bool)
 	}
 	defer dir.Close()
 	if !r.ReadOnly && !r.Device.ReadOnly && !r.Options.ReadOnly() {
-		if unfilled {
+		if unfilled && fstype.Of(r.Type).Grows() {
 			grow := func() error {
 				if err := mounter.Grow(dir, r.Type, r.Device); !errors.Is(err, mounter.ErrGrowOffline) {
 					return err

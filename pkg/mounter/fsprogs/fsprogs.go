@@ -79,6 +79,9 @@ func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, nam
 // growth or this process may not use it. It runs a full check first, which resize2fs requires.
 func (p *Programs) Grow(ctx context.Context, device, name string) error {
 	t := fstype.Of(name)
+	if err := mounter.NeverGrows(name); err != nil {
+		return fmt.Errorf("the device %s: %w", device, err)
+	}
 	if len(t.Resize) == 0 {
 		return fault.New(fault.State, "no program is known that grows %s on %s", name, device)
 	}

@@ -98,6 +98,9 @@ func Of(name string) Type {
 	return Type{Name: name}
 }
 
+// Grows reports whether a way is known to grow it, mounted or not, by which no data is lost.
+func (t Type) Grows() bool { return t.Grow != nil || len(t.Resize) > 0 }
+
 // Allowed returns the permitted superblock options.
 func (t Type) Allowed() []string {
 	if t.Like != "" {
