@@ -16,15 +16,17 @@ import (
 // extents is a pool whose sizes are multiples of 4 MiB, as in a volume group.
 type extents struct {
 	volume.Pool
-	most  int64
-	asked int64
+	most   int64
+	asked  int64
+	volume volume.Volume
 }
 
 func (*extents) Name() string { return "p" }
 func (p *extents) Sizes() volume.Sizes {
 	return volume.Sizes{Step: 4 << 20, Fine: 4 << 20, Most: p.most}
 }
-func (*extents) Capacity() (volume.Capacity, error) { return volume.Capacity{Left: 1 << 30}, nil }
+func (p *extents) Get(string) (volume.Volume, error) { return p.volume, nil }
+func (*extents) Capacity() (volume.Capacity, error)  { return volume.Capacity{Left: 1 << 30}, nil }
 func (p *extents) Expand(_ context.Context, _ string, size int64) (volume.Volume, error) {
 	p.asked = size
 	return volume.Volume{}, fault.New(fault.Unavailable, "no")
@@ -99,10 +101,16 @@ func TestD09_WhatNeverGrowsKeepsItsSize(t *testing.T) {
 	}
 	log := slog.New(slog.DiscardHandler)
 	d := &Driver{Config: Config{Log: log, Volumes: r}, readers: newReaders(log)}
-	v := volume.Volume{ID: "p.v", Size: 8 * mib, FSType: fstype.VFAT}
+	v := volume.Volume{ID: volume.VolumeID("p", "v"), Size: 8 * mib, FSType: fstype.VFAT}
 	_, err = d.enlarge(t.Context(), p, v, &csi.CapacityRange{RequiredBytes: 9 * mib})
 	if !fault.Is(err, fault.OutOfRange) || p.asked != 0 || !strings.Contains(err.Error(), "copy the data") {
 		t.Errorf("it was grown to %d bytes: %v", p.asked, err)
+	}
+	// A kubelet that is about to mount the volume goes on only after this code.
+	p.volume, d.NodesExpand = v, true
+	err = d.enlargeHere(t.Context(), p, v.ID, &csi.CapacityRange{RequiredBytes: 9 * mib})
+	if !fault.Is(err, fault.State) || p.asked != 0 || !strings.Contains(err.Error(), "copy the data") {
+		t.Errorf("on the node it was grown to %d bytes: %v", p.asked, err)
 	}
 	if _, _ = d.enlarge(t.Context(), p, v, &csi.CapacityRange{RequiredBytes: 8 * mib}); p.asked != 8*mib {
 		t.Errorf("the size that it has: %d bytes", p.asked)

@@ -75,18 +75,21 @@ func (d *Driver) enlarge(ctx context.Context, pool volume.Pool, v volume.Volume,
 	return grown, err
 }
 
-// neverGrows is mounter.NeverGrows of a volume.
+// neverGrows returns a fault.OutOfRange for a volume whose file system never grows. Its device must not, either.
 func neverGrows(block bool, fsType string) error {
 	if block {
 		return nil
 	}
-	return mounter.NeverGrows(fsType)
+	if err := mounter.NeverGrows(fsType); err != nil {
+		return fault.New(fault.OutOfRange, "%w", err)
+	}
+	return nil
 }
 
 // enlargeHere enlarges a volume that is used on this node, if nodes do that here. A static volume
 // keeps its device's size; only that size is read again.
 //
-// A pool that lacks the room is FAILED_PRECONDITION: the only code after which a kubelet that is
+// A pool that lacks the room is FAILED_PRECONDITION, and so is a file system that never grows: the only code after which a kubelet that is
 // about to mount the volume goes on (Kubernetes 1.36, node_expander.go). So a request for too much
 // keeps no pod from starting.
 func (d *Driver) enlargeHere(ctx context.Context, src volume.Source, id string, r *csi.CapacityRange) error {
@@ -99,8 +102,11 @@ func (d *Driver) enlargeHere(ctx context.Context, src volume.Source, id string, 
 		return err
 	}
 	_, err = d.enlarge(ctx, pool, v, r)
-	if fault.Is(err, fault.NoSpace) {
+	switch {
+	case fault.Is(err, fault.NoSpace):
 		return fault.New(fault.State, "%w; the volume keeps its size until it is mounted anew", err)
+	case err != nil && neverGrows(v.Block, v.FSType) != nil:
+		return fault.New(fault.State, "%w", err)
 	}
 	return err
 }

@@ -58,12 +58,12 @@ func Grow(dir *os.File, name string, d Device) error {
 	return nil
 }
 
-// NeverGrows returns a fault.OutOfRange for a file system that no kernel or program is known to grow without a loss of data.
+// NeverGrows returns a fault.State for a file system that no kernel or program is known to grow without a loss of data.
 func NeverGrows(name string) error {
 	if fstype.Of(name).Grows() {
 		return nil
 	}
-	return fault.New(fault.OutOfRange, "a file system of type %s never grows; make a larger volume, and copy the data there", name)
+	return fault.New(fault.State, "a file system of type %s never grows; make a larger volume, and copy the data there", name)
 }
 
 // GrowsOffline reports whether a file system of that type grows only while it is not mounted, by
