@@ -3,10 +3,12 @@ package superblock
 import (
 	"encoding/binary"
 	"fmt"
-	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"hash/crc32"
 	"math/bits"
 	"strings"
+	"unicode/utf16"
+
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // A detector reports whether a format's signature is present. If the format's own checks fail,
@@ -14,12 +16,11 @@ import (
 type detector func(*image) (Result, bool)
 
 var detectors = []detector{
-	ext, xfs, btrfs, swap, luks, lvm2, md, gpt, bootSector, zfs,
+	ext, xfs, btrfs, f2fs, swap, luks, lvm2, md, gpt, bootSector, zfs,
 	magics("bcache", mark{4096 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"},
 		mark{4096 + 24, "\xc6\x85\x73\xf8\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"}), // bcachefs
 	magics("squashfs", mark{0, "hsqs"}),
 	magics("iso9660", mark{32769, "CD001"}),
-	magics("f2fs", mark{1024, "\x10\x20\xf5\xf2"}),
 	magics("erofs", mark{1024, "\xe2\xe1\xf5\xe0"}),
 	magics("jfs", mark{32768, "JFS1"}),
 	magics("reiserfs", mark{65536 + 52, "ReIsEr"}),
@@ -205,6 +206,54 @@ func btrfs(m *image) (Result, bool) {
 		Content: Known, Type: fstype.Btrfs, Size: int64(total), BlockSize: sector,
 		UUID: uuid(sb[32:48]), Label: label(sb[299 : 299+256]),
 	}, true
+}
+
+// f2fs: include/linux/f2fs_fs.h, struct f2fs_super_block. It has two copies, and the kernel uses the second one if the first is damaged.
+func f2fs(m *image) (Result, bool) {
+	const magic, size = "\x10\x20\xf5\xf2", 3072
+	first, second := m.at(1024, size), m.at(4096+1024, size)
+	if first == nil || second == nil {
+		return Result{}, false
+	}
+	if string(first[:4]) != magic {
+		if string(second[:4]) == magic {
+			return damaged(fstype.F2FS, "only its copy is left")
+		}
+		return Result{}, false
+	}
+	const blockSizeLog, checksumAt, featureChecksum = 12, size - 4, 0x800
+	blocks := le.Uint64(first[36:])
+	if le.Uint32(first[16:]) != blockSizeLog || blocks == 0 {
+		return damaged(fstype.F2FS, "the magic is there, the rest makes no sense")
+	}
+	if le.Uint32(first[2180:])&featureChecksum != 0 && (le.Uint32(first[32:]) != checksumAt ||
+		^crc32.Update(^le.Uint32(first), crc32.IEEETable, first[:checksumAt]) != le.Uint32(first[checksumAt:])) {
+		return damaged(fstype.F2FS, "its checksum is wrong")
+	}
+	// Paths of further devices: the kernel of whoever mounts this would open them.
+	const devices = 2201
+	if first[devices] != 0 || string(second[:4]) == magic && second[devices] != 0 {
+		return damaged(fstype.F2FS, "it has several devices; only file systems of one device are understood")
+	}
+	if bits.Len64(blocks)+blockSizeLog > 63 || int64(blocks)<<blockSizeLog > m.size {
+		return damaged(fstype.F2FS, "it spans %d blocks of 4096 bytes, the device has %d bytes", blocks, m.size)
+	}
+	res := Result{
+		Content: Known, Type: fstype.F2FS, Size: int64(blocks) << blockSizeLog, BlockSize: 1 << blockSizeLog, UUID: uuid(first[108:124]),
+		Label: utf16Label(first[124 : 124+1024]),
+	}
+	if nonZero(first[2762:2762+32+16]) >= 0 { // s_stop_reason, s_errors
+		res.NeedsCheck = "the kernel recorded errors in it"
+	}
+	return res, true
+}
+
+func utf16Label(b []byte) string {
+	var units []uint16
+	for ; len(b) >= 2 && le.Uint16(b) != 0; b = b[2:] {
+		units = append(units, le.Uint16(b))
+	}
+	return string(utf16.Decode(units))
 }
 
 func swap(m *image) (Result, bool) {

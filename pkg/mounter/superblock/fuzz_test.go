@@ -47,6 +47,7 @@ var originals = []original{
 	{name: "ext4", size: testSize, from: 1024, to: 2048, but: [][2]int64{{1024 + 0x64, 1024 + 0x68}}},
 	{name: "xfs", size: testSize, from: 0, to: 512, but: [][2]int64{{100, 102}}},
 	{name: "btrfs", size: testSize, from: 64 << 10, to: 68 << 10, but: [][2]int64{{64<<10 + 4, 64<<10 + 32}, {64<<10 + 196, 64<<10 + 198}}},
+	{name: "f2fs", size: testSize, from: 1024, to: 4096, but: [][2]int64{{1024 + 2180, 1024 + 2184}}},
 }
 
 // FuzzProbe damages the content of a device. A device with content is never Blank, and a file

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -64,7 +65,8 @@ const testSize = 320 << 20
 
 var makers = map[string][]string{
 	"ext2": {"mke2fs", "-q", "-F", "-t", "ext2"}, "ext3": {"mke2fs", "-q", "-F", "-t", "ext3"}, "ext4": {"mkfs.ext4", "-q", "-F"},
-	"xfs": {"mkfs.xfs", "-q"}, "btrfs": {"mkfs.btrfs", "-q"}, "swap": {"mkswap", "-q"}, "vfat": {"mkfs.vfat"},
+	"xfs": {"mkfs.xfs", "-q"}, "btrfs": {"mkfs.btrfs", "-q"},
+	"f2fs": {"mkfs.f2fs", "-q", "-O", "extra_attr,sb_checksum"}, "swap": {"mkswap", "-q"}, "vfat": {"mkfs.vfat"},
 }
 
 func TestD01_RealFormatsAreKnown(t *testing.T) {
@@ -125,8 +127,25 @@ func probeFile2(t testing.TB, size int64) Result {
 	return r
 }
 
+// flips are bytes that a checksum protects.
+var flips = map[string]int64{"ext4": 1024 + 0x78, "xfs": 108, "btrfs": 65536 + 299, "f2fs": 1024 + 124}
+
+// What can be made is in each table of these tests.
+func TestD01_EachFormatThatCanBeMadeIsInTheTables(t *testing.T) {
+	for _, name := range fstype.Formats() {
+		if makers[name] == nil {
+			t.Errorf("%s: makers lacks it", name)
+		}
+		if flips[name] == 0 {
+			t.Errorf("%s: flips lacks it", name)
+		}
+		if !slices.ContainsFunc(originals, func(o original) bool { return o.name == name && o.to > 0 }) {
+			t.Errorf("%s: originals lacks what its checksum protects", name)
+		}
+	}
+}
+
 func TestD01_DamagedIsUnknownAndNeverBlank(t *testing.T) {
-	flips := map[string]int64{"ext4": 1024 + 0x78, "xfs": 108, "btrfs": 65536 + 299}
 	for name, off := range flips {
 		path := blankImage(t, testSize)
 		mkfs(t, path, makers[name]...)
@@ -178,5 +197,43 @@ func TestD02_NoProofFromNothing(t *testing.T) {
 	var out Intent
 	if err := json.Unmarshal(b, &out); err != nil || out != in {
 		t.Errorf("%+v became %+v: %v", in, out, err)
+	}
+}
+
+// D01: a file system of several devices is not taken. A tenant could name any device of the node in a superblock.
+func TestD01_FileSystemsOfSeveralDevices(t *testing.T) {
+	for name, argv := range map[string][]string{
+		"btrfs": {"mkfs.btrfs", "-q", "DEVICE"}, "f2fs": {"mkfs.f2fs", "-q", "-O", "extra_attr,sb_checksum", "-c", "DEVICE"},
+	} {
+		path := blankImage(t, testSize)
+		mkfs(t, path, append(argv[:len(argv)-1], blankImage(t, testSize))...)
+		if r := probeFile(t, path); r.Content != Unknown || !strings.Contains(r.Detail, "devices") {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+	path := blankImage(t, testSize)
+	mkfs(t, path, makers["f2fs"]...)
+	patch(t, path, 4096+1024+2201, []byte("/dev/vda"))
+	if r := probeFile(t, path); r.Content != Unknown || !strings.Contains(r.Detail, "devices") {
+		t.Errorf("in the copy that the kernel uses if the first is damaged: %+v", r)
+	}
+	patch(t, path, 1024, make([]byte, 4))
+	if r := probeFile(t, path); r.Content != Unknown || !strings.Contains(r.Detail, "only its copy") {
+		t.Errorf("without the first: %+v", r)
+	}
+}
+
+// D08: what the kernel recorded makes a check due.
+func TestD08_ErrorsThatF2FSRecords(t *testing.T) {
+	for _, at := range []int64{2762, 2762 + 31, 2794, 2794 + 15} { // s_stop_reason, s_errors
+		path := blankImage(t, testSize)
+		mkfs(t, path, "mkfs.f2fs", "-q", "-l", "naïve")
+		if r := probeFile(t, path); r.Content != Known || r.NeedsCheck != "" || r.Label != "naïve" {
+			t.Errorf("%+v", r)
+		}
+		patch(t, path, 1024+at, []byte{1})
+		if r := probeFile(t, path); r.Content != Known || !strings.Contains(r.NeedsCheck, "recorded errors") {
+			t.Errorf("at %d: %+v", at, r)
+		}
 	}
 }
