@@ -65,7 +65,9 @@ type VM struct {
 	// Why is Choice.Why, of a microVM that this process started.
 	Why string `json:"-"`
 
-	cmd *exec.Cmd
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when it has ended; how it did is in err
+	err   error
 }
 
 const program = "qemu-system-x86_64"
@@ -146,7 +148,7 @@ func Start(ctx context.Context, c Config) (*VM, error) {
 		first := &beginning{}
 		vm.cmd.Stderr, said = io.MultiWriter(first, c.User.Console), first.text
 	}
-	err = vm.cmd.Start()
+	err = vm.run()
 	started()
 	if err != nil {
 		return nil, err
@@ -218,8 +220,18 @@ func closeAll(files []*os.File) {
 	}
 }
 
+// run starts QEMU. exec.Cmd.Wait is called once only: of two at the same time, one may wait forever.
+func (vm *VM) run() error {
+	if err := vm.cmd.Start(); err != nil {
+		return err
+	}
+	vm.ended = make(chan struct{})
+	go func() { vm.err = vm.cmd.Wait(); close(vm.ended) }()
+	return nil
+}
+
 // Wait waits for the end of a microVM that this process started.
-func (vm *VM) Wait() error { return vm.cmd.Wait() }
+func (vm *VM) Wait() error { <-vm.ended; return vm.err }
 
 func alive(c *exec.Cmd) bool {
 	state, err := os.ReadFile("/proc/" + strconv.Itoa(c.Process.Pid) + "/stat")
@@ -242,7 +254,7 @@ func (vm *VM) Kill() {
 		return
 	}
 	_ = vm.cmd.Process.Kill()
-	_ = vm.cmd.Wait() // "signal: killed"
+	_ = vm.Wait() // "signal: killed"
 }
 
 // Save stores what Load needs.
