@@ -172,7 +172,7 @@ func (r *Runtime) start(ctx context.Context, p *Pod, c Call) error {
 		if _, err := os.Stat(filepath.Join(p.at("started"), c.ID)); err == nil {
 			return nil
 		}
-		if !stub.same() {
+		if !stub.runs() {
 			return nil // it has ended, and its caller sees how
 		}
 		select {

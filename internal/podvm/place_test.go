@@ -3,14 +3,18 @@ package podvm
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/podguest"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
@@ -97,5 +101,33 @@ func TestC19_WhatCannotBeToldHasNotEnded(t *testing.T) {
 	}
 	if p := ended(t); p.runs() || p.same() {
 		t.Error("a process that has ended")
+	}
+}
+
+// A stub that cannot reach its guest ends at once. Nobody may have waited for it yet, and its start does not take as long as a boot.
+func TestC19_AStubThatHasEndedIsNotWaitedFor(t *testing.T) {
+	p := made(t, Pods{t.TempDir()}, "pod")
+	stub := exec.Command("sleep", "100")
+	stub.SysProcAttr = linux.KilledWithThread()
+	if err := stub.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = stub.Wait() }() // "signal: killed"
+	host := filepath.Join(t.TempDir(), "runtime")
+	script := fmt.Sprintf("#!/bin/sh\ncase $1 in state) echo '{\"pid\": %[1]d}';; start) kill -9 %[1]d;; esac\n", stub.Process.Pid)
+	if err := os.WriteFile(host, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		done <- (&Runtime{Host: host}).start(t.Context(), p, Call{Args: []string{"start", "one"}, Command: "start", ID: "one"})
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(bootTime / 2):
+		t.Error("it is still being waited for")
 	}
 }

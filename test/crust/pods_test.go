@@ -164,7 +164,11 @@ func (r *podRuntime) startWith(t testing.TB, id string, s spec, in *os.File) (*c
 		return nil, err
 	}
 	c := &container{r: r, id: id, out: out, process: processIn(t, pidFile)}
-	return c, r.call(nil, nil, nil, "start", id)
+	err = r.call(nil, nil, nil, "start", id)
+	if err != nil {
+		t.Logf("container %s wrote:\n%s", id, c.text(t))
+	}
+	return c, err
 }
 
 func processIn(t testing.TB, pidFile string) *os.Process {
