@@ -273,6 +273,10 @@ func TestFreezeAndGrow(t *testing.T) {
 		usage, uerr := m.Usage()
 		check(t, errors.Join(uerr, dir.Close(), m.Close()))
 		switch {
+		case NeverGrows(fstype) != nil:
+			if err == nil || usage.TotalBytes > 320<<20 {
+				t.Errorf("%s never grows: %v, %d bytes", fstype, err, usage.TotalBytes)
+			}
 		case GrowsOffline(fstype):
 			if !errors.Is(err, ErrGrowOffline) {
 				t.Errorf("%s without CAP_SYS_RESOURCE: %v", fstype, err)
