@@ -24,11 +24,14 @@ import (
 // ownProgram is this program's file.
 func ownProgram() (string, error) { return os.Executable() }
 
+// errEnded is in the error chain of a call to the guest of a pod that has ended, or whose monitor is about to.
+var errEnded = errors.New("has ended")
+
 func (p *Pod) client() (guestv1.PodClient, *grpc.ClientConn, error) {
 	// A monitor that ends removes its socket first.
 	if _, err := os.Lstat(p.at(podSocket)); errors.Is(err, os.ErrNotExist) || !p.Monitor.runs() {
 		p.Pause.kill() // the kubelet makes the pod anew then
-		return nil, nil, fmt.Errorf("the microVM of pod %s has ended", p.ID)
+		return nil, nil, fmt.Errorf("the microVM of pod %s %w", p.ID, errEnded)
 	}
 	conn, err := dial("unix://" + p.at(podSocket))
 	if err != nil {
@@ -237,19 +240,22 @@ func (r *Runtime) deleteContainer(ctx context.Context, p *Pod, c Call) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, deleteTime)
 	defer cancel()
-	if p.Monitor.runs() {
-		guest, conn, err := p.client()
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		if _, err := guest.DeleteContainer(ctx, &guestv1.DeleteContainerRequest{ContainerId: c.ID}); err != nil {
-			// A guest that does not answer holds up nothing on the host: the container's stub has ended.
-			fmt.Fprintln(os.Stderr, "crust-oci: delete:", inGuest(err))
-		}
+	if err := p.deleteInGuest(ctx, c.ID); err != nil && !errors.Is(err, errEnded) {
+		// A guest that does not answer holds up nothing on the host: the container's stub has ended.
+		fmt.Fprintln(os.Stderr, "crust-oci: delete:", err)
 	}
 	if err := p.drop(c.ID); err != nil || r.forgot(c) {
 		return err
 	}
 	return herr
+}
+
+func (p *Pod) deleteInGuest(ctx context.Context, container string) error {
+	guest, conn, err := p.client()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = guest.DeleteContainer(ctx, &guestv1.DeleteContainerRequest{ContainerId: container})
+	return inGuest(err)
 }

@@ -114,6 +114,7 @@ func runtimeThatSays(t *testing.T, status int) *Runtime {
 func TestC19_ADeletionThatWasInterruptedIsFinished(t *testing.T) {
 	pods := Pods{t.TempDir()}
 	p := made(t, pods, "pod")
+	p.Pause = ended(t)
 	root := t.TempDir()
 	call := Call{Args: []string{"--root", root, "delete", "one"}, Command: "delete", ID: "one", Root: root}
 	container := func(stub process) {
@@ -147,6 +148,12 @@ func TestC19_ADeletionThatWasInterruptedIsFinished(t *testing.T) {
 	container(ended(t))
 	if err := runtimeThatSays(t, 1).deleteContainer(t.Context(), p, call); err != nil || there() {
 		t.Errorf("a container that the host's runtime has deleted: %v", err)
+	}
+	// The pod's monitor is ending: it has closed its socket, and still unmounts.
+	container(ended(t))
+	p.Monitor = self(t)
+	if err := runtimeThatSays(t, 0).deleteContainer(t.Context(), p, call); err != nil || there() {
+		t.Errorf("a container whose pod is ending: %v", err)
 	}
 }
 
