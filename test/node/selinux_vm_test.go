@@ -66,9 +66,13 @@ func TestS02_EveryFileHasTheLabel(t *testing.T) {
 			_, err := n.Client.NodeGetVolumeStats(ctxOf(t),
 				&csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: n.Client.StagingPath(v.ID)})
 			ok(t, err)
-			if _, err = n.Client.Expand(ctxOf(t), v.ID, size*3/2, target); fstype.Of(name).Grow != nil {
+			_, err = n.Client.Expand(ctxOf(t), v.ID, size*3/2, target)
+			switch row := fstype.Of(name); {
+			case row.Grow != nil:
 				ok(t, err)
-			} else {
+			case !row.Grows():
+				refused(t, err, codes.OutOfRange, v.ID, "never grows")
+			default:
 				refused(t, err, codes.FailedPrecondition, v.ID, "only while it is not mounted", "stop its pods")
 			}
 			_, err = n.Client.CreateSnapshot(ctxOf(t), &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "s"})
