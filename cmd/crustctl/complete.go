@@ -185,6 +185,7 @@ func (g *globals) completions() map[string]cobra.CompletionFunc {
 		"volume snapshot":   arguments(g.volumeIDs),
 		"volume clone":      arguments(g.volumeIDs),
 		"volume delete":     arguments(g.deletable),
+		"conformance":       arguments(g.sandboxIDs),
 		"sandbox run":       arguments(),
 		"sandbox exec":      arguments(g.sandboxIDs),
 		"sandbox rm":        arguments(g.sandboxIDs),
@@ -221,6 +222,7 @@ func (g *globals) flagValues() map[string]completer {
 		"pool": g.pools, "from-snapshot": g.snapshots, "claim": g.claims, "volume": g.names,
 		"kind": oneOf("qemu", "namespace"), "machine": oneOf("q35", "microvm"),
 		"accel": oneOf("auto", "kvm", "tcg"), "size": nothing, "node-id": nothing,
+		"other": g.sandboxIDs, "driver": nothing,
 		"since": oneOf("1h", "24h"), "group": nothing, "mount-option": nothing,
 		"parameter": nothing, "attribute": nothing, "timeout": nothing, "interval": nothing, "memory": nothing, "pid": nothing,
 	}

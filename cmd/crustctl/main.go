@@ -84,7 +84,7 @@ func root() *cobra.Command {
 	f.StringVarP(&g.output, "output", "o", "table", "table or json")
 	f.DurationVar(&g.timeout, "timeout", 2*time.Minute, "for each command")
 	c.AddCommand(doctorCommand(g), poolCommand(g), volumeCommand(g), sandboxCommand(g), nodeCommand(g), historyCommand(g), bundleCommand(g),
-		topCommand(g))
+		topCommand(g), conformanceCommand(g))
 	if err := g.complete(c); err != nil {
 		panic(err) // a flag has two completions
 	}
