@@ -273,3 +273,25 @@ func TestDaemonSet(t *testing.T) {
 		t.Errorf("csi-node does not mount %v", host)
 	}
 }
+
+// A daemon that answers late, because other pods keep all processors busy, is not restarted for that: it would take even longer.
+func TestFleet_ABusyNodeRestartsNoDaemon(t *testing.T) {
+	const late = 10 // seconds: what an answer took on two processors with forty processes that wanted them
+	for dir, want := range map[string]int{"base": 1, "crust": 3, "microvm": 4} {
+		var alive int
+		o := renderAny(t, dir)
+		for name, pod := range o.pods() {
+			for _, c := range pod.Containers {
+				if p := c.LivenessProbe; p != nil {
+					alive++
+					if p.TimeoutSeconds < late || p.PeriodSeconds < p.TimeoutSeconds || p.FailureThreshold < 3 {
+						t.Errorf("%s: %s of %s: %+v", dir, c.Name, name, p)
+					}
+				}
+			}
+		}
+		if alive != want {
+			t.Errorf("%s: %d containers tell whether they live, not %d", dir, alive, want)
+		}
+	}
+}

@@ -31,8 +31,6 @@ var (
 	nodes, _ = strconv.Atoi(cmp.Or(os.Getenv("CRUST_KUBERNETES_NODES"), "3"))
 	// state is cluster.sh's directory of the first node.
 	state = cmp.Or(os.Getenv("CRUST_KUBERNETES_STATE"), "../../.cache/kubernetes/node")
-	// patience multiplies all timeouts: a machine may be busy, and a guest's processor is emulated.
-	patience, _ = strconv.Atoi(cmp.Or(os.Getenv("CRUST_KUBERNETES_PATIENCE"), "3"))
 )
 
 // try runs a command on the first node.
@@ -49,7 +47,11 @@ func on(ctx context.Context, node, stdin string, argv ...string) (string, error)
 		var out, words bytes.Buffer
 		c.Stdout, c.Stderr = &out, &words
 		c.WaitDelay = time.Second
+		begin := time.Now()
 		err := c.Run()
+		if argv[0] == "kubectl" && argv[1] == "get" {
+			thisMachine.took(time.Since(begin))
+		}
 		if err == nil {
 			return strings.TrimSpace(out.String()), nil
 		}
@@ -159,9 +161,14 @@ func (s *space) keep() {
 }
 
 func (s *space) try(argv ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), wait(2*time.Minute))
-	defer cancel()
-	return try(ctx, "", append([]string{"kubectl"}, argv...)...)
+	for begin := time.Now(); ; {
+		ctx, cancel := context.WithTimeout(context.Background(), wait(4*time.Minute))
+		out, err := try(ctx, "", append([]string{"kubectl"}, argv...)...)
+		cancel()
+		if !unfinished(begin, argv, err) {
+			return out, err
+		}
+	}
 }
 
 func (s *space) kubectl(argv ...string) string {
@@ -269,20 +276,20 @@ func (s *space) target(pod, claim string) string {
 		s.get("pvc/"+claim, ".spec.volumeName"))
 }
 
-// until waits for a condition. A failure's message shows the last state.
+// until waits for a condition, longer if the machine becomes slow meanwhile. A failure's message shows the last state.
 func (s *space) until(most time.Duration, what string, look func() (seen string, ok bool)) {
 	s.t.Helper()
-	most = wait(most)
-	end := time.Now().Add(most)
-	for {
+	longest := wait(most)
+	for begin := time.Now(); ; {
+		looked := time.Now()
 		seen, ok := look()
 		if ok {
 			return
 		}
-		if time.Now().After(end) {
-			s.t.Fatalf("not within %s: %s; seen: %s", most, what, seen)
+		if longest = max(longest, wait(most)); time.Since(begin) > longest {
+			s.t.Fatalf("not within %s: %s; seen: %s", longest, what, seen)
 		}
-		time.Sleep(300 * time.Millisecond)
+		time.Sleep(max(300*time.Millisecond, time.Since(looked))) // a look is a program, and there are other tests
 	}
 }
 

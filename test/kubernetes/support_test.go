@@ -5,7 +5,6 @@ package kubernetes_test
 import (
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -77,19 +76,6 @@ func names() []string {
 		all = append(all, fmt.Sprintf("node-%d", i))
 	}
 	return all
-}
-
-func wait(d time.Duration) time.Duration { return time.Duration(patience) * d }
-
-// patient lengthens the timeout of a kubectl command by patience.
-func patient(argv []string) []string {
-	argv = slices.Clone(argv)
-	for i, a := range argv {
-		if d, err := time.ParseDuration(strings.TrimPrefix(a, "--timeout=")); err == nil {
-			argv[i] = "--timeout=" + wait(d).String()
-		}
-	}
-	return argv
 }
 
 // allCapabilities reports whether root on this machine has all capabilities. A mounted ext4 grows
