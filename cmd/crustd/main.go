@@ -24,6 +24,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/version"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
+	"github.com/crust-csi/crust-csi/pkg/crust/sandbox/kata"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox/namespace"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox/qemu"
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -35,7 +36,9 @@ type options struct {
 
 	endpoint, backend, stateDir, kubeletDir string
 	hostNamespace, installDir, capabilities string
-	guestDir                                string
+	guestDir, kataRuntime                   string
+
+	kataFileSystems []string
 
 	allow     []string
 	uids      []uint32
@@ -54,6 +57,9 @@ var backends = map[string]func(o *options, log *slog.Logger) (sandbox.Backend, e
 			err = b.Know(filepath.Join(o.guestDir, guestFacts))
 		}
 		return b, err
+	},
+	"kata": func(o *options, _ *slog.Logger) (sandbox.Backend, error) {
+		return kata.New(kata.Config{Runtime: o.kataRuntime, FileSystems: o.kataFileSystems})
 	},
 }
 
@@ -89,6 +95,11 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.guestDir, "guest-dir", "",
 		"with --backend qemu: directory of the guest of pods in microVMs, whose "+guestFacts+" says what it can mount before one has run; "+
 			"with --host-mount-namespace, the guest of the container's image is copied there (default: ask the first guest)")
+	f.StringVar(&o.kataRuntime, "kata-runtime", "", "with --backend kata: the runtime of this node's Kata Containers, "+kata.Go+" or "+kata.Rust)
+	f.Func("kata-file-systems", "with --backend kata: what the kernel of Kata's guests can mount, with commas between", func(s string) error {
+		o.kataFileSystems = strings.Split(s, ",")
+		return nil
+	})
 	f.StringVar(&o.capabilities, "capabilities", privilege.Sandboxes.List(),
 		"capabilities that are kept; all others are given back at the start. all: keep every one")
 	o.AddMetrics(f)
@@ -112,6 +123,9 @@ func parse(args []string) (*options, error) {
 	}
 	if o.guestDir != "" && (o.backend != "qemu" || !filepath.IsAbs(o.guestDir)) {
 		return nil, fmt.Errorf("--guest-dir %q: give an absolute path, and --backend qemu", o.guestDir)
+	}
+	if isKata := o.backend == "kata"; isKata != (o.kataRuntime != "") || isKata != (len(o.kataFileSystems) > 0) {
+		return nil, errors.New("--backend kata, --kata-runtime and --kata-file-systems: give all three, or none")
 	}
 	for name, dir := range map[string]string{"--state-dir": o.stateDir, "--kubelet-dir": o.kubeletDir, "--install-dir": o.installDir} {
 		if !filepath.IsAbs(dir) {

@@ -61,7 +61,7 @@ func Open(fs Filesystem) (*Detached, error) {
 		}
 	}
 	d, err := open(fs)
-	if err != nil && fstype.Of(fs.Type).LabelByMount && fs.Options.labels() && fs.Scratch != "" {
+	if err != nil && fstype.Of(fs.Type).LabelByMount && fs.Options.Labels() && fs.Scratch != "" {
 		var cerr error
 		if d, cerr = openClassic(fs); cerr == nil {
 			err = nil

@@ -104,7 +104,7 @@ func mayHelp(err error) bool {
 // separate adds the option that keeps a labelled share separate. Otherwise two volumes of one
 // server would share a superblock or a session, and with it the label.
 func separate(share string, o Options) Options {
-	if apart := fstype.Of(share).Apart; apart != "" && o.labels() {
+	if apart := fstype.Of(share).Apart; apart != "" && o.Labels() {
 		return o.With(apart, "")
 	}
 	return o

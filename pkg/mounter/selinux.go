@@ -47,13 +47,14 @@ func (o Options) value(key string) string {
 	return ""
 }
 
-func (o Options) labels() bool {
+// Labels reports whether an option sets an SELinux label.
+func (o Options) Labels() bool {
 	return slices.ContainsFunc(o.Superblock, func(opt Option) bool { return contextOptions[opt.Key] })
 }
 
 // checkLabels refuses labels on a kernel without SELinux.
 func checkLabels(o Options) error {
-	if !o.labels() {
+	if !o.Labels() {
 		return nil
 	}
 	if f := SELinux(); f.Answer == No {

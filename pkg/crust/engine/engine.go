@@ -56,8 +56,8 @@ func (r Request) step(name string, f func() error) error {
 	return err
 }
 
-// options returns the options of the superblock.
-func (r Request) options() (mounter.Options, error) {
+// SuperblockOptions returns the options to mount the device with: those of the request, and what its type and group ask for.
+func (r Request) SuperblockOptions() (mounter.Options, error) {
 	o, row := r.Options, fstype.Of(r.Type)
 	if row.Copy != "" {
 		o = o.With(row.Copy, "")
@@ -68,23 +68,28 @@ func (r Request) options() (mounter.Options, error) {
 	return o, nil
 }
 
-// Open mounts the volume detached: nobody sees it before it is complete. It grows a file system
-// that is smaller than its device, unless this process may not.
-func Open(ctx context.Context, r Request) (*mounter.Detached, error) {
-	o, err := r.options()
-	if err != nil {
-		return nil, err
-	}
-	// Check the file system's type before the kernel parses it.
+// Identify reads what is on the device. Anything but a file system of the request's type is a fault State.
+func (r Request) Identify() (superblock.Result, error) {
 	found, err := superblock.Identify(r.Device.Path, r.Type)
 	if errors.Is(err, fs.ErrNotExist) { // NotFound is a sandbox or volume that the server does not have
 		err = fault.New(fault.State, "%w", err)
 	}
+	if err == nil && (found.Content != superblock.Known || found.Type != r.Type) {
+		err = fault.New(fault.State, "%s holds %s, and %s was asked for; nothing was changed", r.Device.Path, found, r.Type)
+	}
+	return found, err
+}
+
+// Open mounts the volume detached: nobody sees it before it is complete. It grows a file system
+// that is smaller than its device, unless this process may not.
+func Open(ctx context.Context, r Request) (*mounter.Detached, error) {
+	o, err := r.SuperblockOptions()
 	if err != nil {
 		return nil, err
 	}
-	if found.Content != superblock.Known || found.Type != r.Type {
-		return nil, fault.New(fault.State, "%s holds %s, and %s was asked for; nothing was changed", r.Device.Path, found, r.Type)
+	found, err := r.Identify() // before the kernel parses it
+	if err != nil {
+		return nil, err
 	}
 	size, err := mounter.DeviceSize(r.Device)
 	if err != nil {

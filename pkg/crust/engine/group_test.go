@@ -25,7 +25,7 @@ func TestC16_AGroupIsAnOptionWhereFilesHaveNoOwners(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := Request{Type: c.fs, Options: o, Group: c.group}.options()
+		got, err := Request{Type: c.fs, Options: o, Group: c.group}.SuperblockOptions()
 		if c.want == "" {
 			if !fault.Is(err, fault.Invalid) {
 				t.Errorf("%s with %s: %v, %v", c.fs, c.given, got.List(), err)

@@ -72,8 +72,26 @@ func (b *registered) hasEnded() bool {
 	}
 }
 
-func (b *registered) opening() Opening {
-	return Opening{b.record.Spec, b.ended, len(b.record.Volumes) > 0}
+func (m *Manager) opening(b *registered) (Opening, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	o := Opening{Spec: b.record.Spec, Ended: b.ended}
+	for _, r := range b.record.Volumes {
+		v, err := r.volume()
+		if err != nil {
+			return o, err
+		}
+		o.Volumes = append(o.Volumes, v)
+	}
+	return o, nil
+}
+
+func (m *Manager) open(ctx context.Context, b *registered) (Sandbox, error) {
+	o, err := m.opening(b)
+	if err != nil {
+		return nil, err
+	}
+	return m.Backend.Open(ctx, o)
 }
 
 func newRegistered(r sandboxRecord) *registered {
@@ -176,7 +194,7 @@ func (m *Manager) reopen(ctx context.Context, b *registered) (pidfd *os.File, er
 	}
 	ctx, cancel := context.WithTimeout(ctx, min(reachTime, m.Timeout))
 	defer cancel()
-	sb, err := m.Backend.Open(ctx, b.opening())
+	sb, err := m.open(ctx, b)
 	if err != nil {
 		m.Log.Error("a sandbox of an earlier process cannot be reached; it keeps what it has", "sandbox_id", id, "error", err)
 		sb = unreachable{err}
@@ -249,7 +267,7 @@ func (m *Manager) reach(ctx context.Context, b *registered, watched *bool) (Sand
 	}
 	ctx, cancel := context.WithTimeout(ctx, min(reachTime, m.Timeout))
 	defer cancel()
-	return m.Backend.Open(ctx, b.opening())
+	return m.open(ctx, b)
 }
 
 // look reconnects to a sandbox that could not be reached, and cleans up after one that has ended.

@@ -62,7 +62,7 @@ func (m *Manager) Register(ctx context.Context, spec Spec) error {
 	if err == nil {
 		var sb Sandbox
 		if err = failpoint.Err("register.recorded"); err == nil {
-			sb, err = m.Backend.Open(nctx, b.opening())
+			sb, err = m.open(nctx, b)
 		}
 		if err == nil {
 			b.set(sb)

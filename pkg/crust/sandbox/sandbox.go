@@ -54,8 +54,8 @@ type Opening struct {
 	Spec
 	// Ended is closed when the sandbox's process ends.
 	Ended <-chan struct{}
-	// Published: an earlier process mounted volumes in it, so its resources must exist.
-	Published bool
+	// Volumes that an earlier process published in it, completely or in part. If there are any, the sandbox's resources must exist.
+	Volumes []Volume
 }
 
 // Backend connects to sandboxes of one kind.

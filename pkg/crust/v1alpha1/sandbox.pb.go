@@ -76,7 +76,7 @@ func (x WatchResponse_Event) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatchResponse_Event.Descriptor instead.
 func (WatchResponse_Event) EnumDescriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{17, 0}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{18, 0}
 }
 
 type RegisterSandboxRequest struct {
@@ -90,6 +90,7 @@ type RegisterSandboxRequest struct {
 	//
 	//	*RegisterSandboxRequest_Namespace
 	//	*RegisterSandboxRequest_Qemu
+	//	*RegisterSandboxRequest_Kata
 	Kind          isRegisterSandboxRequest_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -164,6 +165,15 @@ func (x *RegisterSandboxRequest) GetQemu() *QemuSandbox {
 	return nil
 }
 
+func (x *RegisterSandboxRequest) GetKata() *KataSandbox {
+	if x != nil {
+		if x, ok := x.Kind.(*RegisterSandboxRequest_Kata); ok {
+			return x.Kata
+		}
+	}
+	return nil
+}
+
 type isRegisterSandboxRequest_Kind interface {
 	isRegisterSandboxRequest_Kind()
 }
@@ -176,9 +186,15 @@ type RegisterSandboxRequest_Qemu struct {
 	Qemu *QemuSandbox `protobuf:"bytes,4,opt,name=qemu,proto3,oneof"`
 }
 
+type RegisterSandboxRequest_Kata struct {
+	Kata *KataSandbox `protobuf:"bytes,5,opt,name=kata,proto3,oneof"`
+}
+
 func (*RegisterSandboxRequest_Namespace) isRegisterSandboxRequest_Kind() {}
 
 func (*RegisterSandboxRequest_Qemu) isRegisterSandboxRequest_Kind() {}
+
+func (*RegisterSandboxRequest_Kata) isRegisterSandboxRequest_Kind() {}
 
 // NamespaceSandbox is a private mount namespace, made by the server.
 type NamespaceSandbox struct {
@@ -292,6 +308,44 @@ func (x *QemuSandbox) GetChannelMagic() []byte {
 	return nil
 }
 
+// KataSandbox is a pod of an installed Kata Containers. Its pid is required:
+// that of its hypervisor or shim. Kata's files are found by the sandbox's id.
+type KataSandbox struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KataSandbox) Reset() {
+	*x = KataSandbox{}
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KataSandbox) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KataSandbox) ProtoMessage() {}
+
+func (x *KataSandbox) ProtoReflect() protoreflect.Message {
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KataSandbox.ProtoReflect.Descriptor instead.
+func (*KataSandbox) Descriptor() ([]byte, []int) {
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{3}
+}
+
 type RegisterSandboxResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -300,7 +354,7 @@ type RegisterSandboxResponse struct {
 
 func (x *RegisterSandboxResponse) Reset() {
 	*x = RegisterSandboxResponse{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[3]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -312,7 +366,7 @@ func (x *RegisterSandboxResponse) String() string {
 func (*RegisterSandboxResponse) ProtoMessage() {}
 
 func (x *RegisterSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[3]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -325,7 +379,7 @@ func (x *RegisterSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RegisterSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{3}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{4}
 }
 
 type DeregisterSandboxRequest struct {
@@ -337,7 +391,7 @@ type DeregisterSandboxRequest struct {
 
 func (x *DeregisterSandboxRequest) Reset() {
 	*x = DeregisterSandboxRequest{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[4]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -349,7 +403,7 @@ func (x *DeregisterSandboxRequest) String() string {
 func (*DeregisterSandboxRequest) ProtoMessage() {}
 
 func (x *DeregisterSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[4]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -362,7 +416,7 @@ func (x *DeregisterSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterSandboxRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{4}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DeregisterSandboxRequest) GetSandboxId() string {
@@ -380,7 +434,7 @@ type DeregisterSandboxResponse struct {
 
 func (x *DeregisterSandboxResponse) Reset() {
 	*x = DeregisterSandboxResponse{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[5]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -392,7 +446,7 @@ func (x *DeregisterSandboxResponse) String() string {
 func (*DeregisterSandboxResponse) ProtoMessage() {}
 
 func (x *DeregisterSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[5]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -405,7 +459,7 @@ func (x *DeregisterSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterSandboxResponse.ProtoReflect.Descriptor instead.
 func (*DeregisterSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{5}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{6}
 }
 
 type ListSandboxesRequest struct {
@@ -416,7 +470,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[6]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -428,7 +482,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[6]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -441,7 +495,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{6}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{7}
 }
 
 type ListSandboxesResponse struct {
@@ -453,7 +507,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[7]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -465,7 +519,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[7]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -478,7 +532,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{7}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -491,7 +545,7 @@ func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
 type Sandbox struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	// namespace or qemu.
+	// namespace, qemu or kata.
 	Kind    string    `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
 	Pid     int64     `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
 	Volumes []*Volume `protobuf:"bytes,4,rep,name=volumes,proto3" json:"volumes,omitempty"`
@@ -504,7 +558,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[8]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -516,7 +570,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[8]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -529,7 +583,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{8}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Sandbox) GetSandboxId() string {
@@ -585,7 +639,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[9]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +651,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[9]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +664,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{9}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Volume) GetHostVolumeId() string {
@@ -672,7 +726,7 @@ type UnpublishVolumeRequest struct {
 
 func (x *UnpublishVolumeRequest) Reset() {
 	*x = UnpublishVolumeRequest{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[10]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -684,7 +738,7 @@ func (x *UnpublishVolumeRequest) String() string {
 func (*UnpublishVolumeRequest) ProtoMessage() {}
 
 func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[10]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -697,7 +751,7 @@ func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{10}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *UnpublishVolumeRequest) GetSandboxId() string {
@@ -722,7 +776,7 @@ type UnpublishVolumeResponse struct {
 
 func (x *UnpublishVolumeResponse) Reset() {
 	*x = UnpublishVolumeResponse{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[11]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -734,7 +788,7 @@ func (x *UnpublishVolumeResponse) String() string {
 func (*UnpublishVolumeResponse) ProtoMessage() {}
 
 func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[11]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -747,7 +801,7 @@ func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{11}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{12}
 }
 
 type ResolveMountRequest struct {
@@ -761,7 +815,7 @@ type ResolveMountRequest struct {
 
 func (x *ResolveMountRequest) Reset() {
 	*x = ResolveMountRequest{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[12]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -773,7 +827,7 @@ func (x *ResolveMountRequest) String() string {
 func (*ResolveMountRequest) ProtoMessage() {}
 
 func (x *ResolveMountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[12]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -786,7 +840,7 @@ func (x *ResolveMountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveMountRequest.ProtoReflect.Descriptor instead.
 func (*ResolveMountRequest) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{12}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ResolveMountRequest) GetSandboxId() string {
@@ -816,7 +870,7 @@ type ResolveMountResponse struct {
 
 func (x *ResolveMountResponse) Reset() {
 	*x = ResolveMountResponse{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[13]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -828,7 +882,7 @@ func (x *ResolveMountResponse) String() string {
 func (*ResolveMountResponse) ProtoMessage() {}
 
 func (x *ResolveMountResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[13]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -841,7 +895,7 @@ func (x *ResolveMountResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveMountResponse.ProtoReflect.Descriptor instead.
 func (*ResolveMountResponse) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{13}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ResolveMountResponse) GetForeign() bool {
@@ -869,7 +923,7 @@ type ExecInSandboxRequest struct {
 
 func (x *ExecInSandboxRequest) Reset() {
 	*x = ExecInSandboxRequest{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[14]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -881,7 +935,7 @@ func (x *ExecInSandboxRequest) String() string {
 func (*ExecInSandboxRequest) ProtoMessage() {}
 
 func (x *ExecInSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[14]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -894,7 +948,7 @@ func (x *ExecInSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInSandboxRequest.ProtoReflect.Descriptor instead.
 func (*ExecInSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{14}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExecInSandboxRequest) GetSandboxId() string {
@@ -929,7 +983,7 @@ type ExecInSandboxResponse struct {
 
 func (x *ExecInSandboxResponse) Reset() {
 	*x = ExecInSandboxResponse{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[15]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -941,7 +995,7 @@ func (x *ExecInSandboxResponse) String() string {
 func (*ExecInSandboxResponse) ProtoMessage() {}
 
 func (x *ExecInSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[15]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -954,7 +1008,7 @@ func (x *ExecInSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInSandboxResponse.ProtoReflect.Descriptor instead.
 func (*ExecInSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{15}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExecInSandboxResponse) GetOutput() []byte {
@@ -979,7 +1033,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[16]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -991,7 +1045,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[16]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1004,7 +1058,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{16}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{17}
 }
 
 type WatchResponse struct {
@@ -1019,7 +1073,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[17]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1031,7 +1085,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[17]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1044,7 +1098,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{17}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WatchResponse) GetEvent() WatchResponse_Event {
@@ -1079,13 +1133,14 @@ var File_v1alpha1_sandbox_proto protoreflect.FileDescriptor
 
 const file_v1alpha1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x16v1alpha1/sandbox.proto\x12\x0ecrust.v1alpha1\"\xc6\x01\n" +
+	"\x16v1alpha1/sandbox.proto\x12\x0ecrust.v1alpha1\"\xf9\x01\n" +
 	"\x16RegisterSandboxRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12@\n" +
 	"\tnamespace\x18\x03 \x01(\v2 .crust.v1alpha1.NamespaceSandboxH\x00R\tnamespace\x121\n" +
-	"\x04qemu\x18\x04 \x01(\v2\x1b.crust.v1alpha1.QemuSandboxH\x00R\x04qemuB\x06\n" +
+	"\x04qemu\x18\x04 \x01(\v2\x1b.crust.v1alpha1.QemuSandboxH\x00R\x04qemu\x121\n" +
+	"\x04kata\x18\x05 \x01(\v2\x1b.crust.v1alpha1.KataSandboxH\x00R\x04kataB\x06\n" +
 	"\x04kind\"9\n" +
 	"\x10NamespaceSandbox\x12%\n" +
 	"\x0euser_namespace\x18\x01 \x01(\tR\ruserNamespace\"x\n" +
@@ -1093,7 +1148,8 @@ const file_v1alpha1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"qmp_socket\x18\x01 \x01(\tR\tqmpSocket\x12%\n" +
 	"\x0echannel_socket\x18\x02 \x01(\tR\rchannelSocket\x12#\n" +
-	"\rchannel_magic\x18\x03 \x01(\fR\fchannelMagic\"\x19\n" +
+	"\rchannel_magic\x18\x03 \x01(\fR\fchannelMagic\"\r\n" +
+	"\vKataSandbox\"\x19\n" +
 	"\x17RegisterSandboxResponse\"9\n" +
 	"\x18DeregisterSandboxRequest\x12\x1d\n" +
 	"\n" +
@@ -1173,53 +1229,55 @@ func file_v1alpha1_sandbox_proto_rawDescGZIP() []byte {
 }
 
 var file_v1alpha1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_v1alpha1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_v1alpha1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_v1alpha1_sandbox_proto_goTypes = []any{
 	(WatchResponse_Event)(0),          // 0: crust.v1alpha1.WatchResponse.Event
 	(*RegisterSandboxRequest)(nil),    // 1: crust.v1alpha1.RegisterSandboxRequest
 	(*NamespaceSandbox)(nil),          // 2: crust.v1alpha1.NamespaceSandbox
 	(*QemuSandbox)(nil),               // 3: crust.v1alpha1.QemuSandbox
-	(*RegisterSandboxResponse)(nil),   // 4: crust.v1alpha1.RegisterSandboxResponse
-	(*DeregisterSandboxRequest)(nil),  // 5: crust.v1alpha1.DeregisterSandboxRequest
-	(*DeregisterSandboxResponse)(nil), // 6: crust.v1alpha1.DeregisterSandboxResponse
-	(*ListSandboxesRequest)(nil),      // 7: crust.v1alpha1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),     // 8: crust.v1alpha1.ListSandboxesResponse
-	(*Sandbox)(nil),                   // 9: crust.v1alpha1.Sandbox
-	(*Volume)(nil),                    // 10: crust.v1alpha1.Volume
-	(*UnpublishVolumeRequest)(nil),    // 11: crust.v1alpha1.UnpublishVolumeRequest
-	(*UnpublishVolumeResponse)(nil),   // 12: crust.v1alpha1.UnpublishVolumeResponse
-	(*ResolveMountRequest)(nil),       // 13: crust.v1alpha1.ResolveMountRequest
-	(*ResolveMountResponse)(nil),      // 14: crust.v1alpha1.ResolveMountResponse
-	(*ExecInSandboxRequest)(nil),      // 15: crust.v1alpha1.ExecInSandboxRequest
-	(*ExecInSandboxResponse)(nil),     // 16: crust.v1alpha1.ExecInSandboxResponse
-	(*WatchRequest)(nil),              // 17: crust.v1alpha1.WatchRequest
-	(*WatchResponse)(nil),             // 18: crust.v1alpha1.WatchResponse
+	(*KataSandbox)(nil),               // 4: crust.v1alpha1.KataSandbox
+	(*RegisterSandboxResponse)(nil),   // 5: crust.v1alpha1.RegisterSandboxResponse
+	(*DeregisterSandboxRequest)(nil),  // 6: crust.v1alpha1.DeregisterSandboxRequest
+	(*DeregisterSandboxResponse)(nil), // 7: crust.v1alpha1.DeregisterSandboxResponse
+	(*ListSandboxesRequest)(nil),      // 8: crust.v1alpha1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),     // 9: crust.v1alpha1.ListSandboxesResponse
+	(*Sandbox)(nil),                   // 10: crust.v1alpha1.Sandbox
+	(*Volume)(nil),                    // 11: crust.v1alpha1.Volume
+	(*UnpublishVolumeRequest)(nil),    // 12: crust.v1alpha1.UnpublishVolumeRequest
+	(*UnpublishVolumeResponse)(nil),   // 13: crust.v1alpha1.UnpublishVolumeResponse
+	(*ResolveMountRequest)(nil),       // 14: crust.v1alpha1.ResolveMountRequest
+	(*ResolveMountResponse)(nil),      // 15: crust.v1alpha1.ResolveMountResponse
+	(*ExecInSandboxRequest)(nil),      // 16: crust.v1alpha1.ExecInSandboxRequest
+	(*ExecInSandboxResponse)(nil),     // 17: crust.v1alpha1.ExecInSandboxResponse
+	(*WatchRequest)(nil),              // 18: crust.v1alpha1.WatchRequest
+	(*WatchResponse)(nil),             // 19: crust.v1alpha1.WatchResponse
 }
 var file_v1alpha1_sandbox_proto_depIdxs = []int32{
 	2,  // 0: crust.v1alpha1.RegisterSandboxRequest.namespace:type_name -> crust.v1alpha1.NamespaceSandbox
 	3,  // 1: crust.v1alpha1.RegisterSandboxRequest.qemu:type_name -> crust.v1alpha1.QemuSandbox
-	9,  // 2: crust.v1alpha1.ListSandboxesResponse.sandboxes:type_name -> crust.v1alpha1.Sandbox
-	10, // 3: crust.v1alpha1.Sandbox.volumes:type_name -> crust.v1alpha1.Volume
-	0,  // 4: crust.v1alpha1.WatchResponse.event:type_name -> crust.v1alpha1.WatchResponse.Event
-	1,  // 5: crust.v1alpha1.SandboxManagement.RegisterSandbox:input_type -> crust.v1alpha1.RegisterSandboxRequest
-	5,  // 6: crust.v1alpha1.SandboxManagement.DeregisterSandbox:input_type -> crust.v1alpha1.DeregisterSandboxRequest
-	7,  // 7: crust.v1alpha1.SandboxManagement.ListSandboxes:input_type -> crust.v1alpha1.ListSandboxesRequest
-	11, // 8: crust.v1alpha1.SandboxManagement.UnpublishVolume:input_type -> crust.v1alpha1.UnpublishVolumeRequest
-	13, // 9: crust.v1alpha1.SandboxManagement.ResolveMount:input_type -> crust.v1alpha1.ResolveMountRequest
-	15, // 10: crust.v1alpha1.SandboxManagement.ExecInSandbox:input_type -> crust.v1alpha1.ExecInSandboxRequest
-	17, // 11: crust.v1alpha1.SandboxManagement.Watch:input_type -> crust.v1alpha1.WatchRequest
-	4,  // 12: crust.v1alpha1.SandboxManagement.RegisterSandbox:output_type -> crust.v1alpha1.RegisterSandboxResponse
-	6,  // 13: crust.v1alpha1.SandboxManagement.DeregisterSandbox:output_type -> crust.v1alpha1.DeregisterSandboxResponse
-	8,  // 14: crust.v1alpha1.SandboxManagement.ListSandboxes:output_type -> crust.v1alpha1.ListSandboxesResponse
-	12, // 15: crust.v1alpha1.SandboxManagement.UnpublishVolume:output_type -> crust.v1alpha1.UnpublishVolumeResponse
-	14, // 16: crust.v1alpha1.SandboxManagement.ResolveMount:output_type -> crust.v1alpha1.ResolveMountResponse
-	16, // 17: crust.v1alpha1.SandboxManagement.ExecInSandbox:output_type -> crust.v1alpha1.ExecInSandboxResponse
-	18, // 18: crust.v1alpha1.SandboxManagement.Watch:output_type -> crust.v1alpha1.WatchResponse
-	12, // [12:19] is the sub-list for method output_type
-	5,  // [5:12] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	4,  // 2: crust.v1alpha1.RegisterSandboxRequest.kata:type_name -> crust.v1alpha1.KataSandbox
+	10, // 3: crust.v1alpha1.ListSandboxesResponse.sandboxes:type_name -> crust.v1alpha1.Sandbox
+	11, // 4: crust.v1alpha1.Sandbox.volumes:type_name -> crust.v1alpha1.Volume
+	0,  // 5: crust.v1alpha1.WatchResponse.event:type_name -> crust.v1alpha1.WatchResponse.Event
+	1,  // 6: crust.v1alpha1.SandboxManagement.RegisterSandbox:input_type -> crust.v1alpha1.RegisterSandboxRequest
+	6,  // 7: crust.v1alpha1.SandboxManagement.DeregisterSandbox:input_type -> crust.v1alpha1.DeregisterSandboxRequest
+	8,  // 8: crust.v1alpha1.SandboxManagement.ListSandboxes:input_type -> crust.v1alpha1.ListSandboxesRequest
+	12, // 9: crust.v1alpha1.SandboxManagement.UnpublishVolume:input_type -> crust.v1alpha1.UnpublishVolumeRequest
+	14, // 10: crust.v1alpha1.SandboxManagement.ResolveMount:input_type -> crust.v1alpha1.ResolveMountRequest
+	16, // 11: crust.v1alpha1.SandboxManagement.ExecInSandbox:input_type -> crust.v1alpha1.ExecInSandboxRequest
+	18, // 12: crust.v1alpha1.SandboxManagement.Watch:input_type -> crust.v1alpha1.WatchRequest
+	5,  // 13: crust.v1alpha1.SandboxManagement.RegisterSandbox:output_type -> crust.v1alpha1.RegisterSandboxResponse
+	7,  // 14: crust.v1alpha1.SandboxManagement.DeregisterSandbox:output_type -> crust.v1alpha1.DeregisterSandboxResponse
+	9,  // 15: crust.v1alpha1.SandboxManagement.ListSandboxes:output_type -> crust.v1alpha1.ListSandboxesResponse
+	13, // 16: crust.v1alpha1.SandboxManagement.UnpublishVolume:output_type -> crust.v1alpha1.UnpublishVolumeResponse
+	15, // 17: crust.v1alpha1.SandboxManagement.ResolveMount:output_type -> crust.v1alpha1.ResolveMountResponse
+	17, // 18: crust.v1alpha1.SandboxManagement.ExecInSandbox:output_type -> crust.v1alpha1.ExecInSandboxResponse
+	19, // 19: crust.v1alpha1.SandboxManagement.Watch:output_type -> crust.v1alpha1.WatchResponse
+	13, // [13:20] is the sub-list for method output_type
+	6,  // [6:13] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_v1alpha1_sandbox_proto_init() }
@@ -1230,6 +1288,7 @@ func file_v1alpha1_sandbox_proto_init() {
 	file_v1alpha1_sandbox_proto_msgTypes[0].OneofWrappers = []any{
 		(*RegisterSandboxRequest_Namespace)(nil),
 		(*RegisterSandboxRequest_Qemu)(nil),
+		(*RegisterSandboxRequest_Kata)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1237,7 +1296,7 @@ func file_v1alpha1_sandbox_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1alpha1_sandbox_proto_rawDesc), len(file_v1alpha1_sandbox_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

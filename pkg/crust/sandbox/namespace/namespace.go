@@ -106,7 +106,7 @@ func (b *Backend) Open(_ context.Context, o sandbox.Opening) (sandbox.Sandbox, e
 		return nil, err
 	}
 	s := &mountNamespace{b: b, spec: o.Spec, pin: filepath.Join(b.dir, "ns", engine.Name(o.ID))}
-	fresh, err := pinned(s.pin, o.Published, linux.PinMountNamespace)
+	fresh, err := pinned(s.pin, len(o.Volumes) > 0, linux.PinMountNamespace)
 	if err != nil {
 		return nil, fmt.Errorf("mount namespace: %w", err)
 	}
@@ -120,7 +120,8 @@ func (b *Backend) Open(_ context.Context, o sandbox.Opening) (sandbox.Sandbox, e
 	}
 	if how.UserNamespace != "" {
 		// Pin this one too: after a restart the path may belong to another process.
-		if _, err = pinned(s.userPin(), o.Published, func(pin string) error { return linux.BindFile(how.UserNamespace, pin) }); err == nil {
+		bind := func(pin string) error { return linux.BindFile(how.UserNamespace, pin) }
+		if _, err = pinned(s.userPin(), len(o.Volumes) > 0, bind); err == nil {
 			s.userns, err = linux.Open(s.userPin(), os.O_RDONLY)
 		}
 		if err != nil {
