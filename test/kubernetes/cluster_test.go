@@ -289,7 +289,8 @@ func (s *space) until(most time.Duration, what string, look func() (seen string,
 		if longest = max(longest, wait(most)); time.Since(begin) > longest {
 			s.t.Fatalf("not within %s: %s; seen: %s", longest, what, seen)
 		}
-		time.Sleep(max(300*time.Millisecond, time.Since(looked))) // a look is a program, and there are other tests
+		// A look is a program, and there are other tests: seldom after long.
+		time.Sleep(max(300*time.Millisecond, time.Since(looked), min(time.Since(begin)/10, 2*time.Second)))
 	}
 }
 
