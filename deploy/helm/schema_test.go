@@ -111,6 +111,8 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		`{storageClasses: [{name: a}, {name: a}]}`:                          `a is there twice`,
 		`{storageClasses: [{name: crust-sandbox}], crust: {enabled: true}}`: `crust-sandbox is there twice`,
 		`{crust: {enabled: true, nriSocket: /run/crust/nri.sock}}`:          `/run/crust is a directory of crust-agent`,
+		`{crust: {microVM: {enabled: true}}}`:                               `pods in microVMs need crust.enabled, too`,
+		`{crust: {microVM: {runtimeClass: {overhead: {gpu: 1}}}}}`:          `invalid propertyName 'gpu'`,
 
 		`{storageClasses: [{name: a, parameters: {csi.storage.k8s.io/fstype: ""}}]}`: `fstype': minLength`,
 		`{storageClasses: [{name: a, parameters: {csi.storage.k8s.io/fstype: 4}}]}`:  `fstype': got number, want string`,

@@ -92,6 +92,19 @@ var other = map[string]string{
 	"crust.agent.image.pullPolicy":    `IfNotPresent`,
 	"crust.agent.resources":           `{requests: {memory: 1Gi}}`,
 	"crust.agent.podAnnotations":      `{a: b}`,
+
+	"crust.microVM.enabled":                   `false`,
+	"crust.microVM.image.repository":          `registry.example/crustd-vm`,
+	"crust.microVM.image.tag":                 `v1`,
+	"crust.microVM.image.pullPolicy":          `IfNotPresent`,
+	"crust.microVM.resources":                 `{requests: {memory: 1Gi}}`,
+	"crust.microVM.podAnnotations":            `{a: b}`,
+	"crust.microVM.guestDir":                  `/var/opt/crust/guest`,
+	"crust.microVM.timeout":                   `60s`,
+	"crust.microVM.ownershipTimeout":          `1h`,
+	"crust.microVM.runtimeClass.nodeSelector": `{a: b}`,
+	"crust.microVM.runtimeClass.tolerations":  `[{key: a, operator: Exists}]`,
+	"crust.microVM.runtimeClass.overhead":     `{memory: 1Gi}`,
 }
 
 // defaults are values.yaml, flat: by paths such as crust.enabled.
@@ -146,21 +159,24 @@ func resolve(schema values) values {
 	return schema
 }
 
-// changed are the values with that one other.
+// changed are the values of an installation that has everything, with that one other.
 func changed(t *testing.T, path string) values {
 	t.Helper()
 	var v any
 	if err := yaml.UnmarshalStrict([]byte(other[path]), &v); err != nil {
 		t.Fatal(path, err)
 	}
-	return with(crust, path, v)
+	if path == "crust.enabled" { // without CRUST there are no microVMs
+		return with(crust, path, v)
+	}
+	return with(microVM, path, v)
 }
 
 // A value that changes nothing is a promise that is not kept, and one that makes an
 // object which Kubernetes or a program refuses is worse. What the API server takes no
 // change of stays, so that every upgrade is possible.
 func TestEveryValueHasAnEffectAndAnUpgradeIsPossible(t *testing.T) {
-	before := render(t, namespace, crust)
+	before := render(t, namespace, microVM)
 	for _, object := range before {
 		runs(t, "defaults", object)
 	}
@@ -285,7 +301,8 @@ func TestFlagsThatAreLeftOutAreTheDefaults(t *testing.T) {
 var unset = map[string]string{
 	"csi-node -check-config":         "it is for people",
 	"csi-node -driver-name":          "the admission policies and roles are of csi.crust.dev",
-	"crustd -guest-dir":              "the chart has no pods in microVMs; deploy/kubernetes/microvm has",
+	"crustd -kata-runtime":           "the chart's are crustds for mount namespaces and for its own microVMs",
+	"crustd -kata-file-systems":      "as -kata-runtime",
 	"csi-node -host-mount-namespace": "the default is the host's, by hostPID",
 	"csi-node -version":              "",
 	"crustd -allow-uid":              "crust-agent is root",

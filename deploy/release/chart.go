@@ -49,8 +49,8 @@ func (r release) chart() error {
 				content = ownVersion.ReplaceAll(content, []byte("$1$2"))
 			}
 		case "values.yaml":
-			if found := len(ownTag.FindAll(content, -1)); found != len(images) {
-				return fmt.Errorf("%s: %d images with the tag dev, not %d", file, found, len(images))
+			if found, all := len(ownTag.FindAll(content, -1)), len(images)+len(notReleased); found != all {
+				return fmt.Errorf("%s: %d images with the tag dev, not %d", file, found, all)
 			}
 			content = ownTag.ReplaceAll(content, []byte("${1}"+r.tag()))
 		}

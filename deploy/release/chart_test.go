@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -10,7 +11,7 @@ func putChart(t *testing.T, r release, version, app string) {
 	put(t, dir+"Chart.yaml", "name: crust-csi\nversion: "+version+"\nappVersion: \""+app+"\"\n")
 	put(t, dir+"templates/x.yaml", "tag: dev\n")
 	values := "sidecar:\n  image:\n    repository: registry.example/csi\n    tag: dev\n"
-	for _, image := range images {
+	for _, image := range slices.Concat(images, notReleased) {
 		values += "a:\n  image:\n    repository: localhost/crust-csi/" + image + "\n    # A tag.\n    tag: dev\n"
 	}
 	put(t, dir+"values.yaml", values)
@@ -24,7 +25,8 @@ func TestTheChartNamesTheReleasesImages(t *testing.T) {
 		ok(t, r.chart())
 		files := unpack(t, r.out+"/crust-csi-"+version+".tgz")
 		values := files["crust-csi/values.yaml"]
-		if len(files) != 3 || strings.Count(values, "tag: v"+version+"\n") != len(images) || strings.Count(values, "tag: dev\n") != 1 ||
+		tags := strings.Count(values, "tag: v"+version+"\n")
+		if len(files) != 3 || tags != len(images)+len(notReleased) || strings.Count(values, "tag: dev\n") != 1 ||
 			files["crust-csi/templates/x.yaml"] != "tag: dev\n" {
 			t.Errorf("%s: %q", version, files)
 		}

@@ -18,6 +18,8 @@ import (
 var (
 	arches = []string{"amd64", "arm64"}
 	images = []string{"csi-node", "csi-steward", "crustd", "crust-agent"}
+	// Those of the chart that a user makes of the sources.
+	notReleased = []string{"crustd-vm"}
 )
 
 // release is what is made, of what, and to where.

@@ -26,6 +26,13 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{/* The same, for what is for amd64 only. */}}
+{{- define "crust-csi.onAMD64" -}}
+{{- $selector := merge (dict "kubernetes.io/arch" "amd64") .Values.nodes.nodeSelector }}
+{{- $nodes := merge (dict "nodeSelector" $selector) .Values.nodes }}
+{{- include "crust-csi.onNodes" (dict "Values" (dict "nodes" $nodes "imagePullSecrets" .Values.imagePullSecrets)) }}
+{{- end }}
+
 {{/* Kubernetes' default is one node after the other. No surge: a node has one driver. */}}
 {{- define "crust-csi.updateStrategy" -}}
 {{- if ne (toString .Values.nodes.maxUnavailable) "1" }}
