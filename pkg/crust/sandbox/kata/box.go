@@ -61,6 +61,13 @@ func (s *box) hold(v sandbox.Volume) error {
 	return nil
 }
 
+// has tells whether the sandbox holds the device. Without that, Kata was told of no volume.
+func (s *box) has(v sandbox.Volume) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.holds[v.Device.Path]
+}
+
 func (s *box) release(v sandbox.Volume) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,7 +139,7 @@ func (s *box) Unpublish(_ context.Context, v sandbox.Volume) error {
 	if err != nil {
 		return err
 	}
-	if !s.hasEnded() {
+	if !s.hasEnded() && s.has(v) {
 		// Kata may have read the record before it was removed. It writes the sandbox's id, or opens the device, a moment later. What it
 		// does between these two cannot be seen.
 		how := strings.Join(mounter.UsedBy(v.Device), "; ")

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -133,12 +134,7 @@ func TestC12_KataTakesBackWhatIsPending(t *testing.T) {
 	check(t, err)
 	un := &crustv1alpha1.UnpublishVolumeRequest{SandboxId: "pod", HostVolumeId: d.Path}
 
-	hypervisor := exec.Command("sleep", "1000000") // it has read the record, and opened the device
-	f, err := os.Open(d.Path)
-	check(t, err)
-	hypervisor.ExtraFiles = []*os.File{f}
-	check(t, hypervisor.Start())
-	check(t, f.Close())
+	end := opened(t, d.Path, 0) // by the hypervisor, which has read the record
 	_, err = w.server.UnpublishVolume(t.Context(), un)
 	wants(t, "a device that is open", err, fault.State, "is in use in the sandbox")
 	if !w.busy(d) {
@@ -147,8 +143,7 @@ func TestC12_KataTakesBackWhatIsPending(t *testing.T) {
 	if _, err := w.create("pod", r.GetHostTargetPath()); err != nil {
 		t.Errorf("the container that was starting does not start: %v", err)
 	}
-	check(t, hypervisor.Process.Kill())
-	_ = hypervisor.Wait() // it was killed
+	end()
 
 	w.sandbox("other")
 	e, _ := w.disk(w.fs)
@@ -163,6 +158,23 @@ func TestC12_KataTakesBackWhatIsPending(t *testing.T) {
 	if _, err := w.create("other", r.GetHostTargetPath()); !errors.Is(err, errShared) {
 		t.Errorf("it was taken back, and Kata has %v", err)
 	}
+}
+
+// opened has another process open a device, until end is called.
+func opened(t *testing.T, path string, flags int) (end func()) {
+	t.Helper()
+	c := exec.Command("sleep", "1000000")
+	f, err := os.OpenFile(path, os.O_RDONLY|flags, 0)
+	check(t, err)
+	c.ExtraFiles = []*os.File{f}
+	check(t, c.Start())
+	check(t, f.Close())
+	end = sync.OnceFunc(func() {
+		check(t, c.Process.Kill())
+		_ = c.Wait() // it was killed
+	})
+	t.Cleanup(end)
+	return end
 }
 
 // C18: a server that starts again holds the devices again, unless the sandbox has ended meanwhile.
@@ -224,6 +236,13 @@ func TestC23_KataRefuses(t *testing.T) {
 		}
 	}
 	refused("a blank device", blank, fault.State, "nothing was changed", nil)
+	end := opened(t, good.Path, os.O_EXCL)
+	_, err := w.publish(w.request("pod", good))
+	wants(t, "a device that somebody else has", err, fault.State, "outside of this sandbox")
+	end()
+	if listed := w.listed("pod").GetVolumes(); len(listed) > 0 {
+		t.Errorf("it was refused, and is listed: %v", listed)
+	}
 	refused("a label", good, fault.Invalid, "no SELinux", func(r *crustv1alpha1.RuntimePublishVolumeRequest) {
 		r.MountOptions = []string{"context=system_u:object_r:container_file_t:s0"}
 	})
@@ -245,7 +264,7 @@ func TestC23_KataRefuses(t *testing.T) {
 	check(t, os.RemoveAll(dir))
 
 	r := w.request("pod", good)
-	_, err := w.publish(r)
+	_, err = w.publish(r)
 	check(t, err)
 	_, err = w.server.ResolveMount(t.Context(), &crustv1alpha1.ResolveMountRequest{SandboxId: "pod", Source: r.GetHostTargetPath()})
 	check(t, err)
