@@ -70,7 +70,7 @@ func main() { daemon.Main("crustd", run) }
 func parse(args []string) (*options, error) {
 	o := &options{}
 	f := flag.NewFlagSet("crustd", flag.ContinueOnError)
-	f.StringVar(&o.endpoint, "endpoint", "unix:///run/crust/crust.sock", "socket to serve CRUST on; only root, and who --allow-uid names, can connect")
+	f.StringVar(&o.endpoint, "endpoint", "unix:///run/crust/crust.sock", "socket to serve CRUST on; only root and the users of --allow-uid can connect")
 	f.StringVar(&o.backend, "backend", "namespace", "kind of the sandboxes: "+kinds())
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/crust", "directory of what the server has to remember")
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "directory below which every target path lies")
@@ -96,7 +96,7 @@ func parse(args []string) (*options, error) {
 		"with --backend qemu: directory of the guest of pods in microVMs, whose "+guestFacts+" says what it can mount before one has run; "+
 			"with --host-mount-namespace, the guest of the container's image is copied there (default: ask the first guest)")
 	f.StringVar(&o.kataRuntime, "kata-runtime", "", "with --backend kata: the runtime of this node's Kata Containers, "+kata.Go+" or "+kata.Rust)
-	f.Func("kata-file-systems", "with --backend kata: what the kernel of Kata's guests can mount, with commas between", func(s string) error {
+	f.Func("kata-file-systems", "with --backend kata: file systems that the kernel of Kata's guests can mount, separated by commas", func(s string) error {
 		o.kataFileSystems = strings.Split(s, ",")
 		return nil
 	})

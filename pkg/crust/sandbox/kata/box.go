@@ -3,7 +3,6 @@ package kata
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"strings"
 	"sync"
@@ -39,6 +38,9 @@ func (s *box) hasEnded() bool {
 
 // Detach lets go of the devices. The next process holds them again.
 func (s *box) Detach() {
+	s.b.mu.Lock()
+	delete(s.b.boxes, s.id)
+	s.b.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for path := range s.holds {
@@ -119,42 +121,92 @@ func (s *box) Publish(_ context.Context, v sandbox.Volume) (sandbox.Place, error
 	if err := s.hold(v); err != nil {
 		return sandbox.Place{}, err
 	}
-	r, err := s.b.recordOf(v)
+	if err := s.b.check(v); err != nil {
+		return sandbox.Place{}, err
+	}
+	record, err := recordOf(v)
 	if err != nil {
 		return sandbox.Place{}, err
 	}
-	return sandbox.Place{Device: v.Device.Path, Path: v.Target, Pending: !r.taken(s.id)}, r.write()
+	p := s.b.place(v.Target)
+	return sandbox.Place{Device: v.Device.Path, Path: v.Target, Pending: !p.taken(s.id)}, p.write(s.id, record)
 }
 
 func (s *box) Unpublish(_ context.Context, v sandbox.Volume) error {
 	p := s.b.place(v.Target)
-	inUse := func(how string) error {
-		return fault.New(fault.State, "%s is in use in the sandbox (%s), and Kata takes no volume out of a running one: end the pod",
-			v.Device.Path, how)
-	}
-	if !s.hasEnded() && p.taken(s.id) {
-		return inUse("a container has started with it")
-	}
-	record, err := p.takeAway(v.Device.Path)
+	record, err := recordOf(v)
 	if err != nil {
 		return err
 	}
-	if !s.hasEnded() && s.has(v) {
-		// Kata may have read the record before it was removed. It writes the sandbox's id, or opens the device, a moment later. What it
-		// does between these two cannot be seen.
-		how := strings.Join(mounter.UsedBy(v.Device), "; ")
-		if p.taken(s.id) {
-			how = "a container was starting with it"
+	if s.hasEnded() {
+		// The process that ended may have been Kata's shim, and its hypervisor may live on.
+		if by := s.usedBy(v); by.Public != "" {
+			return fault.New(fault.State, "the sandbox has ended, and %s is still in use%s", v.Device.Path, by.After("; "))
 		}
-		if how != "" {
-			return errors.Join(inUse(how), p.put(record))
-		}
+		_, err = p.takeAway(record)
+	} else if s.has(v) {
+		err = s.takeBack(p, v, record)
 	}
-	if err := p.leave(s.id); err != nil {
+	if err == nil {
+		err = p.leave(s.id)
+	}
+	if err == nil {
+		s.release(v)
+	}
+	return err
+}
+
+// takeBack takes the record of a volume that is pending away from Kata.
+func (s *box) takeBack(p place, v sandbox.Volume, record []byte) error {
+	inUse := func(by fault.Private) error {
+		return fault.New(fault.State, "%s is in use in this sandbox or another%s; no call of Kata takes a volume out of a running microVM: end the pod",
+			v.Device.Path, by.After(": "))
+	}
+	const started = "a container was started with it, or is being started"
+	switch {
+	case s.b.Runtime == Rust && p.has(record):
+		return inUse(fault.Private{Public: "Kata's runtime in Rust does not tell whether a container was started with it"})
+	case p.taken(s.id):
+		return inUse(fault.Private{Public: started})
+	}
+	if by := s.usedBy(v); by.Public != "" {
+		return inUse(by)
+	}
+	was, err := p.takeAway(record)
+	if err != nil {
 		return err
 	}
-	s.release(v)
-	return nil
+	// Kata may have read the record before it was removed. It writes the sandbox's id, or opens the device, a moment later. What it does
+	// between these two cannot be seen.
+	by := s.usedBy(v)
+	if p.taken(s.id) {
+		by = fault.Private{Public: started}
+	}
+	if by.Public == "" {
+		return nil
+	}
+	err = inUse(by)
+	if was {
+		err = errors.Join(err, p.putBack(record))
+	}
+	return err
+}
+
+// usedBy says who has the device beside this server: Kata's hypervisor, for its open(2) is not exclusive. If other sandboxes of the server
+// read the device, they are who, and it is empty.
+func (s *box) usedBy(v sandbox.Volume) fault.Private {
+	s.b.mu.Lock()
+	have := s.b.held[v.Device.Path]
+	shared := have != nil && have.users > 1
+	s.b.mu.Unlock()
+	if shared {
+		return fault.Private{}
+	}
+	users := mounter.UsedBy(v.Device)
+	if len(users) == 0 {
+		return fault.Private{}
+	}
+	return fault.Private{Public: "a process has it open, and the log says which", Detail: strings.Join(users, "; ")}
 }
 
 func (s *box) Resolve(_ context.Context, v sandbox.Volume, sub string) (string, error) {
@@ -189,25 +241,25 @@ func (s *box) running(v sandbox.Volume) error {
 	return fault.New(fault.Unavailable, "%s is mounted when a container of the sandbox starts", v.Device.Path)
 }
 
-// recordOf checks the volume and returns where its record is, and what it says.
-func (b *Backend) recordOf(v sandbox.Volume) (place, error) {
-	if v.Group != nil && b.Runtime == Rust {
-		return place{}, fault.New(fault.Invalid, "fsgroup_gid %d: Kata's runtime in Rust gives no volume to a group", *v.Group)
+// check refuses what Kata cannot do with a volume, and what is not on its device.
+func (b *Backend) check(v sandbox.Volume) error {
+	switch {
+	case v.Group != nil && b.Runtime == Rust:
+		return fault.New(fault.Invalid, "fsgroup_gid %d: Kata's runtime in Rust gives no volume to a group", *v.Group)
+	case v.ReadOnly && !v.Device.ReadOnly && b.Runtime == Rust:
+		return fault.New(fault.Invalid, "%s can be written to: Kata's runtime in Rust makes no device read-only for a guest", v.Device.Path)
+	case v.Options.Labels():
+		return fault.New(fault.Invalid, "mount_options %q: the kernel of Kata's guests has no SELinux", v.Options.List())
 	}
-	if v.Options.Labels() {
-		return place{}, fault.New(fault.Invalid, "mount_options %q: the kernel of Kata's guests has no SELinux", v.Options.List())
-	}
-	request := engine.Request{Device: v.Device, Type: v.Type, Options: v.Options, Group: v.Group}
-	if _, err := request.Identify(); err != nil {
-		return place{}, err
-	}
-	options, err := request.SuperblockOptions()
+	_, err := engine.Request{Device: v.Device, Type: v.Type}.Identify()
+	return err
+}
+
+// recordOf returns Kata's record of a volume, the same for the same volume.
+func recordOf(v sandbox.Volume) ([]byte, error) {
+	options, err := engine.Request{Type: v.Type, Options: v.Options, Group: v.Group}.SuperblockOptions()
 	if err != nil {
-		return place{}, err
+		return nil, err
 	}
-	r := b.place(v.Target)
-	if r.info, err = describe(v, options.List()); errors.Is(err, fs.ErrNotExist) {
-		err = fault.New(fault.State, "%w", err)
-	}
-	return r, err
+	return describe(v, options.List())
 }

@@ -1,17 +1,18 @@
 // Package kata is the backend for pods of an installed Kata Containers. It mounts nothing. It writes a record of a direct-assigned volume
 // for Kata's runtime, which gives the device to the pod's virtual machine when a container starts, and whose agent mounts it there. So a
-// volume is pending until then, and stays until the sandbox ends: Kata takes none out of a running machine.
+// volume is pending until then, and stays until the sandbox ends: no call of Kata's takes one out of a running machine.
 //
 // Kata fails open: a target without a record is shared with the machine as a directory of the host. crust-agent's placeholder at the
 // target, which can be neither bound nor written to, is what keeps a pod's data from there.
 //
-// It follows Kata's documents and sources (docs/design/direct-blk-device-assignment.md; versions 3 and 4). It has not been run against a
-// real Kata yet.
+// It follows the documents and sources of Kata's repository (docs/design/direct-blk-device-assignment.md): versions 3 and 4 of the runtime
+// in Go, version 4 of that in Rust. It has not been run against a real Kata yet.
 package kata
 
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -45,8 +46,9 @@ type Config struct {
 // Backend fronts an installed Kata.
 type Backend struct {
 	Config
-	mu   sync.Mutex
-	held map[string]*device // by path
+	mu    sync.Mutex
+	held  map[string]*device // by path
+	boxes map[string]*box    // by id
 }
 
 // device is one that nobody else on this host may have.
@@ -70,7 +72,7 @@ func New(c Config) (*Backend, error) {
 	if c.Sandboxes == "" {
 		c.Sandboxes = sockets[c.Runtime]
 	}
-	return &Backend{Config: c, held: map[string]*device{}}, nil
+	return &Backend{Config: c, held: map[string]*device{}, boxes: map[string]*box{}}, nil
 }
 
 // Kind is "kata".
@@ -108,14 +110,24 @@ func (b *Backend) Process(context.Context, sandbox.Spec) (int, error) {
 	return 0, fault.New(fault.Invalid, "pid is missing: give that of the sandbox's hypervisor or shim, whose end is the sandbox's")
 }
 
-// Open holds the devices that an earlier process gave to the sandbox, unless it has ended.
+// Open holds the devices that an earlier process gave to the sandbox, unless it has ended. If one of them cannot be held, the others are
+// from now on, and the next Open tries again.
 func (b *Backend) Open(_ context.Context, o sandbox.Opening) (sandbox.Sandbox, error) {
-	s := &box{b: b, id: o.ID, ended: o.Ended, holds: map[string]bool{}}
+	b.mu.Lock()
+	s := b.boxes[o.ID]
+	if s == nil {
+		s = &box{b: b, id: o.ID, ended: o.Ended, holds: map[string]bool{}}
+		b.boxes[o.ID] = s
+	}
+	b.mu.Unlock()
+	var errs []error
 	for _, v := range o.Volumes {
-		if err := s.hold(v); err != nil && !errors.Is(err, os.ErrNotExist) && !s.hasEnded() {
-			s.Detach()
-			return nil, err
+		if err := s.hold(v); err != nil && !s.hasEnded() {
+			errs = append(errs, err)
 		}
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
 	}
 	return s, nil
 }
@@ -123,5 +135,13 @@ func (b *Backend) Open(_ context.Context, o sandbox.Opening) (sandbox.Sandbox, e
 // Forget does nothing: the records of volumes are below /run, which is empty after a reboot.
 func (b *Backend) Forget(sandbox.Spec) error { return nil }
 
-// Close does nothing.
-func (b *Backend) Close() error { return nil }
+// Close lets go of the devices of sandboxes that could not be opened.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	left := slices.Collect(maps.Values(b.boxes))
+	b.mu.Unlock()
+	for _, s := range left {
+		s.Detach()
+	}
+	return nil
+}

@@ -23,8 +23,8 @@ type mountInfo struct {
 	VolumeType string            `json:"volume-type"`
 	Device     string            `json:"device"`
 	FSType     string            `json:"fstype"`
-	Metadata   map[string]string `json:"metadata,omitempty"`
-	Options    []string          `json:"options,omitempty"`
+	Metadata   map[string]string `json:"metadata"` // older runtimes in Rust ask for both, even if they are empty
+	Options    []string          `json:"options"`
 }
 
 const infoFile = "mountInfo.json"
@@ -34,24 +34,26 @@ func describe(v sandbox.Volume, options []string) ([]byte, error) {
 	if (v.ReadOnly || v.Device.ReadOnly) && !slices.Contains(options, "ro") {
 		options = append(slices.DeleteFunc(options, func(o string) bool { return o == "rw" }), "ro")
 	}
-	m := mountInfo{VolumeType: "directvol", Device: v.Device.Path, FSType: v.Type, Options: options}
-	if v.Group != nil && !fstype.Of(v.Type).GroupByOption {
+	m := mountInfo{VolumeType: "directvol", Device: v.Device.Path, FSType: v.Type, Metadata: map[string]string{}, Options: []string{}}
+	m.Options = append(m.Options, options...)
+	// Kata's agent would try to change the files of a read-only volume, too.
+	if v.Group != nil && !fstype.Of(v.Type).GroupByOption && !v.ReadOnly && !v.Device.ReadOnly {
 		m.Metadata = map[string]string{"fsGroup": strconv.FormatUint(uint64(*v.Group), 10), "fsGroupChangePolicy": string(v.Policy)}
 	}
 	return json.Marshal(m)
 }
 
-// place is the directory where Kata looks for the record of a target. It has the record, and after a container has started with the volume
-// an empty file whose name is the sandbox's id.
+// place is the directory where Kata looks for the record of a target. It has the record and, once a container is being started with the
+// volume, an empty file whose name is the sandbox's id.
 type place struct {
-	root, name string
-	target     string
-	info       []byte
+	b      *Backend
+	name   string
+	target string
 }
 
 // place returns the place of a target, which is named by the target's path without symbolic links.
 func (b *Backend) place(target string) place {
-	return place{root: b.Volumes, name: base64.URLEncoding.EncodeToString([]byte(resolved(target))), target: target}
+	return place{b: b, name: base64.URLEncoding.EncodeToString([]byte(resolved(target))), target: target}
 }
 
 // resolved resolves the links of the part of a path that exists.
@@ -73,17 +75,26 @@ func (p place) fits() bool {
 	return len(p.name) <= most
 }
 
-func (p place) open() (*os.Root, error) { return os.OpenRoot(p.root) }
+func (p place) open() (*os.Root, error) { return os.OpenRoot(p.b.Volumes) }
 
-// taken tells whether a container of the sandbox has started with the volume.
+// taken tells whether Kata has begun to start a container of the sandbox with the volume.
 func (p place) taken(id string) bool {
-	_, err := os.Lstat(filepath.Join(p.root, p.name, id))
+	_, err := os.Lstat(filepath.Join(p.b.Volumes, p.name, id))
 	return err == nil
 }
 
-// write writes the record, at once whole. A record of another volume there is a fault Exists.
-func (p place) write() error {
-	if err := os.MkdirAll(p.root, 0o700); err != nil {
+// has tells whether the record is there.
+func (p place) has(record []byte) bool {
+	have, err := os.ReadFile(filepath.Join(p.b.Volumes, p.name, infoFile))
+	return err == nil && bytes.Equal(have, record)
+}
+
+// write writes the record of a sandbox's volume. A record that says something else is a fault Exists.
+func (p place) write(id string, record []byte) error {
+	if !p.fits() {
+		return fault.New(fault.Invalid, "host_target_path %q: Kata has no records of a path that is as long", p.target)
+	}
+	if err := os.MkdirAll(p.b.Volumes, 0o700); err != nil {
 		return err
 	}
 	root, err := p.open()
@@ -91,86 +102,95 @@ func (p place) write() error {
 		return err
 	}
 	defer root.Close()
-	if !p.fits() {
-		return fault.New(fault.Invalid, "host_target_path %q: Kata has no records of a path that is as long", p.target)
+	if p.has(record) {
+		return nil
 	}
 	switch have, err := root.ReadFile(filepath.Join(p.name, infoFile)); {
-	case err == nil && bytes.Equal(have, p.info):
-		return nil
 	case err == nil:
-		return fault.New(fault.Exists, "Kata has a record of another volume at %s: %.200s", p.target, have)
+		return fault.New(fault.Exists, "Kata has another record at %s, which this server did not write: %.200s", p.target, have)
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	// A directory of the name that a crash left is empty, or has the id of a sandbox that still has the volume.
-	next := ".crust-" + engine.Name(p.target)
-	if err := errors.Join(ignore(root.Remove(filepath.Join(next, infoFile))), ignore(root.Remove(next))); err != nil {
+	if err := p.ofOthers(root, id); err != nil {
 		return err
 	}
-	if err := root.Mkdir(next, 0o700); err != nil {
-		return err
-	}
-	err = root.WriteFile(filepath.Join(next, infoFile), p.info, 0o600)
-	if err == nil {
-		err = root.Rename(next, p.name)
-	}
-	if err != nil {
-		if errors.Is(err, fs.ErrExist) || errors.Is(err, linux.ENOTEMPTY) {
-			err = fault.New(fault.State, "a sandbox of Kata still has a volume at %s: %w", p.target, err)
+	return p.put(root, record)
+}
+
+// ofOthers refuses a place where another sandbox has a volume. It removes the ids of sandboxes that Kata has no directory of.
+func (p place) ofOthers(root *os.Root, id string) error {
+	names, err := names(root, p.name)
+	for _, name := range names {
+		if name == id {
+			continue
 		}
-		err = errors.Join(err, ignore(root.Remove(filepath.Join(next, infoFile))), ignore(root.Remove(next)))
+		if _, serr := os.Lstat(filepath.Join(p.b.Sandboxes, name)); !errors.Is(serr, fs.ErrNotExist) {
+			return fault.New(fault.State, "the sandbox %q of Kata still has a volume at %s", name, p.target)
+		}
+		err = errors.Join(err, ignore(root.Remove(filepath.Join(p.name, name))))
 	}
 	return err
 }
 
-// takeAway removes the record of a device, so that no container can start with the volume, and returns it. A record of another device
-// stays.
-func (p place) takeAway(device string) ([]byte, error) {
-	root, err := p.open()
-	if errors.Is(err, fs.ErrNotExist) || !p.fits() {
-		return nil, nil
-	}
+func names(root *os.Root, dir string) ([]string, error) {
+	d, err := root.Open(dir)
 	if err != nil {
-		return nil, err
+		return nil, ignore(err)
 	}
-	defer root.Close()
-	text, err := root.ReadFile(filepath.Join(p.name, infoFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var have mountInfo
-	if err := json.Unmarshal(text, &have); err != nil || have.Device != device {
-		return nil, nil // not what this backend wrote
-	}
-	return text, root.Remove(filepath.Join(p.name, infoFile))
+	defer d.Close()
+	return d.Readdirnames(-1)
 }
 
-// put undoes takeAway: a container has the volume, and another one of the pod may start with it.
-func (p place) put(text []byte) error {
-	if text == nil {
-		return nil
+// put puts a record to its place, at once whole, as Kata may read it at any time.
+func (p place) put(root *os.Root, record []byte) error {
+	if err := root.Mkdir(p.name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
 	}
+	next := ".crust-" + engine.Name(p.target) // not in the place: Kata takes every other file there for a sandbox's id
+	err := root.WriteFile(next, record, 0o600)
+	if err == nil {
+		err = root.Rename(next, filepath.Join(p.name, infoFile))
+	}
+	if err != nil {
+		err = errors.Join(err, ignore(root.Remove(next)))
+	}
+	return err
+}
+
+// takeAway removes the record, so that no container can start with the volume, and tells whether it was there. Another record stays.
+func (p place) takeAway(record []byte) (was bool, err error) {
+	root, err := p.open()
+	if err != nil || !p.fits() {
+		return false, ignore(err)
+	}
+	defer root.Close()
+	have, err := root.ReadFile(filepath.Join(p.name, infoFile))
+	if err != nil || !bytes.Equal(have, record) {
+		return false, ignore(err)
+	}
+	return true, root.Remove(filepath.Join(p.name, infoFile))
+}
+
+// putBack undoes takeAway: a container has the volume, and another one of the pod may start with it.
+func (p place) putBack(record []byte) error {
 	root, err := p.open()
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	return root.WriteFile(filepath.Join(p.name, infoFile), text, 0o600)
+	return p.put(root, record)
 }
 
 // leave removes the id of a sandbox that has no record any more, and the directory if it is empty.
 func (p place) leave(id string) error {
 	root, err := p.open()
-	if errors.Is(err, fs.ErrNotExist) || !p.fits() {
-		return nil
-	}
-	if err != nil {
-		return err
+	if err != nil || !p.fits() {
+		return ignore(err)
 	}
 	defer root.Close()
+	if _, err := root.Lstat(filepath.Join(p.name, infoFile)); err == nil {
+		return nil // of somebody else
+	}
 	err = ignore(root.Remove(filepath.Join(p.name, id)))
 	if rerr := root.Remove(p.name); rerr != nil && !errors.Is(rerr, linux.ENOTEMPTY) {
 		err = errors.Join(err, ignore(rerr))

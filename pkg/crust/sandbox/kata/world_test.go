@@ -51,6 +51,7 @@ type world struct {
 func newWorld(t *testing.T, runtime string) *world {
 	t.Helper()
 	w := &world{standIn: newStandIn(t), t: t, state: t.TempDir()}
+	w.rust = runtime == kata.Rust
 	kubelet := filepath.Join(t.TempDir(), "kubelet")
 	check(t, os.Mkdir(kubelet, 0o750))
 	// As on nodes where the kubelet's directory is on another disk. Kata's key has no links.
