@@ -159,8 +159,8 @@ func (s *box) Unpublish(_ context.Context, v sandbox.Volume) error {
 // takeBack takes the record of a volume that is pending away from Kata.
 func (s *box) takeBack(p place, v sandbox.Volume, record []byte) error {
 	inUse := func(by fault.Private) error {
-		return fault.New(fault.State, "%s is in use in this sandbox or another%s; no call of Kata takes a volume out of a running microVM: end the pod",
-			v.Device.Path, by.After(": "))
+		return fault.New(fault.State, "%s is in use in this sandbox or another%s; end the pod, for no call of Kata takes a volume out of a "+
+			"running microVM", v.Device.Path, by.After(": "))
 	}
 	const started = "a container was started with it, or is being started"
 	switch {

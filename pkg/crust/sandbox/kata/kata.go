@@ -15,12 +15,14 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // The runtimes of Kata. Their sandboxes can do different things with a direct-assigned volume.
@@ -63,8 +65,13 @@ func New(c Config) (*Backend, error) {
 	if sockets[c.Runtime] == "" {
 		return nil, fault.New(fault.Invalid, "the runtime %q of Kata: %s or %s", c.Runtime, Go, Rust)
 	}
-	if len(c.FileSystems) == 0 || slices.Contains(c.FileSystems, "") {
+	if len(c.FileSystems) == 0 {
 		return nil, fault.New(fault.Invalid, "name the file systems that the kernel of Kata's guests has")
+	}
+	for _, name := range c.FileSystems {
+		if !slices.Contains(fstype.OnDevices(), name) {
+			return nil, fault.New(fault.Invalid, "the file system %q of Kata's guests is unknown: give some of %s", name, strings.Join(fstype.OnDevices(), ", "))
+		}
 	}
 	if c.Volumes == "" {
 		c.Volumes = "/run/kata-containers/shared/direct-volumes"

@@ -71,7 +71,7 @@ func TestC12_C16_KataAPodsVolume(t *testing.T) {
 			if got := w.listed(id).GetVolumes()[0].GetState(); got != "published" {
 				t.Errorf("listed as %s", got)
 			}
-			_, err = w.server.UnpublishVolume(t.Context(), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: id, HostVolumeId: d.Path})
+			err = w.server.Unpublish(t.Context(), id, d.Path)
 			wants(t, "a volume in use", err, fault.State, "end the pod")
 			if again, err := w.create(id, r.GetHostTargetPath()); err != nil {
 				t.Errorf("a second container: %v", err)
@@ -128,15 +128,9 @@ func TestR05_KataReadOnly(t *testing.T) {
 // C12: what is pending is taken back, unless Kata has begun with it.
 func TestC12_KataTakesBackWhatIsPending(t *testing.T) {
 	w := newWorld(t, kata.Go)
-	w.sandbox("pod")
-	d, _ := w.disk(w.fs)
-	r := w.request("pod", d)
-	_, err := w.publish(r)
-	check(t, err)
-	un := &crustv1alpha1.UnpublishVolumeRequest{SandboxId: "pod", HostVolumeId: d.Path}
-
+	d, r, _ := w.pod("pod")
 	end := opened(t, d.Path, 0) // by the hypervisor, which has read the record
-	_, err = w.server.UnpublishVolume(t.Context(), un)
+	err := w.server.Unpublish(t.Context(), "pod", d.Path)
 	wants(t, "a device that is open", err, fault.State, "a process has it open")
 	if strings.Contains(fmt.Sprint(err), "sleep") {
 		t.Errorf("readers of an event see other processes: %v", err)
@@ -149,13 +143,8 @@ func TestC12_KataTakesBackWhatIsPending(t *testing.T) {
 	}
 	end()
 
-	w.sandbox("other")
-	e, _ := w.disk(w.fs)
-	r = w.request("other", e)
-	_, err = w.publish(r)
-	check(t, err)
-	_, err = w.server.UnpublishVolume(t.Context(), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: "other", HostVolumeId: e.Path})
-	check(t, err)
+	e, r, _ := w.pod("other")
+	check(t, w.server.Unpublish(t.Context(), "other", e.Path))
 	if w.busy(e) {
 		t.Error("it was taken back, and the device is held")
 	}
@@ -186,7 +175,7 @@ func TestC12_KataIsQuickerThanUnpublish(t *testing.T) {
 				}
 			}
 		}()
-		_, err = w.server.UnpublishVolume(t.Context(), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: "pod", HostVolumeId: d.Path})
+		err = w.server.Unpublish(t.Context(), "pod", d.Path)
 		nerr := <-noted
 		if err == nil {
 			check(t, os.RemoveAll(filepath.Dir(info)))
@@ -227,12 +216,8 @@ func TestC18_KataAServerThatStartsAgain(t *testing.T) {
 	w := newWorld(t, kata.Go)
 	devices := map[string]mounter.Device{}
 	for _, id := range []string{"lives", "ended", "robbed"} {
-		w.sandbox(id)
-		d, _ := w.disk(w.fs)
+		d, r, _ := w.pod(id)
 		devices[id] = d
-		r := w.request(id, d)
-		_, err := w.publish(r)
-		check(t, err)
 		if _, err := w.create(id, r.GetHostTargetPath()); err != nil {
 			t.Fatal(err)
 		}

@@ -85,7 +85,7 @@ func TestC23_KataRefuses(t *testing.T) {
 	_, err = w.server.RegisterSandbox(t.Context(), &crustv1alpha1.RegisterSandboxRequest{SandboxId: "no-process"})
 	wants(t, "a sandbox without a process", err, fault.Invalid, "pid is missing")
 	for _, c := range []kata.Config{{Runtime: "c", FileSystems: []string{w.fs}}, {Runtime: kata.Go}, {FileSystems: []string{w.fs}},
-		{Runtime: kata.Go, FileSystems: []string{w.fs, ""}}} {
+		{Runtime: kata.Go, FileSystems: []string{w.fs, ""}}, {Runtime: kata.Go, FileSystems: []string{" " + w.fs}}} {
 		_, err := kata.New(c)
 		wants(t, fmt.Sprint(c), err, fault.Invalid, "")
 	}
@@ -114,8 +114,7 @@ func TestC11_KataInRust(t *testing.T) {
 	check(t, err)
 	_, _, err = w.server.Stats(t.Context(), "pod", d.Path)
 	wants(t, "statistics", err, fault.State, "no statistics")
-	un := &crustv1alpha1.UnpublishVolumeRequest{SandboxId: "pod", HostVolumeId: d.Path}
-	_, err = w.server.UnpublishVolume(t.Context(), un)
+	err = w.server.Unpublish(t.Context(), "pod", d.Path)
 	wants(t, "a volume that a container may have", err, fault.State, "does not tell whether")
 	w.end("pod")
 	w.gone("pod")
@@ -127,11 +126,7 @@ func TestC11_KataInRust(t *testing.T) {
 // C19: the process that ended was Kata's shim, and its hypervisor lives on with the device.
 func TestC19_KatasHypervisorOutlivesItsShim(t *testing.T) {
 	w := newWorld(t, kata.Go)
-	w.sandbox("pod")
-	d, _ := w.disk(w.fs)
-	r := w.request("pod", d)
-	_, err := w.publish(r)
-	check(t, err)
+	d, _, _ := w.pod("pod")
 	endHypervisor := opened(t, d.Path, 0)
 	w.end("pod")
 	time.Sleep(time.Second) // the server looks after 50 ms, and again
@@ -148,12 +143,8 @@ func TestC19_KatasHypervisorOutlivesItsShim(t *testing.T) {
 // C16, C17: a shim that answers nonsense, or not at all, and growth that only an agent of the future has.
 func TestC16_C17_KatasSocket(t *testing.T) {
 	w := newWorld(t, kata.Go)
-	w.sandbox("pod")
-	d, enlarge := w.disk(w.fs)
-	r := w.request("pod", d)
-	_, err := w.publish(r)
-	check(t, err)
-	_, err = w.create("pod", r.GetHostTargetPath())
+	d, r, enlarge := w.pod("pod")
+	_, err := w.create("pod", r.GetHostTargetPath())
 	check(t, err)
 	for answer, words := range map[string]string{
 		"{":                                 "cannot be read",

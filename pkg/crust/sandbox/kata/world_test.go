@@ -186,3 +186,14 @@ func (w *world) has(d mounter.Device, fs, name, text string) {
 		w.t.Errorf("%s has %q, %v; want %q", name, got, err, text)
 	}
 }
+
+// pod starts a sandbox that has a volume, which is pending.
+func (w *world) pod(id string) (d mounter.Device, r *crustv1alpha1.RuntimePublishVolumeRequest, enlarge func()) {
+	w.t.Helper()
+	w.sandbox(id)
+	d, enlarge = w.disk(w.fs)
+	r = w.request(id, d)
+	_, err := w.publish(r)
+	check(w.t, err)
+	return d, r, enlarge
+}
