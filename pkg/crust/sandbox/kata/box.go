@@ -86,7 +86,11 @@ func (b *Backend) hold(d mounter.Device) error {
 		have.users++
 		return nil
 	}
-	f, err := linux.Open(d.Path, os.O_RDONLY|linux.OExcl)
+	var f *os.File
+	err := linux.Settle(func() (err error) { // whoever had it may have ended just now
+		f, err = linux.Open(d.Path, os.O_RDONLY|linux.OExcl)
+		return err
+	})
 	if errors.Is(err, linux.EBUSY) {
 		return fault.New(fault.State, "%s is in use outside of this sandbox%s", d.Path, mounter.HeldBy(d).After("; "))
 	}

@@ -45,6 +45,9 @@ func TestC23_KataRefuses(t *testing.T) {
 	_, err := w.publish(w.request("pod", good))
 	wants(t, "a device that somebody else has", err, fault.State, "outside of this sandbox")
 	end()
+	for w.busy(good) { // the kernel closes the files of a process that was killed a moment later
+		time.Sleep(time.Millisecond)
+	}
 	if listed := w.listed("pod").GetVolumes(); len(listed) > 0 {
 		t.Errorf("it was refused, and is listed: %v", listed)
 	}
