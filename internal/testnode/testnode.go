@@ -35,6 +35,7 @@ type Node struct {
 	Pool        string   // directory of its pool, if not the usual one
 	PoolName    string   // if not "pool"
 	NoPoolFlag  bool     // a --config in Args has the pools
+	PoolHangs   bool     // on purpose: that a pool does not answer is then an answer
 	PoolOptions string   // follows the directory in --pool, beginning with a comma
 	Bin         string   // the program, if not today's
 
@@ -175,7 +176,7 @@ func (n *Node) Start() {
 	if n.Client != nil {
 		n.Client.Close()
 	}
-	dial := grpc.WithChainUnaryInterceptor(PatientUnstage, afterStarts)
+	dial := grpc.WithChainUnaryInterceptor(n.patientWithPools, PatientUnstage, afterStarts)
 	if n.Client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir(), dial); err != nil {
 		n.T.Fatal(err)
 	}

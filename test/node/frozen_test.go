@@ -44,7 +44,7 @@ func TestD11_APoolWhoseDiskHangs(t *testing.T) {
 		return len(all)
 	}
 	run(t, "fsfreeze", "-f", disk)
-	frozen = true
+	frozen, n.PoolHangs = true, true
 	time.Sleep(time.Second) // csi-node trusts an answer for this long
 	calls := map[string]func(context.Context) error{
 		"CreateVolume": func(ctx context.Context) error {
@@ -146,7 +146,7 @@ func TestD11_APoolWhoseDiskHangs(t *testing.T) {
 	// The next call finds work that continued after its caller left.
 	ok(t, calls["CreateVolume"](ctxOf(t)))
 	run(t, "fsfreeze", "-f", disk)
-	frozen = true
+	frozen, n.PoolHangs = true, true
 	late := func(within time.Duration) error {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
@@ -186,6 +186,7 @@ func TestD11_GrowthOnTheNodeOfAPoolWhoseDiskHangs(t *testing.T) {
 	time.Sleep(time.Second) // csi-node trusts an answer for this long
 	disk := filepath.Dir(n.Pool)
 	run(t, "fsfreeze", "-f", disk)
+	n.PoolHangs = true
 	frozen := true
 	thaw := func() {
 		if frozen {

@@ -265,6 +265,7 @@ func TestD11_APoolThatHangsKeepsNobodyFromStarting(t *testing.T) {
 	t.Parallel()
 	n, _, _ := onOwnDisk(t)
 	n.Args = append(n.Args, "--pool", "other=loop:"+filepath.Join(n.Dir, "other"))
+	n.PoolHangs = true
 	n.Begin()
 	v, target := up(t, n, t.Name(), csiclient.Volume{FSType: "ext4"})
 	img := image(n, v.ID)
