@@ -10,12 +10,13 @@ FUZZTIME ?= 10s
 FILES ?= 1000000
 # How long the tests of one package may take. The default of go test is ten minutes.
 TIMEOUT ?= 60m
-# Tests that take longest, which begin first.
+# Packages whose tests take longest. go test begins with what is named first; ./... adds the others.
 LONG = ./test/crust ./test/node ./test/skew ./test/storm ./test/monitoring ./sanity ./test/adversary ./test/byhand
 # MiB for temporary files: the demo's, the tests'.
 ROOM = 1024
 # One way to compile, that of the images: other flags would compile each package once more. go vet is part of make lint;
-# go test would run it again, on all dependencies. Without tables for debuggers, a link takes two thirds of the time.
+# go test would run it again, on all dependencies. Without DWARF (-w), linking takes two
+# thirds of the time.
 export CGO_ENABLED ?= 0
 export GOFLAGS ?= -trimpath -vet=off -ldflags=-w
 

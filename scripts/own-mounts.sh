@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs a command in a mount namespace of its own, whose mounts propagate as on a
-# node: for go test -exec. What one package mounts is not in the sandboxes of another.
+# Runs a command in its own mount namespace, for go test -exec. Its mounts are shared as on a node,
+# but not with the host: a sandbox of one package's tests does not copy another package's mounts.
 export LC_ALL=C
 exec unshare --mount --propagation private sh -c 'mount --make-rshared / && exec "$@"' sh "$@"

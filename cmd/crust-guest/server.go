@@ -25,8 +25,9 @@ import (
 // so the agent may be killed and restarted.
 type server struct {
 	guestv1.UnimplementedGuestServer
-	dir  string
-	root *mounter.Root
+	dir   string
+	root  *mounter.Root
+	slots engine.Slots
 }
 
 func newServer(dir string) (*server, error) {
@@ -35,7 +36,7 @@ func newServer(dir string) (*server, error) {
 		return nil, err
 	}
 	root, err := mounter.OpenRoot(volumes)
-	return &server{dir: dir, root: root}, err
+	return &server{dir: dir, root: root, slots: engine.Slots{Dir: filepath.Join(dir, "slots")}}, err
 }
 
 var serialPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9-]{0,35}$`)
@@ -138,7 +139,11 @@ func (s *server) Unmount(ctx context.Context, r *guestv1.UnmountRequest) (*guest
 		return nil, err
 	}
 	defer t.Close()
-	if err := errors.Join(s.unbind(r.GetSerial()), failpoint.Err("guest.unbound")); err != nil {
+	err = s.empty(r.GetSerial()) // without a wait: what a container uses there, it uses for long
+	if err == nil {
+		err = s.unbind(r.GetSerial())
+	}
+	if err := errors.Join(err, failpoint.Err("guest.unbound")); err != nil {
 		return nil, err
 	}
 	for {
@@ -163,7 +168,8 @@ func (s *server) Unmount(ctx context.Context, r *guestv1.UnmountRequest) (*guest
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
-	if err := failpoint.Err("guest.unmounted"); err != nil {
+	// Bind needs what was just unmounted. A call of it that came before may have been late.
+	if err := errors.Join(failpoint.Err("guest.unmounted"), s.empty(r.GetSerial())); err != nil {
 		return nil, err
 	}
 	if err := t.Remove(); err != nil {
@@ -269,18 +275,10 @@ func (s *server) Resolve(_ context.Context, r *guestv1.ResolveRequest) (*guestv1
 			resp.Path = filepath.Join(s.root.Path(), r.GetSerial())
 			return nil
 		}
-		root, err := st.Dir()
-		if err != nil {
+		return engine.Within(st, r.GetSubPath(), func(f *os.File) (err error) {
+			resp.Path, err = mounter.BindAt(f, filepath.Join(s.dir, "binds", r.GetSerial()), engine.Name(r.GetSubPath()))
 			return err
-		}
-		defer root.Close()
-		f, err := engine.Beneath(root, r.GetSubPath())
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		resp.Path, err = mounter.BindAt(f, filepath.Join(s.dir, "binds", r.GetSerial()), engine.Name(r.GetSubPath()))
-		return err
+		})
 	})
 }
 

@@ -75,7 +75,7 @@ func FuzzConfig(f *testing.F) {
 			want = append(want, m.Source)
 		}
 		var got []string
-		changed, err := s.binds(func(source string) (string, error) {
+		changed, err := s.binds(func(_ map[string]any, source string) (string, error) {
 			got = append(got, source)
 			return "/sandbox" + source, nil
 		})

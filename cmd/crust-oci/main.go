@@ -229,7 +229,7 @@ func find(ctx context.Context, client *crust.Client, id string) (string, error) 
 	return "", nil
 }
 
-// spec is a container's config.json. Only mount sources are changed.
+// spec is a container's config.json. Mount sources are changed, and the propagation of slots.
 type spec struct {
 	path string
 	doc  map[string]any
@@ -258,8 +258,8 @@ func (s *spec) annotation(name string) string {
 	return v
 }
 
-// binds calls f with the source of every bind mount, and replaces it with f's result.
-func (s *spec) binds(f func(source string) (string, error)) (changed bool, err error) {
+// binds calls f with every bind mount and its source, and replaces the source with f's result.
+func (s *spec) binds(f func(mount map[string]any, source string) (string, error)) (changed bool, err error) {
 	mounts, _ := s.doc["mounts"].([]any)
 	for _, m := range mounts {
 		m, _ := m.(map[string]any)
@@ -276,7 +276,7 @@ func (s *spec) binds(f func(source string) (string, error)) (changed bool, err e
 				return false, err
 			}
 		}
-		next, err := f(source)
+		next, err := f(m, source)
 		if err != nil {
 			destination, _ := m["destination"].(string)
 			return false, fmt.Errorf("mount at %s: %w", destination, err)
@@ -288,9 +288,13 @@ func (s *spec) binds(f func(source string) (string, error)) (changed bool, err e
 	return changed, nil
 }
 
-// closed refuses a container whose mounts include a deferred volume that no sandbox has: it would get the placeholder.
+// closed refuses a container whose mounts include a slot, or a deferred volume, that no sandbox has: it would get a directory of the host,
+// or the placeholder.
 func (s *spec) closed() error {
-	_, err := s.binds(func(source string) (string, error) {
+	_, err := s.binds(func(mount map[string]any, source string) (string, error) {
+		if slot, err := podvm.Slot(s.doc, mount, source, ""); slot {
+			return "", err
+		}
 		deferred, err := mounter.IsPlaceholder(source)
 		if err == nil && deferred {
 			err = fmt.Errorf("%s is of a volume that was deferred to a sandbox, and no sandbox of this container has it; is crustd running, and was the volume published to the sandbox?", source)
@@ -328,11 +332,15 @@ func (s *spec) enter(ctx context.Context, client *crust.Client, id, namespace st
 	if now, err := find(ctx, client, id); err != nil || now != namespace {
 		return errors.Join(fmt.Errorf("sandbox %s was deregistered just now", id), err)
 	}
-	changed, err := s.binds(func(source string) (string, error) {
+	changed, err := s.binds(func(mount map[string]any, source string) (string, error) {
 		r, err := resolve(ctx, client, id, source)
-		switch {
-		case err != nil:
+		if err != nil {
 			return "", err
+		}
+		slot, err := podvm.Slot(s.doc, mount, source, r.GetPath())
+		switch {
+		case err != nil || slot:
+			return r.GetPath(), err
 		case !r.GetForeign():
 			return r.GetPath(), nil
 		}

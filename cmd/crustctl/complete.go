@@ -191,6 +191,8 @@ func (g *globals) completions() map[string]cobra.CompletionFunc {
 		"sandbox rm":        arguments(g.sandboxIDs),
 		"sandbox publish":   fileAfter(arguments(g.sandboxIDs, g.volumeIDs)),
 		"sandbox unpublish": arguments(g.sandboxIDs, g.volumeIDs, g.inside),
+		"sandbox bind":      arguments(g.sandboxIDs, nothing, g.inside),
+		"sandbox unbind":    arguments(g.sandboxIDs),
 		"sandbox stats":     arguments(g.sandboxIDs, g.inside),
 		"sandbox expand":    arguments(g.sandboxIDs, g.volumeIDs, g.inside),
 	}
@@ -224,7 +226,8 @@ func (g *globals) flagValues() map[string]completer {
 		"accel": oneOf("auto", "kvm", "tcg"), "size": nothing, "node-id": nothing,
 		"other": g.sandboxIDs, "driver": nothing,
 		"since": oneOf("1h", "24h"), "group": nothing, "mount-option": nothing,
-		"parameter": nothing, "attribute": nothing, "timeout": nothing, "interval": nothing, "memory": nothing, "pid": nothing,
+		"parameter": nothing, "sub-path": nothing,
+		"attribute": nothing, "timeout": nothing, "interval": nothing, "memory": nothing, "pid": nothing,
 	}
 }
 

@@ -24,7 +24,7 @@ func sandboxCommand(g *globals) *cobra.Command {
 	c := group("sandbox", "Start, look at and end sandboxes of a CRUST server (crustd)")
 	c.PersistentFlags().StringVar(&g.crust, "crust", defaultCrust, "CRUST socket")
 	c.AddCommand(sandboxRun(g), sandboxList(g), sandboxExec(g), sandboxRemove(g), sandboxPublish(g), sandboxUnpublish(g), sandboxStats(g),
-		sandboxExpand(g))
+		sandboxExpand(g), sandboxBind(g), sandboxUnbind(g))
 	return c
 }
 

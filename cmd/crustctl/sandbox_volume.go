@@ -161,3 +161,45 @@ func sandboxExpand(g *globals) *cobra.Command {
 		},
 	}
 }
+
+func sandboxBind(g *globals) *cobra.Command {
+	var sub string
+	var readOnly bool
+	c := &cobra.Command{
+		Use:   "bind ID SLOT TARGET",
+		Short: "Bind a published volume to a slot, for containers that already run",
+		Long: "Bind the volume that is published at TARGET to a slot, for containers that already run. Such a container has a mount " +
+			"whose source is " + crust.SlotsDir + "/SLOT. The volume appears in the directory " + crust.SlotVolume + " of that mount.",
+		Args: cobra.ExactArgs(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
+				v, err := inSandbox(ctx, c, args[0], args[2])
+				if err != nil {
+					return err
+				}
+				if _, err = c.BindVolume(ctx, &crustv1alpha1.BindVolumeRequest{SandboxId: args[0], Slot: args[1],
+					HostVolumeId: v.GetHostVolumeId(), SubPath: sub, ReadOnly: readOnly}); err != nil {
+					return err
+				}
+				return g.done(cmd, "shown in slot "+args[1], args[0], v.GetHostVolumeId())
+			})
+		},
+	}
+	c.Flags().StringVar(&sub, "sub-path", "", "a directory of the volume instead of its root")
+	c.Flags().BoolVar(&readOnly, "read-only", false, "the containers may not write there")
+	return c
+}
+
+func sandboxUnbind(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use: "unbind ID SLOT", Short: "Empty a slot; refused while a container uses the volume there", Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
+				if _, err := c.UnbindVolume(ctx, &crustv1alpha1.UnbindVolumeRequest{SandboxId: args[0], Slot: args[1]}); err != nil {
+					return err
+				}
+				return g.done(cmd, "emptied slot "+args[1], args[0], "")
+			})
+		},
+	}
+}

@@ -54,6 +54,11 @@ func FsconfigCreate(fs *os.File) error {
 	return call("fsconfig", func() error { return unix.FsconfigCreate(fdOf(fs)) })
 }
 
+// FsconfigReconfigure is fsconfig(2) with FSCONFIG_CMD_RECONFIGURE: the options that were set since Fsmount apply to the superblock.
+func FsconfigReconfigure(fs *os.File) error {
+	return call("fsconfig reconfigure", func() error { return unix.FsconfigReconfigure(fdOf(fs)) })
+}
+
 // FsContextLog reads the kernel's messages from a file system context, without their level letters,
 // joined by "; ". It is empty if there are none.
 func FsContextLog(fs *os.File) string {

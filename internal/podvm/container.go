@@ -1,6 +1,7 @@
 package podvm
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -80,7 +81,7 @@ func (r *Runtime) CreateContainer(ctx context.Context, config map[string]any, fi
 	count := 0
 	there, err := forGuest(config, c.ID, func(mount object) (string, error) {
 		count++
-		return r.place(ctx, p, c.ID, strconv.Itoa(count), filepath.Dir(file), mount)
+		return r.place(ctx, p, config, c.ID, strconv.Itoa(count), filepath.Dir(file), mount)
 	})
 	if err != nil {
 		return err
@@ -119,13 +120,16 @@ func (r *Runtime) CreateContainer(ctx context.Context, config map[string]any, fi
 }
 
 // place returns the guest's path of a mount's source: in a volume that the guest mounted, the pod's /dev/shm, or what the host shares.
-func (r *Runtime) place(ctx context.Context, p *Pod, container, name, bundle string, mount object) (string, error) {
+func (r *Runtime) place(ctx context.Context, p *Pod, config object, container, name, bundle string, mount object) (string, error) {
 	source := text(mount, "source")
 	if !filepath.IsAbs(source) {
 		source = filepath.Join(bundle, source)
 	}
 	path, err := r.Resolve(ctx, p.ID, source)
 	away := status.Code(err) == codes.Unavailable // as while it is being restarted
+	if slot, serr := Slot(config, mount, source, path); slot {
+		return path, cmp.Or(err, serr)
+	}
 	if err != nil && !away || path != "" {
 		return path, err
 	}

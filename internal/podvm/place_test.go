@@ -16,6 +16,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/podguest"
+	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
@@ -66,13 +67,26 @@ func TestC12_C24_WhatAContainersMountIs(t *testing.T) {
 		"nobody published it":     {source: deferred, destination: "/data", refused: "was not published"},
 		"crustd is away":          {source: plain, destination: "/conf", err: away, want: podguest.Shared + "/one/crustd is away"},
 		"crustd is away, memory":  {source: memory, destination: "/dev/shm", err: away, want: podguest.Memory},
+		"a slot":                  {source: crust.SlotsDir + "/a", destination: "/data", resolved: "/slots/a", want: "/slots/a"},
+		"a slot, crustd is away":  {source: crust.SlotsDir + "/a", destination: "/data", err: away, refused: "crustd is away"},
+		"a slot, an older crustd": {source: crust.SlotsDir + "/a", destination: "/data", refused: "of this version"},
 		"crustd is needed":        {source: deferred, destination: "/data", err: away, refused: "crustd is away"},
 		"crustd does not know it": {source: plain, destination: "/data", err: errors.New("broken record"), refused: "broken record"},
 	} {
 		r := &Runtime{Resolve: func(context.Context, string, string) (string, error) { return c.resolved, c.err }}
-		got, err := r.place(t.Context(), p, "one", name, dir, object{"source": c.source, "destination": c.destination})
+		mount := object{"source": c.source, "destination": c.destination}
+		got, err := r.place(t.Context(), p, object{"linux": object{}}, "one", name, dir, mount)
 		if got != c.want || (c.refused == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.refused) {
 			t.Errorf("%s: %q %v", name, got, err)
+		}
+	}
+	r := &Runtime{Resolve: func(context.Context, string, string) (string, error) { return "/slots/a", nil }}
+	mount := object{"source": crust.SlotsDir + "/a", "options": []any{"rbind", "rprivate", "ro"}}
+	for was, want := range map[string]string{"": "rslave", "private": "rslave", "rshared": "rshared", "slave": "slave"} {
+		config := object{"linux": object{"rootfsPropagation": was}}
+		_, err := r.place(t.Context(), p, config, "one", "1", dir, mount)
+		if err != nil || fmt.Sprint(mount["options"]) != "[ro rbind rslave]" || sub(config, "linux")["rootfsPropagation"] != want {
+			t.Errorf("a container sees nothing later: %v, %v, %v", config, mount, err)
 		}
 	}
 }

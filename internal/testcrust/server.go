@@ -195,7 +195,7 @@ func (s *Server) CleanUp() {
 	}
 	s.Stop()
 	// Nothing of it may remain, whatever happened before.
-	for _, dir := range []string{"sandboxes", "ns", "binds", "scratch"} {
+	for _, dir := range []string{"sandboxes", "ns", "binds", "shown", "scratch"} {
 		names, _ := os.ReadDir(filepath.Join(s.StateDir(), dir))
 		for _, n := range names {
 			s.T.Errorf("left in the state: %s/%s", dir, n.Name())

@@ -35,7 +35,7 @@ type Node struct {
 	Pool        string   // directory of its pool, if not the usual one
 	PoolName    string   // if not "pool"
 	NoPoolFlag  bool     // a --config in Args has the pools
-	PoolHangs   bool     // on purpose: that a pool does not answer is then an answer
+	PoolHangs   bool     // on purpose, so calls are not repeated
 	PoolOptions string   // follows the directory in --pool, beginning with a comma
 	Bin         string   // the program, if not today's
 

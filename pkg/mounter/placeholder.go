@@ -62,20 +62,12 @@ func AttachPlaceholder(t *Target) error {
 
 // placeholder makes a detached placeholder of this mode, and of this SELinux label if it is not empty.
 func placeholder(mode, context string) (*Detached, error) {
-	ctx, err := linux.Fsopen("tmpfs")
+	ctx, err := tmpfs([2]string{"source", placeholderSource}, [2]string{"mode", mode}, [2]string{"nr_inodes", "1"},
+		[2]string{"context", context})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("placeholder: %w", err)
 	}
 	defer ctx.Close()
-	options := [][2]string{{"source", placeholderSource}, {"mode", mode}, {"size", "4096"}, {"nr_inodes", "1"}}
-	if context != "" {
-		options = append(options, [2]string{"context", context})
-	}
-	for _, o := range options {
-		if err := linux.FsconfigString(ctx, o[0], o[1]); err != nil {
-			return nil, fmt.Errorf("placeholder: %s: %w", o[0], err)
-		}
-	}
 	// Make the superblock read-only, not only this mount. crun clears the mount's own flag, and
 	// then root in the container could open the directory.
 	if err := linux.FsconfigFlag(ctx, "ro"); err != nil {
@@ -89,6 +81,53 @@ func placeholder(mode, context string) (*Detached, error) {
 		return nil, err
 	}
 	return &Detached{mount: mount, isDir: true, what: "placeholder"}, nil
+}
+
+// OpenShelf makes a detached file system that nobody can write to, as that of a placeholder is. It has one empty directory, on which
+// something can be mounted. Name is its source in the mount table.
+func OpenShelf(name, directory string) (*Detached, error) {
+	ctx, err := tmpfs([2]string{"source", name}, [2]string{"mode", "755"}, [2]string{"nr_inodes", "2"})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	defer ctx.Close()
+	if err := linux.FsconfigCreate(ctx); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	mount, err := linux.Fsmount(ctx, placeholderAttrs&^linux.MountAttrRdonly)
+	if err != nil {
+		return nil, err
+	}
+	if err = linux.Mkdirat(mount, directory, 0o755); err == nil {
+		err = linux.FsconfigFlag(ctx, "ro")
+	}
+	if err == nil {
+		err = linux.FsconfigReconfigure(ctx)
+	}
+	if err == nil {
+		err = linux.MountSetattr(mount, linux.MountAttr{Set: linux.MountAttrRdonly}, false)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", name, err), mount.Close())
+	}
+	return &Detached{mount: mount, isDir: true, what: name}, nil
+}
+
+// tmpfs begins a tmpfs with these options, without those that are empty.
+func tmpfs(options ...[2]string) (*os.File, error) {
+	ctx, err := linux.Fsopen("tmpfs")
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range append(options, [2]string{"size", "4096"}) {
+		if o[1] == "" {
+			continue
+		}
+		if err := linux.FsconfigString(ctx, o[0], o[1]); err != nil {
+			return nil, errors.Join(fmt.Errorf("%s: %w", o[0], err), ctx.Close())
+		}
+	}
+	return ctx, nil
 }
 
 // placeholderContext returns the SELinux label that a tmpfs gets on this node, empty without SELinux. A placeholder is mounted

@@ -29,9 +29,8 @@ func runtimes(t *testing.T) map[string][]string {
 	}
 }
 
-// bundle is a container of the sandbox with one mount at /data. It writes to the mount and lists
-// it.
-func bundle(t *testing.T, sandbox, source string, script string) string {
+// bundle is a container of the sandbox with one mount at /data.
+func bundle(t *testing.T, sandbox, source string, script string, options ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	rootfs := filepath.Join(dir, "rootfs")
@@ -52,7 +51,8 @@ func bundle(t *testing.T, sandbox, source string, script string) string {
 		"root":        map[string]any{"path": "rootfs", "readonly": true},
 		"annotations": map[string]any{"io.kubernetes.cri.sandbox-id": sandbox, "io.kubernetes.cri.container-type": "container"},
 		"mounts": []any{
-			mount("/proc", "proc", "proc"), mount("/dev", "tmpfs", "tmpfs", "nosuid", "mode=755"), mount("/data", "bind", source, "rbind"),
+			mount("/proc", "proc", "proc"), mount("/dev", "tmpfs", "tmpfs", "nosuid", "mode=755"),
+			mount("/data", "bind", source, append(options, "rbind")...),
 		},
 		"linux": map[string]any{"namespaces": []any{map[string]any{"type": "mount"}, map[string]any{"type": "pid"},
 			map[string]any{"type": "ipc"}, map[string]any{"type": "uts"}}},

@@ -130,7 +130,7 @@ func TestC11_WhatIsNotThereIsNotChecked(t *testing.T) {
 			t.Errorf("%s: %s", r.Check, r.Detail)
 		}
 	}
-	if not != 3 { // ResolveMount, ListSandboxes, UnpublishVolume
+	if not != 4 { // ResolveMount, BindVolume, ListSandboxes, UnpublishVolume
 		t.Errorf("%d not checked", not)
 	}
 	for _, id := range []string{"", "none"} {
@@ -229,8 +229,8 @@ func TestC11_EachCheckCanFail(t *testing.T) {
 			}
 			return resp, err
 		},
-		"a published device at another target": func(_ string, _, resp any, err error) (any, error) {
-			if is(err, codes.AlreadyExists) {
+		"a published device at another target": func(call string, _, resp any, err error) (any, error) {
+			if call == "RuntimePublishVolume" && is(err, codes.AlreadyExists) {
 				return &crustv1alpha1.RuntimePublishVolumeResponse{}, nil
 			}
 			return resp, err
@@ -268,6 +268,12 @@ func TestC11_EachCheckCanFail(t *testing.T) {
 		"mount sources resolve": func(_ string, _, resp any, err error) (any, error) {
 			if r, ok := resp.(*crustv1alpha1.ResolveMountResponse); ok && r.GetForeign() {
 				r.Path = "/somewhere"
+			}
+			return resp, err
+		},
+		"slots show a volume": func(call string, _, resp any, err error) (any, error) {
+			if call == "BindVolume" && is(err, codes.AlreadyExists) {
+				return &crustv1alpha1.BindVolumeResponse{}, nil
 			}
 			return resp, err
 		},

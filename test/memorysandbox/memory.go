@@ -29,6 +29,7 @@ type memory struct {
 	disks   map[[32]byte]*disk             // by the first MiB of the device
 	boxes   map[string]map[string]*mounted // by sandbox and device
 	devices map[string]*held
+	slots   map[string]map[string]slot // by sandbox and name
 }
 
 type disk struct {
@@ -91,6 +92,7 @@ func (m *memory) Forget(spec sandbox.Spec) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.boxes, spec.ID)
+	delete(m.slots, spec.ID)
 	return nil
 }
 
@@ -154,6 +156,7 @@ func (b memoryBox) Unpublish(_ context.Context, v sandbox.Volume) error {
 	if d == nil {
 		return nil
 	}
+	b.emptySlots(v.Device.Path)
 	return b.release(v.Device.Path)
 }
 
@@ -211,6 +214,9 @@ func (b memoryBox) Resolve(_ context.Context, v sandbox.Volume, sub string) (str
 
 // at finds a file by its path in a sandbox.
 func (m *memory) at(in *crustv1alpha1.Sandbox, path string) (*mounted, string, error) {
+	if d, name := m.inSlot(in.GetSandboxId(), path); d != nil && strings.HasPrefix(path, slotsDir) {
+		return d, name, nil
+	}
 	for device, d := range m.boxes[in.GetSandboxId()] {
 		root := "/" + sandbox.Volume{Device: mounter.Device{Path: device}}.Serial() + "/"
 		if name, ok := strings.CutPrefix(path, root); ok && !d.pending {

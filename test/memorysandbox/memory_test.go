@@ -24,7 +24,8 @@ func TestBackendInMemoryThatMountsLate(t *testing.T) {
 }
 
 func newMemory() *memory {
-	return &memory{disks: map[[32]byte]*disk{}, boxes: map[string]map[string]*mounted{}, devices: map[string]*held{}}
+	return &memory{disks: map[[32]byte]*disk{}, boxes: map[string]map[string]*mounted{}, devices: map[string]*held{},
+		slots: map[string]map[string]slot{}}
 }
 
 func kit(m *memory) crusttest.Kit {

@@ -32,8 +32,8 @@ func TestD11_APoolWhoseDiskHangs(t *testing.T) {
 	frozen := false
 	thaw := func() {
 		if frozen {
-			frozen = false
 			run(t, "fsfreeze", "-u", disk)
+			frozen, n.PoolHangs = false, false
 		}
 	}
 	t.Cleanup(thaw)

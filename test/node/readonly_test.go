@@ -46,7 +46,7 @@ func TestR01_SubmountsAreReadOnlyToo(t *testing.T) {
 	ok(t, os.Mkdir(src+"/sub", 0o755))
 	run(t, "mount", "-t", "tmpfs", "inner", src+"/sub")
 	t.Cleanup(func() { testnode.Unmount(t, src+"/sub"); testnode.Unmount(t, src) })
-	// A shared mount would go away with its copy in the target.
+	// If src were shared, unmounting the target's copy of sub would unmount src/sub too.
 	run(t, "mount", "--make-rprivate", src)
 	root, err := mounter.OpenRoot(dir)
 	ok(t, err)

@@ -96,6 +96,7 @@ func Run(ctx context.Context, c Config) ([]Result, error) {
 		{"a read-only volume does not grow: FAILED_PRECONDITION", (*run).checkReadOnly},
 		{"a volume is published with a group", (*run).checkGroup},
 		{"mount sources resolve into volumes, and others are foreign", (*run).checkResolve},
+		{"slots show a volume, and do not hold it", (*run).checkSlots},
 		{"volumes are listed", (*run).checkList},
 		{"an unpublished volume frees its device, and can be unpublished again", (*run).checkUnpublish},
 	} {

@@ -32,6 +32,8 @@ type Kit struct {
 	// Start starts a container in a sandbox, for a backend whose volumes are pending until then: see sandbox.Place. It is nil if
 	// every volume is mounted at once.
 	Start func(t testing.TB, id string)
+	// NoSlots: its sandboxes are no sandbox.Binder.
+	NoSlots bool
 	// OneReader: a device can be in only one sandbox, even if it is only read.
 	OneReader bool
 	// Patience bounds each answer of a sandbox.
@@ -58,6 +60,7 @@ func TestBackend(t *testing.T, kit Kit) {
 		{"C19_OneDeviceOneSandbox", (*backendSuite).oneSandbox},
 		{"R05_ReadOnly", (*backendSuite).readOnly},
 		{"C15_PathsStayInTheVolume", (*backendSuite).paths},
+		{"C24_SlotsOfContainersThatRun", (*backendSuite).slots},
 		{"C17_ItGrows", (*backendSuite).grows},
 		{"C23_WhatCannotBeMounted", (*backendSuite).cannot},
 		{"C18_AServerThatStartsAgain", (*backendSuite).again},

@@ -166,6 +166,24 @@ func Beneath(root *os.File, sub string) (*os.File, error) {
 	return f, err
 }
 
+// Within calls f with a directory or file of a mounted volume: see Beneath. An empty sub is the volume's root.
+func Within(s *mounter.State, sub string, f func(*os.File) error) error {
+	root, err := s.Dir()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if sub == "" {
+		return f(root)
+	}
+	found, err := Beneath(root, sub)
+	if err != nil {
+		return err
+	}
+	defer found.Close()
+	return f(found)
+}
+
 // Name returns a file name for a path or an id.
 func Name(path string) string {
 	sum := sha256.Sum256([]byte(path))

@@ -152,6 +152,18 @@ type Execer interface {
 	Exec(ctx context.Context, argv []string, stdin []byte) (out []byte, code int, err error)
 }
 
+// Binder is a Sandbox with slots: directories that containers get when they start, and in which volumes appear later. See crust.SlotsDir.
+// Unpublish empties the slots that show the volume.
+type Binder interface {
+	// PrepareSlot returns the path of a slot inside the sandbox. It makes the slot, empty, unless there is one.
+	PrepareSlot(ctx context.Context, slot string) (string, error)
+	// Bind shows the directory sub, relative to the volume's root, in a slot. A slot that shows something else is a fault Exists,
+	// and one that was not prepared a fault State.
+	Bind(ctx context.Context, slot string, v Volume, sub string, readOnly bool) error
+	// Unbind empties a slot, unless it is empty. A volume that a container uses there stays, which is a fault State.
+	Unbind(ctx context.Context, slot string) error
+}
+
 // BasicCapabilities are those of a backend that mounts with pkg/mounter.
 func BasicCapabilities(labels bool) []crust.Capability {
 	list := []crust.Capability{

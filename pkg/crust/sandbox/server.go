@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -211,8 +212,29 @@ func (s *Server) ResolveMount(ctx context.Context, r *crustv1alpha1.ResolveMount
 	if err := required("sandbox_id", r.GetSandboxId(), "source", r.GetSource()); err != nil {
 		return nil, err
 	}
+	if slot, ok := crust.SlotOf(r.GetSource()); ok {
+		path, err := s.PrepareSlot(ctx, r.GetSandboxId(), slot)
+		return &crustv1alpha1.ResolveMountResponse{Path: path}, err
+	}
 	path, foreign, err := s.Resolve(ctx, r.GetSandboxId(), r.GetSource())
 	return &crustv1alpha1.ResolveMountResponse{Path: path, Foreign: foreign}, err
+}
+
+// BindVolume shows a volume in a slot.
+func (s *Server) BindVolume(ctx context.Context, r *crustv1alpha1.BindVolumeRequest) (*crustv1alpha1.BindVolumeResponse, error) {
+	if err := required("sandbox_id", r.GetSandboxId(), "slot", r.GetSlot(), "host_volume_id", r.GetHostVolumeId()); err != nil {
+		return nil, err
+	}
+	return &crustv1alpha1.BindVolumeResponse{},
+		s.Bind(ctx, r.GetSandboxId(), r.GetSlot(), r.GetHostVolumeId(), r.GetSubPath(), r.GetReadOnly())
+}
+
+// UnbindVolume empties a slot.
+func (s *Server) UnbindVolume(ctx context.Context, r *crustv1alpha1.UnbindVolumeRequest) (*crustv1alpha1.UnbindVolumeResponse, error) {
+	if err := required("sandbox_id", r.GetSandboxId(), "slot", r.GetSlot()); err != nil {
+		return nil, err
+	}
+	return &crustv1alpha1.UnbindVolumeResponse{}, s.Unbind(ctx, r.GetSandboxId(), r.GetSlot())
 }
 
 // ExecInSandbox runs a program in a guest.

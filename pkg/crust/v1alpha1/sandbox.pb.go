@@ -76,7 +76,7 @@ func (x WatchResponse_Event) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatchResponse_Event.Descriptor instead.
 func (WatchResponse_Event) EnumDescriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{18, 0}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{22, 0}
 }
 
 type RegisterSandboxRequest struct {
@@ -912,6 +912,210 @@ func (x *ResolveMountResponse) GetPath() string {
 	return ""
 }
 
+type BindVolumeRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// The name of the slot.
+	Slot         string `protobuf:"bytes,2,opt,name=slot,proto3" json:"slot,omitempty"`
+	HostVolumeId string `protobuf:"bytes,3,opt,name=host_volume_id,json=hostVolumeId,proto3" json:"host_volume_id,omitempty"`
+	// A directory of the volume, relative to its root; empty for the root.
+	SubPath string `protobuf:"bytes,4,opt,name=sub_path,json=subPath,proto3" json:"sub_path,omitempty"`
+	// The containers cannot write to the volume in this slot. A read-only mount of
+	// the slot in a container's specification does not have this effect.
+	ReadOnly      bool `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BindVolumeRequest) Reset() {
+	*x = BindVolumeRequest{}
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BindVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BindVolumeRequest) ProtoMessage() {}
+
+func (x *BindVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BindVolumeRequest.ProtoReflect.Descriptor instead.
+func (*BindVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *BindVolumeRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *BindVolumeRequest) GetSlot() string {
+	if x != nil {
+		return x.Slot
+	}
+	return ""
+}
+
+func (x *BindVolumeRequest) GetHostVolumeId() string {
+	if x != nil {
+		return x.HostVolumeId
+	}
+	return ""
+}
+
+func (x *BindVolumeRequest) GetSubPath() string {
+	if x != nil {
+		return x.SubPath
+	}
+	return ""
+}
+
+func (x *BindVolumeRequest) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+type BindVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BindVolumeResponse) Reset() {
+	*x = BindVolumeResponse{}
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BindVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BindVolumeResponse) ProtoMessage() {}
+
+func (x *BindVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BindVolumeResponse.ProtoReflect.Descriptor instead.
+func (*BindVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{16}
+}
+
+type UnbindVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Slot          string                 `protobuf:"bytes,2,opt,name=slot,proto3" json:"slot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnbindVolumeRequest) Reset() {
+	*x = UnbindVolumeRequest{}
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnbindVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnbindVolumeRequest) ProtoMessage() {}
+
+func (x *UnbindVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnbindVolumeRequest.ProtoReflect.Descriptor instead.
+func (*UnbindVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *UnbindVolumeRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *UnbindVolumeRequest) GetSlot() string {
+	if x != nil {
+		return x.Slot
+	}
+	return ""
+}
+
+type UnbindVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnbindVolumeResponse) Reset() {
+	*x = UnbindVolumeResponse{}
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnbindVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnbindVolumeResponse) ProtoMessage() {}
+
+func (x *UnbindVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnbindVolumeResponse.ProtoReflect.Descriptor instead.
+func (*UnbindVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{18}
+}
+
 type ExecInSandboxRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -923,7 +1127,7 @@ type ExecInSandboxRequest struct {
 
 func (x *ExecInSandboxRequest) Reset() {
 	*x = ExecInSandboxRequest{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[15]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -935,7 +1139,7 @@ func (x *ExecInSandboxRequest) String() string {
 func (*ExecInSandboxRequest) ProtoMessage() {}
 
 func (x *ExecInSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[15]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -948,7 +1152,7 @@ func (x *ExecInSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInSandboxRequest.ProtoReflect.Descriptor instead.
 func (*ExecInSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{15}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExecInSandboxRequest) GetSandboxId() string {
@@ -983,7 +1187,7 @@ type ExecInSandboxResponse struct {
 
 func (x *ExecInSandboxResponse) Reset() {
 	*x = ExecInSandboxResponse{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[16]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -995,7 +1199,7 @@ func (x *ExecInSandboxResponse) String() string {
 func (*ExecInSandboxResponse) ProtoMessage() {}
 
 func (x *ExecInSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[16]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1008,7 +1212,7 @@ func (x *ExecInSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInSandboxResponse.ProtoReflect.Descriptor instead.
 func (*ExecInSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{16}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExecInSandboxResponse) GetOutput() []byte {
@@ -1033,7 +1237,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[17]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1045,7 +1249,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[17]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1058,7 +1262,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{17}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{21}
 }
 
 type WatchResponse struct {
@@ -1073,7 +1277,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[18]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1085,7 +1289,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1alpha1_sandbox_proto_msgTypes[18]
+	mi := &file_v1alpha1_sandbox_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1098,7 +1302,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{18}
+	return file_v1alpha1_sandbox_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WatchResponse) GetEvent() WatchResponse_Event {
@@ -1185,7 +1389,20 @@ const file_v1alpha1_sandbox_proto_rawDesc = "" +
 	"\x06source\x18\x02 \x01(\tR\x06source\"D\n" +
 	"\x14ResolveMountResponse\x12\x18\n" +
 	"\aforeign\x18\x01 \x01(\bR\aforeign\x12\x12\n" +
-	"\x04path\x18\x02 \x01(\tR\x04path\"_\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\"\xa4\x01\n" +
+	"\x11BindVolumeRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04slot\x18\x02 \x01(\tR\x04slot\x12$\n" +
+	"\x0ehost_volume_id\x18\x03 \x01(\tR\fhostVolumeId\x12\x19\n" +
+	"\bsub_path\x18\x04 \x01(\tR\asubPath\x12\x1b\n" +
+	"\tread_only\x18\x05 \x01(\bR\breadOnly\"\x14\n" +
+	"\x12BindVolumeResponse\"H\n" +
+	"\x13UnbindVolumeRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04slot\x18\x02 \x01(\tR\x04slot\"\x16\n" +
+	"\x14UnbindVolumeResponse\"_\n" +
 	"\x14ExecInSandboxRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
@@ -1206,13 +1423,16 @@ const file_v1alpha1_sandbox_proto_rawDesc = "" +
 	"\x12SANDBOX_REGISTERED\x10\x01\x12\x10\n" +
 	"\fSANDBOX_GONE\x10\x02\x12\x14\n" +
 	"\x10VOLUME_PUBLISHED\x10\x03\x12\x16\n" +
-	"\x12VOLUME_UNPUBLISHED\x10\x042\xa4\x05\n" +
+	"\x12VOLUME_UNPUBLISHED\x10\x042\xd4\x06\n" +
 	"\x11SandboxManagement\x12b\n" +
 	"\x0fRegisterSandbox\x12&.crust.v1alpha1.RegisterSandboxRequest\x1a'.crust.v1alpha1.RegisterSandboxResponse\x12h\n" +
 	"\x11DeregisterSandbox\x12(.crust.v1alpha1.DeregisterSandboxRequest\x1a).crust.v1alpha1.DeregisterSandboxResponse\x12\\\n" +
 	"\rListSandboxes\x12$.crust.v1alpha1.ListSandboxesRequest\x1a%.crust.v1alpha1.ListSandboxesResponse\x12b\n" +
 	"\x0fUnpublishVolume\x12&.crust.v1alpha1.UnpublishVolumeRequest\x1a'.crust.v1alpha1.UnpublishVolumeResponse\x12Y\n" +
-	"\fResolveMount\x12#.crust.v1alpha1.ResolveMountRequest\x1a$.crust.v1alpha1.ResolveMountResponse\x12\\\n" +
+	"\fResolveMount\x12#.crust.v1alpha1.ResolveMountRequest\x1a$.crust.v1alpha1.ResolveMountResponse\x12S\n" +
+	"\n" +
+	"BindVolume\x12!.crust.v1alpha1.BindVolumeRequest\x1a\".crust.v1alpha1.BindVolumeResponse\x12Y\n" +
+	"\fUnbindVolume\x12#.crust.v1alpha1.UnbindVolumeRequest\x1a$.crust.v1alpha1.UnbindVolumeResponse\x12\\\n" +
 	"\rExecInSandbox\x12$.crust.v1alpha1.ExecInSandboxRequest\x1a%.crust.v1alpha1.ExecInSandboxResponse\x12F\n" +
 	"\x05Watch\x12\x1c.crust.v1alpha1.WatchRequest\x1a\x1d.crust.v1alpha1.WatchResponse0\x01BAZ?github.com/crust-csi/crust-csi/pkg/crust/v1alpha1;crustv1alpha1b\x06proto3"
 
@@ -1229,7 +1449,7 @@ func file_v1alpha1_sandbox_proto_rawDescGZIP() []byte {
 }
 
 var file_v1alpha1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_v1alpha1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_v1alpha1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_v1alpha1_sandbox_proto_goTypes = []any{
 	(WatchResponse_Event)(0),          // 0: crust.v1alpha1.WatchResponse.Event
 	(*RegisterSandboxRequest)(nil),    // 1: crust.v1alpha1.RegisterSandboxRequest
@@ -1247,10 +1467,14 @@ var file_v1alpha1_sandbox_proto_goTypes = []any{
 	(*UnpublishVolumeResponse)(nil),   // 13: crust.v1alpha1.UnpublishVolumeResponse
 	(*ResolveMountRequest)(nil),       // 14: crust.v1alpha1.ResolveMountRequest
 	(*ResolveMountResponse)(nil),      // 15: crust.v1alpha1.ResolveMountResponse
-	(*ExecInSandboxRequest)(nil),      // 16: crust.v1alpha1.ExecInSandboxRequest
-	(*ExecInSandboxResponse)(nil),     // 17: crust.v1alpha1.ExecInSandboxResponse
-	(*WatchRequest)(nil),              // 18: crust.v1alpha1.WatchRequest
-	(*WatchResponse)(nil),             // 19: crust.v1alpha1.WatchResponse
+	(*BindVolumeRequest)(nil),         // 16: crust.v1alpha1.BindVolumeRequest
+	(*BindVolumeResponse)(nil),        // 17: crust.v1alpha1.BindVolumeResponse
+	(*UnbindVolumeRequest)(nil),       // 18: crust.v1alpha1.UnbindVolumeRequest
+	(*UnbindVolumeResponse)(nil),      // 19: crust.v1alpha1.UnbindVolumeResponse
+	(*ExecInSandboxRequest)(nil),      // 20: crust.v1alpha1.ExecInSandboxRequest
+	(*ExecInSandboxResponse)(nil),     // 21: crust.v1alpha1.ExecInSandboxResponse
+	(*WatchRequest)(nil),              // 22: crust.v1alpha1.WatchRequest
+	(*WatchResponse)(nil),             // 23: crust.v1alpha1.WatchResponse
 }
 var file_v1alpha1_sandbox_proto_depIdxs = []int32{
 	2,  // 0: crust.v1alpha1.RegisterSandboxRequest.namespace:type_name -> crust.v1alpha1.NamespaceSandbox
@@ -1264,17 +1488,21 @@ var file_v1alpha1_sandbox_proto_depIdxs = []int32{
 	8,  // 8: crust.v1alpha1.SandboxManagement.ListSandboxes:input_type -> crust.v1alpha1.ListSandboxesRequest
 	12, // 9: crust.v1alpha1.SandboxManagement.UnpublishVolume:input_type -> crust.v1alpha1.UnpublishVolumeRequest
 	14, // 10: crust.v1alpha1.SandboxManagement.ResolveMount:input_type -> crust.v1alpha1.ResolveMountRequest
-	16, // 11: crust.v1alpha1.SandboxManagement.ExecInSandbox:input_type -> crust.v1alpha1.ExecInSandboxRequest
-	18, // 12: crust.v1alpha1.SandboxManagement.Watch:input_type -> crust.v1alpha1.WatchRequest
-	5,  // 13: crust.v1alpha1.SandboxManagement.RegisterSandbox:output_type -> crust.v1alpha1.RegisterSandboxResponse
-	7,  // 14: crust.v1alpha1.SandboxManagement.DeregisterSandbox:output_type -> crust.v1alpha1.DeregisterSandboxResponse
-	9,  // 15: crust.v1alpha1.SandboxManagement.ListSandboxes:output_type -> crust.v1alpha1.ListSandboxesResponse
-	13, // 16: crust.v1alpha1.SandboxManagement.UnpublishVolume:output_type -> crust.v1alpha1.UnpublishVolumeResponse
-	15, // 17: crust.v1alpha1.SandboxManagement.ResolveMount:output_type -> crust.v1alpha1.ResolveMountResponse
-	17, // 18: crust.v1alpha1.SandboxManagement.ExecInSandbox:output_type -> crust.v1alpha1.ExecInSandboxResponse
-	19, // 19: crust.v1alpha1.SandboxManagement.Watch:output_type -> crust.v1alpha1.WatchResponse
-	13, // [13:20] is the sub-list for method output_type
-	6,  // [6:13] is the sub-list for method input_type
+	16, // 11: crust.v1alpha1.SandboxManagement.BindVolume:input_type -> crust.v1alpha1.BindVolumeRequest
+	18, // 12: crust.v1alpha1.SandboxManagement.UnbindVolume:input_type -> crust.v1alpha1.UnbindVolumeRequest
+	20, // 13: crust.v1alpha1.SandboxManagement.ExecInSandbox:input_type -> crust.v1alpha1.ExecInSandboxRequest
+	22, // 14: crust.v1alpha1.SandboxManagement.Watch:input_type -> crust.v1alpha1.WatchRequest
+	5,  // 15: crust.v1alpha1.SandboxManagement.RegisterSandbox:output_type -> crust.v1alpha1.RegisterSandboxResponse
+	7,  // 16: crust.v1alpha1.SandboxManagement.DeregisterSandbox:output_type -> crust.v1alpha1.DeregisterSandboxResponse
+	9,  // 17: crust.v1alpha1.SandboxManagement.ListSandboxes:output_type -> crust.v1alpha1.ListSandboxesResponse
+	13, // 18: crust.v1alpha1.SandboxManagement.UnpublishVolume:output_type -> crust.v1alpha1.UnpublishVolumeResponse
+	15, // 19: crust.v1alpha1.SandboxManagement.ResolveMount:output_type -> crust.v1alpha1.ResolveMountResponse
+	17, // 20: crust.v1alpha1.SandboxManagement.BindVolume:output_type -> crust.v1alpha1.BindVolumeResponse
+	19, // 21: crust.v1alpha1.SandboxManagement.UnbindVolume:output_type -> crust.v1alpha1.UnbindVolumeResponse
+	21, // 22: crust.v1alpha1.SandboxManagement.ExecInSandbox:output_type -> crust.v1alpha1.ExecInSandboxResponse
+	23, // 23: crust.v1alpha1.SandboxManagement.Watch:output_type -> crust.v1alpha1.WatchResponse
+	15, // [15:24] is the sub-list for method output_type
+	6,  // [6:15] is the sub-list for method input_type
 	6,  // [6:6] is the sub-list for extension type_name
 	6,  // [6:6] is the sub-list for extension extendee
 	0,  // [0:6] is the sub-list for field type_name
@@ -1296,7 +1524,7 @@ func file_v1alpha1_sandbox_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1alpha1_sandbox_proto_rawDesc), len(file_v1alpha1_sandbox_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   19,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,8 @@ const (
 	SandboxManagement_ListSandboxes_FullMethodName     = "/crust.v1alpha1.SandboxManagement/ListSandboxes"
 	SandboxManagement_UnpublishVolume_FullMethodName   = "/crust.v1alpha1.SandboxManagement/UnpublishVolume"
 	SandboxManagement_ResolveMount_FullMethodName      = "/crust.v1alpha1.SandboxManagement/ResolveMount"
+	SandboxManagement_BindVolume_FullMethodName        = "/crust.v1alpha1.SandboxManagement/BindVolume"
+	SandboxManagement_UnbindVolume_FullMethodName      = "/crust.v1alpha1.SandboxManagement/UnbindVolume"
 	SandboxManagement_ExecInSandbox_FullMethodName     = "/crust.v1alpha1.SandboxManagement/ExecInSandbox"
 	SandboxManagement_Watch_FullMethodName             = "/crust.v1alpha1.SandboxManagement/Watch"
 )
@@ -45,12 +47,24 @@ type SandboxManagementClient interface {
 	// not known is fine.
 	DeregisterSandbox(ctx context.Context, in *DeregisterSandboxRequest, opts ...grpc.CallOption) (*DeregisterSandboxResponse, error)
 	ListSandboxes(ctx context.Context, in *ListSandboxesRequest, opts ...grpc.CallOption) (*ListSandboxesResponse, error)
-	// UnpublishVolume undoes one RuntimePublishVolume. A volume that is not there
-	// is fine.
+	// UnpublishVolume undoes one RuntimePublishVolume, and empties the slots that
+	// show the volume. A volume that is not there is fine.
 	UnpublishVolume(ctx context.Context, in *UnpublishVolumeRequest, opts ...grpc.CallOption) (*UnpublishVolumeResponse, error)
 	// ResolveMount tells what a container of the sandbox is to be given for a
-	// mount source of its specification.
+	// mount source of its specification. The source /run/crust/slots/NAME is the
+	// slot NAME. The call creates the slot if there is none: a directory of the
+	// sandbox that nobody can write to. It is a shared mount. The runtime binds it
+	// with rbind and rslave, so the container sees what BindVolume mounts on its
+	// directory "volume" later.
 	ResolveMount(ctx context.Context, in *ResolveMountRequest, opts ...grpc.CallOption) (*ResolveMountResponse, error)
+	// BindVolume mounts a published volume, or a directory of it, on a slot of the
+	// sandbox. Running containers that have the slot see it from then on. If the
+	// slot shows something else, the answer is ALREADY_EXISTS.
+	BindVolume(ctx context.Context, in *BindVolumeRequest, opts ...grpc.CallOption) (*BindVolumeResponse, error)
+	// UnbindVolume unmounts the volume from a slot. It succeeds if the slot is
+	// empty or does not exist. It fails with FAILED_PRECONDITION while a container
+	// uses the volume there.
+	UnbindVolume(ctx context.Context, in *UnbindVolumeRequest, opts ...grpc.CallOption) (*UnbindVolumeResponse, error)
 	// ExecInSandbox runs a program inside, for people and tests; only where the
 	// sandbox has a kernel of its own.
 	ExecInSandbox(ctx context.Context, in *ExecInSandboxRequest, opts ...grpc.CallOption) (*ExecInSandboxResponse, error)
@@ -116,6 +130,26 @@ func (c *sandboxManagementClient) ResolveMount(ctx context.Context, in *ResolveM
 	return out, nil
 }
 
+func (c *sandboxManagementClient) BindVolume(ctx context.Context, in *BindVolumeRequest, opts ...grpc.CallOption) (*BindVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BindVolumeResponse)
+	err := c.cc.Invoke(ctx, SandboxManagement_BindVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sandboxManagementClient) UnbindVolume(ctx context.Context, in *UnbindVolumeRequest, opts ...grpc.CallOption) (*UnbindVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UnbindVolumeResponse)
+	err := c.cc.Invoke(ctx, SandboxManagement_UnbindVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *sandboxManagementClient) ExecInSandbox(ctx context.Context, in *ExecInSandboxRequest, opts ...grpc.CallOption) (*ExecInSandboxResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ExecInSandboxResponse)
@@ -162,12 +196,24 @@ type SandboxManagementServer interface {
 	// not known is fine.
 	DeregisterSandbox(context.Context, *DeregisterSandboxRequest) (*DeregisterSandboxResponse, error)
 	ListSandboxes(context.Context, *ListSandboxesRequest) (*ListSandboxesResponse, error)
-	// UnpublishVolume undoes one RuntimePublishVolume. A volume that is not there
-	// is fine.
+	// UnpublishVolume undoes one RuntimePublishVolume, and empties the slots that
+	// show the volume. A volume that is not there is fine.
 	UnpublishVolume(context.Context, *UnpublishVolumeRequest) (*UnpublishVolumeResponse, error)
 	// ResolveMount tells what a container of the sandbox is to be given for a
-	// mount source of its specification.
+	// mount source of its specification. The source /run/crust/slots/NAME is the
+	// slot NAME. The call creates the slot if there is none: a directory of the
+	// sandbox that nobody can write to. It is a shared mount. The runtime binds it
+	// with rbind and rslave, so the container sees what BindVolume mounts on its
+	// directory "volume" later.
 	ResolveMount(context.Context, *ResolveMountRequest) (*ResolveMountResponse, error)
+	// BindVolume mounts a published volume, or a directory of it, on a slot of the
+	// sandbox. Running containers that have the slot see it from then on. If the
+	// slot shows something else, the answer is ALREADY_EXISTS.
+	BindVolume(context.Context, *BindVolumeRequest) (*BindVolumeResponse, error)
+	// UnbindVolume unmounts the volume from a slot. It succeeds if the slot is
+	// empty or does not exist. It fails with FAILED_PRECONDITION while a container
+	// uses the volume there.
+	UnbindVolume(context.Context, *UnbindVolumeRequest) (*UnbindVolumeResponse, error)
 	// ExecInSandbox runs a program inside, for people and tests; only where the
 	// sandbox has a kernel of its own.
 	ExecInSandbox(context.Context, *ExecInSandboxRequest) (*ExecInSandboxResponse, error)
@@ -197,6 +243,12 @@ func (UnimplementedSandboxManagementServer) UnpublishVolume(context.Context, *Un
 }
 func (UnimplementedSandboxManagementServer) ResolveMount(context.Context, *ResolveMountRequest) (*ResolveMountResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResolveMount not implemented")
+}
+func (UnimplementedSandboxManagementServer) BindVolume(context.Context, *BindVolumeRequest) (*BindVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method BindVolume not implemented")
+}
+func (UnimplementedSandboxManagementServer) UnbindVolume(context.Context, *UnbindVolumeRequest) (*UnbindVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UnbindVolume not implemented")
 }
 func (UnimplementedSandboxManagementServer) ExecInSandbox(context.Context, *ExecInSandboxRequest) (*ExecInSandboxResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExecInSandbox not implemented")
@@ -315,6 +367,42 @@ func _SandboxManagement_ResolveMount_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SandboxManagement_BindVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BindVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SandboxManagementServer).BindVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SandboxManagement_BindVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SandboxManagementServer).BindVolume(ctx, req.(*BindVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SandboxManagement_UnbindVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UnbindVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SandboxManagementServer).UnbindVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SandboxManagement_UnbindVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SandboxManagementServer).UnbindVolume(ctx, req.(*UnbindVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _SandboxManagement_ExecInSandbox_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ExecInSandboxRequest)
 	if err := dec(in); err != nil {
@@ -370,6 +458,14 @@ var SandboxManagement_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ResolveMount",
 			Handler:    _SandboxManagement_ResolveMount_Handler,
+		},
+		{
+			MethodName: "BindVolume",
+			Handler:    _SandboxManagement_BindVolume_Handler,
+		},
+		{
+			MethodName: "UnbindVolume",
+			Handler:    _SandboxManagement_UnbindVolume_Handler,
 		},
 		{
 			MethodName: "ExecInSandbox",

@@ -861,6 +861,278 @@ func (x *ResolveResponse) GetPath() string {
 	return ""
 }
 
+type PrepareSlotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slot          string                 `protobuf:"bytes,1,opt,name=slot,proto3" json:"slot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrepareSlotRequest) Reset() {
+	*x = PrepareSlotRequest{}
+	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrepareSlotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrepareSlotRequest) ProtoMessage() {}
+
+func (x *PrepareSlotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrepareSlotRequest.ProtoReflect.Descriptor instead.
+func (*PrepareSlotRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *PrepareSlotRequest) GetSlot() string {
+	if x != nil {
+		return x.Slot
+	}
+	return ""
+}
+
+type PrepareSlotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrepareSlotResponse) Reset() {
+	*x = PrepareSlotResponse{}
+	mi := &file_guest_v1_guest_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrepareSlotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrepareSlotResponse) ProtoMessage() {}
+
+func (x *PrepareSlotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrepareSlotResponse.ProtoReflect.Descriptor instead.
+func (*PrepareSlotResponse) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *PrepareSlotResponse) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+type BindRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slot          string                 `protobuf:"bytes,1,opt,name=slot,proto3" json:"slot,omitempty"`
+	Serial        string                 `protobuf:"bytes,2,opt,name=serial,proto3" json:"serial,omitempty"`
+	SubPath       string                 `protobuf:"bytes,3,opt,name=sub_path,json=subPath,proto3" json:"sub_path,omitempty"`
+	ReadOnly      bool                   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BindRequest) Reset() {
+	*x = BindRequest{}
+	mi := &file_guest_v1_guest_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BindRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BindRequest) ProtoMessage() {}
+
+func (x *BindRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BindRequest.ProtoReflect.Descriptor instead.
+func (*BindRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *BindRequest) GetSlot() string {
+	if x != nil {
+		return x.Slot
+	}
+	return ""
+}
+
+func (x *BindRequest) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *BindRequest) GetSubPath() string {
+	if x != nil {
+		return x.SubPath
+	}
+	return ""
+}
+
+func (x *BindRequest) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+type BindResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BindResponse) Reset() {
+	*x = BindResponse{}
+	mi := &file_guest_v1_guest_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BindResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BindResponse) ProtoMessage() {}
+
+func (x *BindResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BindResponse.ProtoReflect.Descriptor instead.
+func (*BindResponse) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{17}
+}
+
+type UnbindRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slot          string                 `protobuf:"bytes,1,opt,name=slot,proto3" json:"slot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnbindRequest) Reset() {
+	*x = UnbindRequest{}
+	mi := &file_guest_v1_guest_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnbindRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnbindRequest) ProtoMessage() {}
+
+func (x *UnbindRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnbindRequest.ProtoReflect.Descriptor instead.
+func (*UnbindRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *UnbindRequest) GetSlot() string {
+	if x != nil {
+		return x.Slot
+	}
+	return ""
+}
+
+type UnbindResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnbindResponse) Reset() {
+	*x = UnbindResponse{}
+	mi := &file_guest_v1_guest_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnbindResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnbindResponse) ProtoMessage() {}
+
+func (x *UnbindResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnbindResponse.ProtoReflect.Descriptor instead.
+func (*UnbindResponse) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{19}
+}
+
 type ExecRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Argv          []string               `protobuf:"bytes,1,rep,name=argv,proto3" json:"argv,omitempty"`
@@ -871,7 +1143,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	mi := &file_guest_v1_guest_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +1155,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	mi := &file_guest_v1_guest_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +1168,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{14}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExecRequest) GetArgv() []string {
@@ -923,7 +1195,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_guest_v1_guest_proto_msgTypes[15]
+	mi := &file_guest_v1_guest_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -935,7 +1207,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[15]
+	mi := &file_guest_v1_guest_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -948,7 +1220,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{15}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExecResponse) GetOutput() []byte {
@@ -1029,20 +1301,36 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x06serial\x18\x01 \x01(\tR\x06serial\x12\x19\n" +
 	"\bsub_path\x18\x02 \x01(\tR\asubPath\"%\n" +
 	"\x0fResolveResponse\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path\"7\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\"(\n" +
+	"\x12PrepareSlotRequest\x12\x12\n" +
+	"\x04slot\x18\x01 \x01(\tR\x04slot\")\n" +
+	"\x13PrepareSlotResponse\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\"q\n" +
+	"\vBindRequest\x12\x12\n" +
+	"\x04slot\x18\x01 \x01(\tR\x04slot\x12\x16\n" +
+	"\x06serial\x18\x02 \x01(\tR\x06serial\x12\x19\n" +
+	"\bsub_path\x18\x03 \x01(\tR\asubPath\x12\x1b\n" +
+	"\tread_only\x18\x04 \x01(\bR\breadOnly\"\x0e\n" +
+	"\fBindResponse\"#\n" +
+	"\rUnbindRequest\x12\x12\n" +
+	"\x04slot\x18\x01 \x01(\tR\x04slot\"\x10\n" +
+	"\x0eUnbindResponse\"7\n" +
 	"\vExecRequest\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\tR\x04argv\x12\x14\n" +
 	"\x05stdin\x18\x02 \x01(\fR\x05stdin\"C\n" +
 	"\fExecResponse\x12\x16\n" +
 	"\x06output\x18\x01 \x01(\fR\x06output\x12\x1b\n" +
-	"\texit_code\x18\x02 \x01(\x05R\bexitCode2\xf4\x03\n" +
+	"\texit_code\x18\x02 \x01(\x05R\bexitCode2\xd8\x05\n" +
 	"\x05Guest\x12A\n" +
 	"\x04Info\x12\x1b.crust.guest.v1.InfoRequest\x1a\x1c.crust.guest.v1.InfoResponse\x12D\n" +
 	"\x05Mount\x12\x1c.crust.guest.v1.MountRequest\x1a\x1d.crust.guest.v1.MountResponse\x12J\n" +
 	"\aUnmount\x12\x1e.crust.guest.v1.UnmountRequest\x1a\x1f.crust.guest.v1.UnmountResponse\x12D\n" +
 	"\x05Stats\x12\x1c.crust.guest.v1.StatsRequest\x1a\x1d.crust.guest.v1.StatsResponse\x12A\n" +
 	"\x04Grow\x12\x1b.crust.guest.v1.GrowRequest\x1a\x1c.crust.guest.v1.GrowResponse\x12J\n" +
-	"\aResolve\x12\x1e.crust.guest.v1.ResolveRequest\x1a\x1f.crust.guest.v1.ResolveResponse\x12A\n" +
+	"\aResolve\x12\x1e.crust.guest.v1.ResolveRequest\x1a\x1f.crust.guest.v1.ResolveResponse\x12V\n" +
+	"\vPrepareSlot\x12\".crust.guest.v1.PrepareSlotRequest\x1a#.crust.guest.v1.PrepareSlotResponse\x12A\n" +
+	"\x04Bind\x12\x1b.crust.guest.v1.BindRequest\x1a\x1c.crust.guest.v1.BindResponse\x12G\n" +
+	"\x06Unbind\x12\x1d.crust.guest.v1.UnbindRequest\x1a\x1e.crust.guest.v1.UnbindResponse\x12A\n" +
 	"\x04Exec\x12\x1b.crust.guest.v1.ExecRequest\x1a\x1c.crust.guest.v1.ExecResponseB;Z9github.com/crust-csi/crust-csi/pkg/crust/guest/v1;guestv1b\x06proto3"
 
 var (
@@ -1058,25 +1346,31 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 }
 
 var file_guest_v1_guest_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_guest_v1_guest_proto_goTypes = []any{
-	(Step_Kind)(0),          // 0: crust.guest.v1.Step.Kind
-	(*InfoRequest)(nil),     // 1: crust.guest.v1.InfoRequest
-	(*InfoResponse)(nil),    // 2: crust.guest.v1.InfoResponse
-	(*MountedVolume)(nil),   // 3: crust.guest.v1.MountedVolume
-	(*MountRequest)(nil),    // 4: crust.guest.v1.MountRequest
-	(*MountResponse)(nil),   // 5: crust.guest.v1.MountResponse
-	(*Step)(nil),            // 6: crust.guest.v1.Step
-	(*UnmountRequest)(nil),  // 7: crust.guest.v1.UnmountRequest
-	(*UnmountResponse)(nil), // 8: crust.guest.v1.UnmountResponse
-	(*StatsRequest)(nil),    // 9: crust.guest.v1.StatsRequest
-	(*StatsResponse)(nil),   // 10: crust.guest.v1.StatsResponse
-	(*GrowRequest)(nil),     // 11: crust.guest.v1.GrowRequest
-	(*GrowResponse)(nil),    // 12: crust.guest.v1.GrowResponse
-	(*ResolveRequest)(nil),  // 13: crust.guest.v1.ResolveRequest
-	(*ResolveResponse)(nil), // 14: crust.guest.v1.ResolveResponse
-	(*ExecRequest)(nil),     // 15: crust.guest.v1.ExecRequest
-	(*ExecResponse)(nil),    // 16: crust.guest.v1.ExecResponse
+	(Step_Kind)(0),              // 0: crust.guest.v1.Step.Kind
+	(*InfoRequest)(nil),         // 1: crust.guest.v1.InfoRequest
+	(*InfoResponse)(nil),        // 2: crust.guest.v1.InfoResponse
+	(*MountedVolume)(nil),       // 3: crust.guest.v1.MountedVolume
+	(*MountRequest)(nil),        // 4: crust.guest.v1.MountRequest
+	(*MountResponse)(nil),       // 5: crust.guest.v1.MountResponse
+	(*Step)(nil),                // 6: crust.guest.v1.Step
+	(*UnmountRequest)(nil),      // 7: crust.guest.v1.UnmountRequest
+	(*UnmountResponse)(nil),     // 8: crust.guest.v1.UnmountResponse
+	(*StatsRequest)(nil),        // 9: crust.guest.v1.StatsRequest
+	(*StatsResponse)(nil),       // 10: crust.guest.v1.StatsResponse
+	(*GrowRequest)(nil),         // 11: crust.guest.v1.GrowRequest
+	(*GrowResponse)(nil),        // 12: crust.guest.v1.GrowResponse
+	(*ResolveRequest)(nil),      // 13: crust.guest.v1.ResolveRequest
+	(*ResolveResponse)(nil),     // 14: crust.guest.v1.ResolveResponse
+	(*PrepareSlotRequest)(nil),  // 15: crust.guest.v1.PrepareSlotRequest
+	(*PrepareSlotResponse)(nil), // 16: crust.guest.v1.PrepareSlotResponse
+	(*BindRequest)(nil),         // 17: crust.guest.v1.BindRequest
+	(*BindResponse)(nil),        // 18: crust.guest.v1.BindResponse
+	(*UnbindRequest)(nil),       // 19: crust.guest.v1.UnbindRequest
+	(*UnbindResponse)(nil),      // 20: crust.guest.v1.UnbindResponse
+	(*ExecRequest)(nil),         // 21: crust.guest.v1.ExecRequest
+	(*ExecResponse)(nil),        // 22: crust.guest.v1.ExecResponse
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
 	3,  // 0: crust.guest.v1.InfoResponse.volumes:type_name -> crust.guest.v1.MountedVolume
@@ -1088,16 +1382,22 @@ var file_guest_v1_guest_proto_depIdxs = []int32{
 	9,  // 6: crust.guest.v1.Guest.Stats:input_type -> crust.guest.v1.StatsRequest
 	11, // 7: crust.guest.v1.Guest.Grow:input_type -> crust.guest.v1.GrowRequest
 	13, // 8: crust.guest.v1.Guest.Resolve:input_type -> crust.guest.v1.ResolveRequest
-	15, // 9: crust.guest.v1.Guest.Exec:input_type -> crust.guest.v1.ExecRequest
-	2,  // 10: crust.guest.v1.Guest.Info:output_type -> crust.guest.v1.InfoResponse
-	5,  // 11: crust.guest.v1.Guest.Mount:output_type -> crust.guest.v1.MountResponse
-	8,  // 12: crust.guest.v1.Guest.Unmount:output_type -> crust.guest.v1.UnmountResponse
-	10, // 13: crust.guest.v1.Guest.Stats:output_type -> crust.guest.v1.StatsResponse
-	12, // 14: crust.guest.v1.Guest.Grow:output_type -> crust.guest.v1.GrowResponse
-	14, // 15: crust.guest.v1.Guest.Resolve:output_type -> crust.guest.v1.ResolveResponse
-	16, // 16: crust.guest.v1.Guest.Exec:output_type -> crust.guest.v1.ExecResponse
-	10, // [10:17] is the sub-list for method output_type
-	3,  // [3:10] is the sub-list for method input_type
+	15, // 9: crust.guest.v1.Guest.PrepareSlot:input_type -> crust.guest.v1.PrepareSlotRequest
+	17, // 10: crust.guest.v1.Guest.Bind:input_type -> crust.guest.v1.BindRequest
+	19, // 11: crust.guest.v1.Guest.Unbind:input_type -> crust.guest.v1.UnbindRequest
+	21, // 12: crust.guest.v1.Guest.Exec:input_type -> crust.guest.v1.ExecRequest
+	2,  // 13: crust.guest.v1.Guest.Info:output_type -> crust.guest.v1.InfoResponse
+	5,  // 14: crust.guest.v1.Guest.Mount:output_type -> crust.guest.v1.MountResponse
+	8,  // 15: crust.guest.v1.Guest.Unmount:output_type -> crust.guest.v1.UnmountResponse
+	10, // 16: crust.guest.v1.Guest.Stats:output_type -> crust.guest.v1.StatsResponse
+	12, // 17: crust.guest.v1.Guest.Grow:output_type -> crust.guest.v1.GrowResponse
+	14, // 18: crust.guest.v1.Guest.Resolve:output_type -> crust.guest.v1.ResolveResponse
+	16, // 19: crust.guest.v1.Guest.PrepareSlot:output_type -> crust.guest.v1.PrepareSlotResponse
+	18, // 20: crust.guest.v1.Guest.Bind:output_type -> crust.guest.v1.BindResponse
+	20, // 21: crust.guest.v1.Guest.Unbind:output_type -> crust.guest.v1.UnbindResponse
+	22, // 22: crust.guest.v1.Guest.Exec:output_type -> crust.guest.v1.ExecResponse
+	13, // [13:23] is the sub-list for method output_type
+	3,  // [3:13] is the sub-list for method input_type
 	3,  // [3:3] is the sub-list for extension type_name
 	3,  // [3:3] is the sub-list for extension extendee
 	0,  // [0:3] is the sub-list for field type_name
@@ -1115,7 +1415,7 @@ func file_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   16,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,13 +22,16 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Guest_Info_FullMethodName    = "/crust.guest.v1.Guest/Info"
-	Guest_Mount_FullMethodName   = "/crust.guest.v1.Guest/Mount"
-	Guest_Unmount_FullMethodName = "/crust.guest.v1.Guest/Unmount"
-	Guest_Stats_FullMethodName   = "/crust.guest.v1.Guest/Stats"
-	Guest_Grow_FullMethodName    = "/crust.guest.v1.Guest/Grow"
-	Guest_Resolve_FullMethodName = "/crust.guest.v1.Guest/Resolve"
-	Guest_Exec_FullMethodName    = "/crust.guest.v1.Guest/Exec"
+	Guest_Info_FullMethodName        = "/crust.guest.v1.Guest/Info"
+	Guest_Mount_FullMethodName       = "/crust.guest.v1.Guest/Mount"
+	Guest_Unmount_FullMethodName     = "/crust.guest.v1.Guest/Unmount"
+	Guest_Stats_FullMethodName       = "/crust.guest.v1.Guest/Stats"
+	Guest_Grow_FullMethodName        = "/crust.guest.v1.Guest/Grow"
+	Guest_Resolve_FullMethodName     = "/crust.guest.v1.Guest/Resolve"
+	Guest_PrepareSlot_FullMethodName = "/crust.guest.v1.Guest/PrepareSlot"
+	Guest_Bind_FullMethodName        = "/crust.guest.v1.Guest/Bind"
+	Guest_Unbind_FullMethodName      = "/crust.guest.v1.Guest/Unbind"
+	Guest_Exec_FullMethodName        = "/crust.guest.v1.Guest/Exec"
 )
 
 // GuestClient is the client API for Guest service.
@@ -47,6 +50,13 @@ type GuestClient interface {
 	// Resolve finds a directory or file beneath a volume's root, and binds it
 	// where containers can be given it.
 	Resolve(ctx context.Context, in *ResolveRequest, opts ...grpc.CallOption) (*ResolveResponse, error)
+	// PrepareSlot makes a slot: an empty directory in which volumes are shown
+	// later to containers that have it.
+	PrepareSlot(ctx context.Context, in *PrepareSlotRequest, opts ...grpc.CallOption) (*PrepareSlotResponse, error)
+	// Bind shows a directory of a volume in a slot.
+	Bind(ctx context.Context, in *BindRequest, opts ...grpc.CallOption) (*BindResponse, error)
+	// Unbind empties a slot.
+	Unbind(ctx context.Context, in *UnbindRequest, opts ...grpc.CallOption) (*UnbindResponse, error)
 	// Exec runs a program in the guest, for people and tests.
 	Exec(ctx context.Context, in *ExecRequest, opts ...grpc.CallOption) (*ExecResponse, error)
 }
@@ -119,6 +129,36 @@ func (c *guestClient) Resolve(ctx context.Context, in *ResolveRequest, opts ...g
 	return out, nil
 }
 
+func (c *guestClient) PrepareSlot(ctx context.Context, in *PrepareSlotRequest, opts ...grpc.CallOption) (*PrepareSlotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PrepareSlotResponse)
+	err := c.cc.Invoke(ctx, Guest_PrepareSlot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *guestClient) Bind(ctx context.Context, in *BindRequest, opts ...grpc.CallOption) (*BindResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BindResponse)
+	err := c.cc.Invoke(ctx, Guest_Bind_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *guestClient) Unbind(ctx context.Context, in *UnbindRequest, opts ...grpc.CallOption) (*UnbindResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UnbindResponse)
+	err := c.cc.Invoke(ctx, Guest_Unbind_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *guestClient) Exec(ctx context.Context, in *ExecRequest, opts ...grpc.CallOption) (*ExecResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ExecResponse)
@@ -145,6 +185,13 @@ type GuestServer interface {
 	// Resolve finds a directory or file beneath a volume's root, and binds it
 	// where containers can be given it.
 	Resolve(context.Context, *ResolveRequest) (*ResolveResponse, error)
+	// PrepareSlot makes a slot: an empty directory in which volumes are shown
+	// later to containers that have it.
+	PrepareSlot(context.Context, *PrepareSlotRequest) (*PrepareSlotResponse, error)
+	// Bind shows a directory of a volume in a slot.
+	Bind(context.Context, *BindRequest) (*BindResponse, error)
+	// Unbind empties a slot.
+	Unbind(context.Context, *UnbindRequest) (*UnbindResponse, error)
 	// Exec runs a program in the guest, for people and tests.
 	Exec(context.Context, *ExecRequest) (*ExecResponse, error)
 	mustEmbedUnimplementedGuestServer()
@@ -174,6 +221,15 @@ func (UnimplementedGuestServer) Grow(context.Context, *GrowRequest) (*GrowRespon
 }
 func (UnimplementedGuestServer) Resolve(context.Context, *ResolveRequest) (*ResolveResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Resolve not implemented")
+}
+func (UnimplementedGuestServer) PrepareSlot(context.Context, *PrepareSlotRequest) (*PrepareSlotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PrepareSlot not implemented")
+}
+func (UnimplementedGuestServer) Bind(context.Context, *BindRequest) (*BindResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Bind not implemented")
+}
+func (UnimplementedGuestServer) Unbind(context.Context, *UnbindRequest) (*UnbindResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Unbind not implemented")
 }
 func (UnimplementedGuestServer) Exec(context.Context, *ExecRequest) (*ExecResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Exec not implemented")
@@ -307,6 +363,60 @@ func _Guest_Resolve_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Guest_PrepareSlot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PrepareSlotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).PrepareSlot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_PrepareSlot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).PrepareSlot(ctx, req.(*PrepareSlotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Guest_Bind_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BindRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).Bind(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_Bind_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).Bind(ctx, req.(*BindRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Guest_Unbind_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UnbindRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).Unbind(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_Unbind_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).Unbind(ctx, req.(*UnbindRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Guest_Exec_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ExecRequest)
 	if err := dec(in); err != nil {
@@ -355,6 +465,18 @@ var Guest_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Resolve",
 			Handler:    _Guest_Resolve_Handler,
+		},
+		{
+			MethodName: "PrepareSlot",
+			Handler:    _Guest_PrepareSlot_Handler,
+		},
+		{
+			MethodName: "Bind",
+			Handler:    _Guest_Bind_Handler,
+		},
+		{
+			MethodName: "Unbind",
+			Handler:    _Guest_Unbind_Handler,
 		},
 		{
 			MethodName: "Exec",

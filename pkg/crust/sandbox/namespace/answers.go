@@ -2,6 +2,7 @@ package namespace
 
 import (
 	"context"
+	"os"
 	"strings"
 
 	"github.com/crust-csi/crust-csi/pkg/crust/engine"
@@ -49,18 +50,37 @@ func (s *mountNamespace) Resolve(_ context.Context, v sandbox.Volume, sub string
 			path = v.Target
 			return nil
 		}
-		root, err := st.Dir()
-		if err != nil {
+		return engine.Within(st, sub, func(f *os.File) (err error) {
+			path, err = mounter.BindAt(f, s.binds(v), engine.Name(sub))
 			return err
-		}
-		defer root.Close()
-		f, err := engine.Beneath(root, sub)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		path, err = mounter.BindAt(f, s.binds(v), engine.Name(sub))
+		})
+	})
+	return path, err
+}
+
+// PrepareSlot makes the slot in the namespace.
+func (s *mountNamespace) PrepareSlot(_ context.Context, slot string) (path string, err error) {
+	s.slots.Lock()
+	defer s.slots.Unlock()
+	err = s.ns.Do(func() error {
+		path, err = s.slots.Prepare(slot)
 		return err
 	})
 	return path, err
+}
+
+// Bind mounts the volume on the slot.
+func (s *mountNamespace) Bind(_ context.Context, slot string, v sandbox.Volume, sub string, readOnly bool) error {
+	s.slots.Lock()
+	defer s.slots.Unlock()
+	return s.mounted(v, func(st *mounter.State) error {
+		return engine.Within(st, sub, func(f *os.File) error { return s.slots.Bind(slot, f, readOnly) })
+	})
+}
+
+// Unbind unmounts what is on the slot.
+func (s *mountNamespace) Unbind(_ context.Context, slot string) error {
+	s.slots.Lock()
+	defer s.slots.Unlock()
+	return s.ns.Do(func() error { return s.slots.Unbind(slot) })
 }

@@ -29,6 +29,7 @@ import (
 //
 //	ns/<hash of the id>           the namespace is bound to it
 //	binds/<hash>/<hash of path>   sub-paths are bound here, inside the namespace
+//	shown/<hash>/<slot>           see engine.Slots; no path of it must look like one in crust.SlotsDir
 //	scratch/<hash>                for mount(2), see engine.Request
 type Backend struct {
 	dir        string
@@ -59,7 +60,13 @@ func (b *Backend) Close() error {
 
 // Forget unpins the namespace of an ended sandbox.
 func (b *Backend) Forget(spec sandbox.Spec) error {
-	return (&mountNamespace{b: b, spec: spec, pin: filepath.Join(b.dir, "ns", engine.Name(spec.ID))}).unpin()
+	return b.sandbox(spec).unpin()
+}
+
+func (b *Backend) sandbox(spec sandbox.Spec) *mountNamespace {
+	name := engine.Name(spec.ID)
+	return &mountNamespace{b: b, spec: spec, pin: filepath.Join(b.dir, "ns", name),
+		slots: engine.Slots{Dir: filepath.Join(b.dir, "shown", name)}}
 }
 
 // Kind is "namespace".
@@ -105,7 +112,7 @@ func (b *Backend) Open(_ context.Context, o sandbox.Opening) (sandbox.Sandbox, e
 	if err := o.Reach(&how); err != nil {
 		return nil, err
 	}
-	s := &mountNamespace{b: b, spec: o.Spec, pin: filepath.Join(b.dir, "ns", engine.Name(o.ID))}
+	s := b.sandbox(o.Spec)
 	fresh, err := pinned(s.pin, len(o.Volumes) > 0, linux.PinMountNamespace)
 	if err != nil {
 		return nil, fmt.Errorf("mount namespace: %w", err)
@@ -155,6 +162,7 @@ type mountNamespace struct {
 	b      *Backend
 	spec   sandbox.Spec
 	pin    string
+	slots  engine.Slots
 	ns     *mounter.Namespace
 	userns *os.File
 }
@@ -233,6 +241,11 @@ func (s *mountNamespace) Publish(ctx context.Context, v sandbox.Volume) (sandbox
 }
 
 func (s *mountNamespace) Unpublish(_ context.Context, v sandbox.Volume) error {
+	s.slots.Lock()
+	defer s.slots.Unlock()
+	if err := s.ns.Do(func() error { return s.slots.EmptyAll(v.Device) }); err != nil {
+		return err
+	}
 	if err := s.unbind(v); err != nil {
 		return err
 	}
@@ -345,7 +358,7 @@ func (s *mountNamespace) unpin() error {
 	for _, v := range volumes {
 		errs = append(errs, removePlaces(filepath.Join(dir, v.Name())))
 	}
-	return errors.Join(append(errs, ignoreNotExist(os.Remove(dir)))...)
+	return errors.Join(append(errs, ignoreNotExist(os.Remove(dir)), s.slots.Remove())...)
 }
 
 func ignoreNotExist(err error) error {

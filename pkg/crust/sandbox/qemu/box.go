@@ -207,6 +207,38 @@ func (s *machine) Resolve(ctx context.Context, v sandbox.Volume, sub string) (pa
 	return path, err
 }
 
+// PrepareSlot is the guest's.
+func (s *machine) PrepareSlot(ctx context.Context, slot string) (path string, err error) {
+	err = s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
+		r, err := s.guest.PrepareSlot(ctx, &guestv1.PrepareSlotRequest{Slot: slot})
+		path = clip(r.GetPath())
+		return err
+	})
+	return path, err
+}
+
+// Bind is the guest's.
+func (s *machine) Bind(ctx context.Context, slot string, v sandbox.Volume, sub string, readOnly bool) error {
+	return s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
+		_, err := s.guest.Bind(ctx, &guestv1.BindRequest{Slot: slot, Serial: v.Serial(), SubPath: sub, ReadOnly: readOnly})
+		if status.Code(err) == codes.AlreadyExists { // no other call of a guest may say so
+			err = fault.New(fault.Exists, "%s", clip(status.Convert(err).Message()))
+		}
+		return err
+	})
+}
+
+// Unbind is the guest's.
+func (s *machine) Unbind(ctx context.Context, slot string) error {
+	if s.ended() {
+		return nil // its slots have gone with it
+	}
+	return s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
+		_, err := s.guest.Unbind(ctx, &guestv1.UnbindRequest{Slot: slot})
+		return err
+	})
+}
+
 // Exec runs a program in the guest.
 func (s *machine) Exec(ctx context.Context, argv []string, stdin []byte) (output []byte, code int, err error) {
 	err = s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
