@@ -167,11 +167,14 @@ func (n *Node) Launch() {
 	}
 }
 
+// startTime bounds the wait for a start. It took more than a minute in an emulated guest beside four times as much work as processors.
+const startTime = 5 * time.Minute
+
 // Start starts the process and waits until it serves.
 func (n *Node) Start() {
 	n.T.Helper()
 	n.Launch()
-	Listens(strings.TrimPrefix(n.Endpoint(), "unix://"), time.Minute)
+	Listens(strings.TrimPrefix(n.Endpoint(), "unix://"), startTime)
 	var err error
 	if n.Client != nil {
 		n.Client.Close()
@@ -180,7 +183,7 @@ func (n *Node) Start() {
 	if n.Client, err = csiclient.Dial(n.Endpoint(), n.KubeletDir(), dial); err != nil {
 		n.T.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(startTime); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		ctx, cancel := context.WithDeadline(context.Background(), deadline)
 		_, err = n.Client.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 		cancel()
