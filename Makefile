@@ -15,8 +15,7 @@ LONG = ./test/crust ./test/node ./test/skew ./test/storm ./test/monitoring ./san
 # MiB for temporary files: the demo's, the tests'.
 ROOM = 1024
 # One way to compile, that of the images: other flags would compile each package once more. go vet is part of make lint;
-# go test would run it again, on all dependencies. Without DWARF (-w), linking takes two
-# thirds of the time.
+# go test would run it again, on all dependencies. Without DWARF (-w), linking takes two thirds of the time.
 export CGO_ENABLED ?= 0
 export GOFLAGS ?= -trimpath -vet=off -ldflags=-w
 

@@ -255,9 +255,16 @@ func TestRepublishAndConflicts(t *testing.T) {
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("b")))
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 	refused(t, n.Client.Publish(ctxOf(t), bad, n.Target("d"), false), codes.InvalidArgument, "nosuchoption")
-	// The kernel may still be dropping a copy of the mount table, see testnode.PatientUnstage.
+	// The kernel may still be dropping a copy of the mount table, see testnode.PatientUnstage. A refusal while somebody can be found
+	// who has the volume is an answer.
+	device := strings.TrimSpace(run(t, "losetup", "-n", "-O", "NAME", "-j", image(n, v.ID)))
 	err = n.Client.Publish(ctxOf(t), sb, n.Target("c"), false)
 	for end := time.Now().Add(time.Minute); status.Code(err) == codes.FailedPrecondition && time.Now().Before(end); {
+		holders, herr := testnode.Holders(device)
+		ok(t, herr)
+		if len(holders) > 0 {
+			break
+		}
 		time.Sleep(50 * time.Millisecond)
 		err = n.Client.Publish(ctxOf(t), sb, n.Target("c"), false)
 	}
