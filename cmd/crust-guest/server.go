@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/guestdisks"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/crust/engine"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
@@ -54,7 +55,7 @@ func (s *server) Info(context.Context, *guestv1.InfoRequest) (*guestv1.InfoRespo
 		return nil, err
 	}
 	r := &guestv1.InfoResponse{Kernel: linux.Uname(), FileSystems: systems, Selinux: mounter.SELinux().Answer == mounter.Yes}
-	all, err := disks()
+	all, err := guestdisks.All()
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +85,7 @@ func (s *server) Mount(ctx context.Context, r *guestv1.MountRequest) (*guestv1.M
 	}
 	measured := steps{since: time.Now()}
 	found := measured.begin(stepDevice)
-	d, _, err := device(ctx, r.GetSerial())
+	d, err := guestdisks.Find(ctx, r.GetSerial())
 	found(err)
 	if err != nil {
 		return nil, err
@@ -176,7 +177,7 @@ func (s *server) Unmount(ctx context.Context, r *guestv1.UnmountRequest) (*guest
 		return nil, err
 	}
 	// The host unplugs the disk next.
-	all, err := disks()
+	all, err := guestdisks.All()
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +214,7 @@ func (s *server) mounted(serial string, f func(*mounter.State, mounter.Device) e
 	if err != nil || !ok {
 		return errors.Join(fault.New(fault.State, "the volume %s shows no device", serial), err)
 	}
-	all, err := disks()
+	all, err := guestdisks.All()
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 
+	"github.com/crust-csi/crust-csi/internal/guestdisks"
 	"github.com/crust-csi/crust-csi/pkg/crust/engine"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -35,7 +36,7 @@ func (s *server) Unbind(_ context.Context, r *guestv1.UnbindRequest) (*guestv1.U
 
 // empty takes a volume out of all slots.
 func (s *server) empty(serial string) error {
-	all, err := disks()
+	all, err := guestdisks.All()
 	if err != nil {
 		return err
 	}

@@ -156,7 +156,11 @@ func (s *Server) CreateContainer(ctx context.Context, r *guestv1.CreateContainer
 	if err := os.MkdirAll(at, 0o700); err != nil {
 		return nil, err
 	}
-	p, err := newProcess(id, at, r.GetConfig())
+	config, err := fit(ctx, id, at, r.GetConfig(), r.GetBlockDevices())
+	if err != nil {
+		return nil, errors.Join(err, remove(ctx, id))
+	}
+	p, err := newProcess(id, at, config)
 	if err == nil {
 		if err = p.make(ctx, "create", "--bundle", at); err == nil {
 			if err = s.keep(id, p); err == nil {
@@ -306,9 +310,10 @@ func remove(ctx context.Context, id string) error {
 	}
 	out, err := exec.CommandContext(ctx, runc, "--root", state, "delete", "--force", id).CombinedOutput()
 	if err != nil {
-		return errors.Join(fmt.Errorf("runc delete: %w: %s", err, out), forget(filepath.Join(Shared, id)))
+		return errors.Join(fmt.Errorf("runc delete: %w: %s", err, out), dropOverlay(id), forget(filepath.Join(Shared, id)))
 	}
 	names, err := os.ReadDir(at)
+	err = errors.Join(err, dropOverlay(id))
 	for _, n := range names {
 		if n.IsDir() { // a process's
 			err = errors.Join(err, removeFiles(filepath.Join(at, n.Name())))
@@ -335,6 +340,9 @@ func removeFiles(dir string) error {
 	return nil
 }
 
+// isGone tells of an error of linux.Unmount whether nothing is mounted there.
+func isGone(err error) bool { return errors.Is(err, linux.EINVAL) || errors.Is(err, os.ErrNotExist) }
+
 // forget makes the kernel drop what it remembers of files below path. As long as it remembers a file, the host's virtiofsd has it open,
 // and the file system of that file is in use on the host.
 func forget(path string) error {
@@ -350,7 +358,7 @@ func forget(path string) error {
 		}
 	}
 	for i := len(below) - 1; i >= 0; i-- { // the kernel made these mounts by itself; inner ones come last
-		if err := linux.Unmount(below[i]); err != nil && !errors.Is(err, linux.EINVAL) && !errors.Is(err, os.ErrNotExist) {
+		if err := linux.Unmount(below[i]); err != nil && !isGone(err) {
 			return fmt.Errorf("unmount %s: %w", below[i], err)
 		}
 	}

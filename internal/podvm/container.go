@@ -49,6 +49,10 @@ func (r *Runtime) CreateContainer(ctx context.Context, config map[string]any, fi
 	if !idPattern.MatchString(c.ID) {
 		return fmt.Errorf("container %q: an id has letters, digits, dots, dashes and underscores", c.ID)
 	}
+	devices, err := blockDevices(config)
+	if err != nil {
+		return err
+	}
 	p, err := r.Pods.find(pod)
 	if errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("pod %s has no microVM: was its sandbox made by this runtime?", pod)
@@ -94,7 +98,8 @@ func (r *Runtime) CreateContainer(ctx context.Context, config map[string]any, fi
 			err = errors.Join(err, inGuest(derr))
 		}
 	}()
-	if _, err := guest.CreateContainer(ctx, &guestv1.CreateContainerRequest{ContainerId: c.ID, Config: there}); err != nil {
+	_, err = guest.CreateContainer(ctx, &guestv1.CreateContainerRequest{ContainerId: c.ID, Config: there, BlockDevices: devices})
+	if err != nil {
 		return inGuest(err)
 	}
 	here, err := p.forStub(config, c.ID)

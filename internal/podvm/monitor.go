@@ -38,8 +38,9 @@ const (
 
 // The names of a pod's sockets and its log.
 const (
-	podSocket   = "pod.sock"  // the monitor's, for stubs and crust-oci
-	guestSocket = "port.sock" // QEMU's, for the monitor
+	podSocket   = "pod.sock"   // the monitor's, for stubs and crust-oci
+	guestSocket = "port.sock"  // QEMU's, for the monitor
+	disksSocket = "disks.sock" // QEMU's, for the monitor: QMP
 	filesSocket = "virtiofs.sock"
 	monitorLog  = "monitor.log"
 	consoleLog  = "console.log" // what the guest and the programs write
@@ -57,6 +58,7 @@ type monitor struct {
 	log     *limited
 	console *limited // of the guest, and what the programs write
 	guest   guestv1.PodClient
+	disks   *disks
 	begun   chan struct{} // closed when the guest has begun
 	ended   chan error    // why the pod must end
 
@@ -84,7 +86,8 @@ func Monitor(dir string, started func()) error {
 	if err != nil {
 		return err
 	}
-	m := &monitor{pod: pod, begun: make(chan struct{}), ended: make(chan error, 4)}
+	m := &monitor{pod: pod, disks: &disks{socket: pod.at(disksSocket), have: map[string]*rawDisk{}}, begun: make(chan struct{}),
+		ended: make(chan error, 4)}
 	for name, w := range map[string]**limited{monitorLog: &m.log, consoleLog: &m.console} {
 		f, limited, err := pod.open(name, mostOfLog)
 		if err != nil {
@@ -139,6 +142,7 @@ func Monitor(dir string, started func()) error {
 	}
 	defer end()
 	go m.begin(ctx, network)
+	go m.disks.follow(ctx, m.say)
 	if err := writeJSON(pod.at("guest.json"), g); err != nil {
 		return err
 	}
@@ -238,7 +242,12 @@ func (m *monitor) start(ctx context.Context, network bool) (*microvm.VM, error) 
 		return nil, err
 	}
 	defer port.Close()
-	user := &microvm.User{UID: m.pod.UID, Files: []*os.File{files, port}, Console: m.console}
+	qmp, err := microvm.Listen(m.pod.at(disksSocket))
+	if err != nil {
+		return nil, err
+	}
+	defer qmp.Close()
+	user := &microvm.User{UID: m.pod.UID, Files: []*os.File{files, port, qmp}, Console: m.console}
 	if m.pod.Accel == "kvm" {
 		if user.Groups, _, err = kvmGroups(); err != nil {
 			return nil, err
@@ -251,6 +260,7 @@ func (m *monitor) start(ctx context.Context, network bool) (*microvm.VM, error) 
 		"-chardev", "socket,id=files,fd=" + fd(0), "-device", "vhost-user-fs-pci,chardev=files,tag=" + podguest.Tag,
 		"-chardev", "socket,id=pod,fd=" + fd(1) + ",server=on,wait=off",
 		"-device", "virtserialport,chardev=pod,name=" + channel.PodPortName,
+		"-chardev", "socket,id=disks,fd=" + fd(2) + ",server=on,wait=off", "-mon", "chardev=disks,mode=control",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 	}
 	if network {
@@ -260,7 +270,7 @@ func (m *monitor) start(ctx context.Context, network bool) (*microvm.VM, error) 
 		}
 		defer packets.Close()
 		user.Files = append(user.Files, packets)
-		extra = append(extra, "-netdev", "stream,id=net,server=off,addr.type=fd,addr.str="+fd(2), "-device", "virtio-net-pci,netdev=net")
+		extra = append(extra, "-netdev", "stream,id=net,server=off,addr.type=fd,addr.str="+fd(3), "-device", "virtio-net-pci,netdev=net")
 	}
 	vm, err := microvm.Start(ctx, microvm.Config{
 		Dir: m.pod.dir, Kernel: m.pod.Kernel, Initrd: m.pod.Initrd, Memory: size, Accel: m.pod.Accel, Append: "crust.pod=1",

@@ -17,6 +17,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/vport"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
+	"github.com/crust-csi/crust-csi/pkg/fault/faultgrpc"
 )
 
 // mostOfMessage limits a message, in bytes. A config.json is smaller.
@@ -75,6 +76,9 @@ func (m *monitor) up(ctx context.Context) error {
 func (m *monitor) CreateContainer(ctx context.Context, r *guestv1.CreateContainerRequest) (*guestv1.CreateContainerResponse, error) {
 	if err := m.up(ctx); err != nil {
 		return nil, err
+	}
+	if err := m.disks.plug(ctx, r.GetBlockDevices()); err != nil {
+		return nil, faultgrpc.Status(err)
 	}
 	return m.guest.CreateContainer(ctx, r)
 }

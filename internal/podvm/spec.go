@@ -48,11 +48,6 @@ func refused(config object, isSandbox bool) error {
 	if ns["pid"] != "" {
 		return fmt.Errorf("the pod has shareProcessNamespace: true, which pods in microVMs do not support yet")
 	}
-	for _, d := range list(sub(config, "linux"), "devices") {
-		d, _ := d.(object)
-		return fmt.Errorf("the container has the device %s: raw block volumes, other devices and privileged containers are not supported "+
-			"in microVMs yet", text(d, "path"))
-	}
 	for kind, hooks := range sub(config, "hooks") {
 		if h, _ := hooks.([]any); len(h) > 0 {
 			return fmt.Errorf("the container has %s hooks, which would run on the host and not in the microVM", kind)
@@ -90,11 +85,19 @@ func forGuest(config object, container string, place func(mount object) (string,
 	linux["namespaces"] = kinds
 	linux["cgroupsPath"] = filepath.Join(podguest.CgroupsPath, container)
 	resources := object{}
-	for _, name := range []string{"devices", "memory", "pids", "unified"} {
+	for _, name := range []string{"memory", "pids", "unified"} {
 		if v, ok := sub(sub(config, "linux"), "resources")[name]; ok {
 			resources[name] = v
 		}
 	}
+	// Rules for block devices have the host's numbers. The guest adds its own for raw block volumes.
+	rules := []any{}
+	for _, r := range list(sub(sub(config, "linux"), "resources"), "devices") {
+		if r, _ := r.(object); text(r, "type") != "b" {
+			rules = append(rules, r)
+		}
+	}
+	resources["devices"] = rules
 	if cpu := maps.Clone(sub(sub(sub(config, "linux"), "resources"), "cpu")); cpu != nil {
 		// These number the host's processors and memory nodes.
 		delete(cpu, "cpus")

@@ -58,7 +58,7 @@ func (r *podRuntime) call(stdin, stdout, stderr *os.File, args ...string) error 
 	if err := c.Run(); err != nil {
 		said, _ := os.ReadFile(log)
 		lines := strings.Split(strings.TrimSpace(string(said)), "\n")
-		return fmt.Errorf("%s: %w: %s", args[0], err, lines[len(lines)-1])
+		return fmt.Errorf("%s: %w: %s", args[0], err, strings.Join(lines[max(0, len(lines)-3):], "\n"))
 	}
 	return nil
 }

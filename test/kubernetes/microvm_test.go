@@ -43,6 +43,7 @@ volumeBindingMode: WaitForFirstConsumer, parameters: {pool: default, csi.storage
   allowRuntimeAssistedMount: "true", hostMayMount: "true"}}`)
 	t.Cleanup(func() { s.kubectl("delete", "storageclass", "crust-both") })
 	s.claim("data", "crust-both", "64Mi", "ReadWriteOncePod")
+	s.claim("raw", "crust-ext4", "64Mi", "ReadWriteOnce", "volumeMode: Block")
 	s.apply(`{apiVersion: v1, kind: ConfigMap, metadata: {name: words}, data: {word: from the API server}}`)
 	s.apply(fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {terminationGracePeriodSeconds: 5, %s,
 securityContext: {fsGroup: 4321},
@@ -51,8 +52,9 @@ initContainers: [{name: first, image: "localhost/test/busybox:1", command: [sh, 
 containers: [{name: c, image: "localhost/test/busybox:1", resources: {requests: {cpu: 500m}, limits: {memory: 128Mi}},
   command: [sh, -c, "echo hello from $(uname -r); mkdir -p /tmp/w; echo page >/tmp/w/f; trap 'echo stopped >/data/end; exit 0' TERM; httpd -p 8080 -h /tmp/w; while :; do sleep 0.1; done"],
   readinessProbe: {httpGet: {path: /f, port: 8080}, periodSeconds: 1},
+  volumeDevices: [{name: raw, devicePath: /blocks/raw}],
   volumeMounts: [{name: data, mountPath: /data}, {name: words, mountPath: /words}, {name: sub, mountPath: /empty}]}],
-volumes: [{name: data, persistentVolumeClaim: {claimName: data}}, {name: words, configMap: {name: words}}, {name: sub, emptyDir: {}}]}}`, microVM))
+volumes: [{name: data, persistentVolumeClaim: {claimName: data}}, {name: raw, persistentVolumeClaim: {claimName: raw}}, {name: words, configMap: {name: words}}, {name: sub, emptyDir: {}}]}}`, microVM))
 	s.until(4*time.Minute, "the pod is ready: the kubelet's probe reaches it", func() (string, bool) {
 		got := s.get("pod/p", ".status.conditions[?(@.type==\"Ready\")].status")
 		return s.get("pod/p", ".status") + got, got == "True"
@@ -79,12 +81,24 @@ volumes: [{name: data, persistentVolumeClaim: {claimName: data}}, {name: words, 
 		v := s.stats("p", "data")
 		return fmt.Sprintf("%+v", v), v.CapacityBytes > 50<<20 && v.CapacityBytes < 65<<20 && v.Inodes > 0
 	})
+	if got := s.run("p", "stat -c %F /blocks/raw; echo raw bytes | dd of=/blocks/raw bs=512 seek=7 2>/dev/null; blockdev --getsize64 /blocks/raw"); got !=
+		"block special file\n67108864" {
+		t.Errorf("a raw block volume: %q", got)
+	}
+	s.kubectl("patch", "pvc", "raw", "-n", s.ns, "-p", `{"spec":{"resources":{"requests":{"storage":"128Mi"}}}}`)
+	s.until(2*time.Minute, "the raw block volume grows while the pod has it", func() (string, bool) {
+		got := s.run("p", "blockdev --getsize64 /blocks/raw")
+		return got, got == "134217728"
+	})
 	s.kubectl("delete", "pod", "p", "-n", s.ns, "--timeout=90s")
 
-	// Its claim goes to an ordinary pod.
-	s.pod("q", []string{"data:/data"})
+	// Its claims go to an ordinary pod.
+	s.pod("q", []string{"data:/data", "raw:/dev/disk"})
 	if got := s.run("q", "cat /data/init /data/end"); got != "begun\nstopped" {
 		t.Errorf("the node reads %q", got)
+	}
+	if got := s.run("q", "dd if=/dev/disk bs=512 skip=7 count=1 2>/dev/null | head -1"); got != "raw bytes" {
+		t.Errorf("the node's pod reads %q of the raw block volume", got)
 	}
 	s.delete("q")
 

@@ -184,7 +184,9 @@ type CreateContainerRequest struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	ContainerId string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
 	// config.json of the OCI runtime specification, with paths of the guest.
-	Config        []byte `protobuf:"bytes,2,opt,name=config,proto3" json:"config,omitempty"`
+	Config []byte `protobuf:"bytes,2,opt,name=config,proto3" json:"config,omitempty"`
+	// The container's raw block volumes. The monitor plugs them in, and passes them on.
+	BlockDevices  []*BlockDevice `protobuf:"bytes,3,rep,name=block_devices,json=blockDevices,proto3" json:"block_devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -233,6 +235,108 @@ func (x *CreateContainerRequest) GetConfig() []byte {
 	return nil
 }
 
+func (x *CreateContainerRequest) GetBlockDevices() []*BlockDevice {
+	if x != nil {
+		return x.BlockDevices
+	}
+	return nil
+}
+
+type BlockDevice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where the container has it.
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// The host's numbers for the device. The guest has others.
+	Major    uint32 `protobuf:"varint,2,opt,name=major,proto3" json:"major,omitempty"`
+	Minor    uint32 `protobuf:"varint,3,opt,name=minor,proto3" json:"minor,omitempty"`
+	ReadOnly bool   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// Of the container's file: permission bits, and who owns it.
+	Mode          uint32 `protobuf:"varint,5,opt,name=mode,proto3" json:"mode,omitempty"`
+	User          uint32 `protobuf:"varint,6,opt,name=user,proto3" json:"user,omitempty"`
+	Group         uint32 `protobuf:"varint,7,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockDevice) Reset() {
+	*x = BlockDevice{}
+	mi := &file_guest_v1_pod_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockDevice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockDevice) ProtoMessage() {}
+
+func (x *BlockDevice) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_pod_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockDevice.ProtoReflect.Descriptor instead.
+func (*BlockDevice) Descriptor() ([]byte, []int) {
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *BlockDevice) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *BlockDevice) GetMajor() uint32 {
+	if x != nil {
+		return x.Major
+	}
+	return 0
+}
+
+func (x *BlockDevice) GetMinor() uint32 {
+	if x != nil {
+		return x.Minor
+	}
+	return 0
+}
+
+func (x *BlockDevice) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *BlockDevice) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *BlockDevice) GetUser() uint32 {
+	if x != nil {
+		return x.User
+	}
+	return 0
+}
+
+func (x *BlockDevice) GetGroup() uint32 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
+}
+
 type CreateContainerResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -241,7 +345,7 @@ type CreateContainerResponse struct {
 
 func (x *CreateContainerResponse) Reset() {
 	*x = CreateContainerResponse{}
-	mi := &file_guest_v1_pod_proto_msgTypes[4]
+	mi := &file_guest_v1_pod_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -253,7 +357,7 @@ func (x *CreateContainerResponse) String() string {
 func (*CreateContainerResponse) ProtoMessage() {}
 
 func (x *CreateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[4]
+	mi := &file_guest_v1_pod_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -266,7 +370,7 @@ func (x *CreateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateContainerResponse.ProtoReflect.Descriptor instead.
 func (*CreateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{4}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{5}
 }
 
 type PrepareProcessRequest struct {
@@ -280,7 +384,7 @@ type PrepareProcessRequest struct {
 
 func (x *PrepareProcessRequest) Reset() {
 	*x = PrepareProcessRequest{}
-	mi := &file_guest_v1_pod_proto_msgTypes[5]
+	mi := &file_guest_v1_pod_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -292,7 +396,7 @@ func (x *PrepareProcessRequest) String() string {
 func (*PrepareProcessRequest) ProtoMessage() {}
 
 func (x *PrepareProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[5]
+	mi := &file_guest_v1_pod_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -305,7 +409,7 @@ func (x *PrepareProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareProcessRequest.ProtoReflect.Descriptor instead.
 func (*PrepareProcessRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{5}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PrepareProcessRequest) GetContainerId() string {
@@ -332,7 +436,7 @@ type PrepareProcessResponse struct {
 
 func (x *PrepareProcessResponse) Reset() {
 	*x = PrepareProcessResponse{}
-	mi := &file_guest_v1_pod_proto_msgTypes[6]
+	mi := &file_guest_v1_pod_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -344,7 +448,7 @@ func (x *PrepareProcessResponse) String() string {
 func (*PrepareProcessResponse) ProtoMessage() {}
 
 func (x *PrepareProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[6]
+	mi := &file_guest_v1_pod_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -357,7 +461,7 @@ func (x *PrepareProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareProcessResponse.ProtoReflect.Descriptor instead.
 func (*PrepareProcessResponse) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{6}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PrepareProcessResponse) GetToken() string {
@@ -382,7 +486,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_guest_v1_pod_proto_msgTypes[7]
+	mi := &file_guest_v1_pod_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -394,7 +498,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[7]
+	mi := &file_guest_v1_pod_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -407,7 +511,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{7}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RunRequest) GetWhat() isRunRequest_What {
@@ -503,7 +607,7 @@ type ControlRequest struct {
 
 func (x *ControlRequest) Reset() {
 	*x = ControlRequest{}
-	mi := &file_guest_v1_pod_proto_msgTypes[8]
+	mi := &file_guest_v1_pod_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -515,7 +619,7 @@ func (x *ControlRequest) String() string {
 func (*ControlRequest) ProtoMessage() {}
 
 func (x *ControlRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[8]
+	mi := &file_guest_v1_pod_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -528,7 +632,7 @@ func (x *ControlRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlRequest.ProtoReflect.Descriptor instead.
 func (*ControlRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{8}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ControlRequest) GetProcess() isControlRequest_Process {
@@ -622,7 +726,7 @@ type ControlResponse struct {
 
 func (x *ControlResponse) Reset() {
 	*x = ControlResponse{}
-	mi := &file_guest_v1_pod_proto_msgTypes[9]
+	mi := &file_guest_v1_pod_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +738,7 @@ func (x *ControlResponse) String() string {
 func (*ControlResponse) ProtoMessage() {}
 
 func (x *ControlResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[9]
+	mi := &file_guest_v1_pod_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +751,7 @@ func (x *ControlResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlResponse.ProtoReflect.Descriptor instead.
 func (*ControlResponse) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{9}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{10}
 }
 
 type WindowSize struct {
@@ -660,7 +764,7 @@ type WindowSize struct {
 
 func (x *WindowSize) Reset() {
 	*x = WindowSize{}
-	mi := &file_guest_v1_pod_proto_msgTypes[10]
+	mi := &file_guest_v1_pod_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -672,7 +776,7 @@ func (x *WindowSize) String() string {
 func (*WindowSize) ProtoMessage() {}
 
 func (x *WindowSize) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[10]
+	mi := &file_guest_v1_pod_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -685,7 +789,7 @@ func (x *WindowSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WindowSize.ProtoReflect.Descriptor instead.
 func (*WindowSize) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{10}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WindowSize) GetColumns() uint32 {
@@ -719,7 +823,7 @@ type RunResponse struct {
 
 func (x *RunResponse) Reset() {
 	*x = RunResponse{}
-	mi := &file_guest_v1_pod_proto_msgTypes[11]
+	mi := &file_guest_v1_pod_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -731,7 +835,7 @@ func (x *RunResponse) String() string {
 func (*RunResponse) ProtoMessage() {}
 
 func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[11]
+	mi := &file_guest_v1_pod_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -744,7 +848,7 @@ func (x *RunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
 func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{11}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RunResponse) GetWhat() isRunResponse_What {
@@ -836,7 +940,7 @@ type DeleteContainerRequest struct {
 
 func (x *DeleteContainerRequest) Reset() {
 	*x = DeleteContainerRequest{}
-	mi := &file_guest_v1_pod_proto_msgTypes[12]
+	mi := &file_guest_v1_pod_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -848,7 +952,7 @@ func (x *DeleteContainerRequest) String() string {
 func (*DeleteContainerRequest) ProtoMessage() {}
 
 func (x *DeleteContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[12]
+	mi := &file_guest_v1_pod_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -861,7 +965,7 @@ func (x *DeleteContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteContainerRequest.ProtoReflect.Descriptor instead.
 func (*DeleteContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{12}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteContainerRequest) GetContainerId() string {
@@ -879,7 +983,7 @@ type DeleteContainerResponse struct {
 
 func (x *DeleteContainerResponse) Reset() {
 	*x = DeleteContainerResponse{}
-	mi := &file_guest_v1_pod_proto_msgTypes[13]
+	mi := &file_guest_v1_pod_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -891,7 +995,7 @@ func (x *DeleteContainerResponse) String() string {
 func (*DeleteContainerResponse) ProtoMessage() {}
 
 func (x *DeleteContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[13]
+	mi := &file_guest_v1_pod_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -904,7 +1008,7 @@ func (x *DeleteContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteContainerResponse.ProtoReflect.Descriptor instead.
 func (*DeleteContainerResponse) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{13}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{14}
 }
 
 type EndRequest struct {
@@ -915,7 +1019,7 @@ type EndRequest struct {
 
 func (x *EndRequest) Reset() {
 	*x = EndRequest{}
-	mi := &file_guest_v1_pod_proto_msgTypes[14]
+	mi := &file_guest_v1_pod_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -927,7 +1031,7 @@ func (x *EndRequest) String() string {
 func (*EndRequest) ProtoMessage() {}
 
 func (x *EndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[14]
+	mi := &file_guest_v1_pod_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -940,7 +1044,7 @@ func (x *EndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndRequest.ProtoReflect.Descriptor instead.
 func (*EndRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{14}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{15}
 }
 
 type EndResponse struct {
@@ -951,7 +1055,7 @@ type EndResponse struct {
 
 func (x *EndResponse) Reset() {
 	*x = EndResponse{}
-	mi := &file_guest_v1_pod_proto_msgTypes[15]
+	mi := &file_guest_v1_pod_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -963,7 +1067,7 @@ func (x *EndResponse) String() string {
 func (*EndResponse) ProtoMessage() {}
 
 func (x *EndResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[15]
+	mi := &file_guest_v1_pod_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -976,7 +1080,7 @@ func (x *EndResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndResponse.ProtoReflect.Descriptor instead.
 func (*EndResponse) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{15}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{16}
 }
 
 type PortsRequest struct {
@@ -987,7 +1091,7 @@ type PortsRequest struct {
 
 func (x *PortsRequest) Reset() {
 	*x = PortsRequest{}
-	mi := &file_guest_v1_pod_proto_msgTypes[16]
+	mi := &file_guest_v1_pod_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -999,7 +1103,7 @@ func (x *PortsRequest) String() string {
 func (*PortsRequest) ProtoMessage() {}
 
 func (x *PortsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[16]
+	mi := &file_guest_v1_pod_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1012,7 +1116,7 @@ func (x *PortsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortsRequest.ProtoReflect.Descriptor instead.
 func (*PortsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{16}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{17}
 }
 
 type PortsResponse struct {
@@ -1024,7 +1128,7 @@ type PortsResponse struct {
 
 func (x *PortsResponse) Reset() {
 	*x = PortsResponse{}
-	mi := &file_guest_v1_pod_proto_msgTypes[17]
+	mi := &file_guest_v1_pod_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1036,7 +1140,7 @@ func (x *PortsResponse) String() string {
 func (*PortsResponse) ProtoMessage() {}
 
 func (x *PortsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[17]
+	mi := &file_guest_v1_pod_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1049,7 +1153,7 @@ func (x *PortsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortsResponse.ProtoReflect.Descriptor instead.
 func (*PortsResponse) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{17}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PortsResponse) GetPorts() []*Port {
@@ -1070,7 +1174,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_guest_v1_pod_proto_msgTypes[18]
+	mi := &file_guest_v1_pod_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1082,7 +1186,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[18]
+	mi := &file_guest_v1_pod_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1095,7 +1199,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{18}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Port) GetNumber() uint32 {
@@ -1125,7 +1229,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_guest_v1_pod_proto_msgTypes[19]
+	mi := &file_guest_v1_pod_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1137,7 +1241,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[19]
+	mi := &file_guest_v1_pod_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1150,7 +1254,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{19}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ConnectRequest) GetWhat() isConnectRequest_What {
@@ -1206,7 +1310,7 @@ type ConnectResponse struct {
 
 func (x *ConnectResponse) Reset() {
 	*x = ConnectResponse{}
-	mi := &file_guest_v1_pod_proto_msgTypes[20]
+	mi := &file_guest_v1_pod_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1218,7 +1322,7 @@ func (x *ConnectResponse) String() string {
 func (*ConnectResponse) ProtoMessage() {}
 
 func (x *ConnectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_pod_proto_msgTypes[20]
+	mi := &file_guest_v1_pod_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1231,7 +1335,7 @@ func (x *ConnectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectResponse.ProtoReflect.Descriptor instead.
 func (*ConnectResponse) Descriptor() ([]byte, []int) {
-	return file_guest_v1_pod_proto_rawDescGZIP(), []int{20}
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ConnectResponse) GetData() []byte {
@@ -1264,10 +1368,19 @@ const file_guest_v1_pod_proto_rawDesc = "" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x1a\n" +
 	"\bgateways\x18\x02 \x03(\tR\bgateways\x12\x10\n" +
 	"\x03mtu\x18\x03 \x01(\rR\x03mtu\"\x0f\n" +
-	"\rBeginResponse\"S\n" +
+	"\rBeginResponse\"\x95\x01\n" +
 	"\x16CreateContainerRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x16\n" +
-	"\x06config\x18\x02 \x01(\fR\x06config\"\x19\n" +
+	"\x06config\x18\x02 \x01(\fR\x06config\x12@\n" +
+	"\rblock_devices\x18\x03 \x03(\v2\x1b.crust.guest.v1.BlockDeviceR\fblockDevices\"\xa8\x01\n" +
+	"\vBlockDevice\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05major\x18\x02 \x01(\rR\x05major\x12\x14\n" +
+	"\x05minor\x18\x03 \x01(\rR\x05minor\x12\x1b\n" +
+	"\tread_only\x18\x04 \x01(\bR\breadOnly\x12\x12\n" +
+	"\x04mode\x18\x05 \x01(\rR\x04mode\x12\x12\n" +
+	"\x04user\x18\x06 \x01(\rR\x04user\x12\x14\n" +
+	"\x05group\x18\a \x01(\rR\x05group\"\x19\n" +
 	"\x17CreateContainerResponse\"T\n" +
 	"\x15PrepareProcessRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x18\n" +
@@ -1344,59 +1457,61 @@ func file_guest_v1_pod_proto_rawDescGZIP() []byte {
 	return file_guest_v1_pod_proto_rawDescData
 }
 
-var file_guest_v1_pod_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_guest_v1_pod_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_guest_v1_pod_proto_goTypes = []any{
 	(*BeginRequest)(nil),            // 0: crust.guest.v1.BeginRequest
 	(*Network)(nil),                 // 1: crust.guest.v1.Network
 	(*BeginResponse)(nil),           // 2: crust.guest.v1.BeginResponse
 	(*CreateContainerRequest)(nil),  // 3: crust.guest.v1.CreateContainerRequest
-	(*CreateContainerResponse)(nil), // 4: crust.guest.v1.CreateContainerResponse
-	(*PrepareProcessRequest)(nil),   // 5: crust.guest.v1.PrepareProcessRequest
-	(*PrepareProcessResponse)(nil),  // 6: crust.guest.v1.PrepareProcessResponse
-	(*RunRequest)(nil),              // 7: crust.guest.v1.RunRequest
-	(*ControlRequest)(nil),          // 8: crust.guest.v1.ControlRequest
-	(*ControlResponse)(nil),         // 9: crust.guest.v1.ControlResponse
-	(*WindowSize)(nil),              // 10: crust.guest.v1.WindowSize
-	(*RunResponse)(nil),             // 11: crust.guest.v1.RunResponse
-	(*DeleteContainerRequest)(nil),  // 12: crust.guest.v1.DeleteContainerRequest
-	(*DeleteContainerResponse)(nil), // 13: crust.guest.v1.DeleteContainerResponse
-	(*EndRequest)(nil),              // 14: crust.guest.v1.EndRequest
-	(*EndResponse)(nil),             // 15: crust.guest.v1.EndResponse
-	(*PortsRequest)(nil),            // 16: crust.guest.v1.PortsRequest
-	(*PortsResponse)(nil),           // 17: crust.guest.v1.PortsResponse
-	(*Port)(nil),                    // 18: crust.guest.v1.Port
-	(*ConnectRequest)(nil),          // 19: crust.guest.v1.ConnectRequest
-	(*ConnectResponse)(nil),         // 20: crust.guest.v1.ConnectResponse
-	nil,                             // 21: crust.guest.v1.BeginRequest.SysctlsEntry
+	(*BlockDevice)(nil),             // 4: crust.guest.v1.BlockDevice
+	(*CreateContainerResponse)(nil), // 5: crust.guest.v1.CreateContainerResponse
+	(*PrepareProcessRequest)(nil),   // 6: crust.guest.v1.PrepareProcessRequest
+	(*PrepareProcessResponse)(nil),  // 7: crust.guest.v1.PrepareProcessResponse
+	(*RunRequest)(nil),              // 8: crust.guest.v1.RunRequest
+	(*ControlRequest)(nil),          // 9: crust.guest.v1.ControlRequest
+	(*ControlResponse)(nil),         // 10: crust.guest.v1.ControlResponse
+	(*WindowSize)(nil),              // 11: crust.guest.v1.WindowSize
+	(*RunResponse)(nil),             // 12: crust.guest.v1.RunResponse
+	(*DeleteContainerRequest)(nil),  // 13: crust.guest.v1.DeleteContainerRequest
+	(*DeleteContainerResponse)(nil), // 14: crust.guest.v1.DeleteContainerResponse
+	(*EndRequest)(nil),              // 15: crust.guest.v1.EndRequest
+	(*EndResponse)(nil),             // 16: crust.guest.v1.EndResponse
+	(*PortsRequest)(nil),            // 17: crust.guest.v1.PortsRequest
+	(*PortsResponse)(nil),           // 18: crust.guest.v1.PortsResponse
+	(*Port)(nil),                    // 19: crust.guest.v1.Port
+	(*ConnectRequest)(nil),          // 20: crust.guest.v1.ConnectRequest
+	(*ConnectResponse)(nil),         // 21: crust.guest.v1.ConnectResponse
+	nil,                             // 22: crust.guest.v1.BeginRequest.SysctlsEntry
 }
 var file_guest_v1_pod_proto_depIdxs = []int32{
 	1,  // 0: crust.guest.v1.BeginRequest.network:type_name -> crust.guest.v1.Network
-	21, // 1: crust.guest.v1.BeginRequest.sysctls:type_name -> crust.guest.v1.BeginRequest.SysctlsEntry
-	10, // 2: crust.guest.v1.ControlRequest.window:type_name -> crust.guest.v1.WindowSize
-	18, // 3: crust.guest.v1.PortsResponse.ports:type_name -> crust.guest.v1.Port
-	0,  // 4: crust.guest.v1.Pod.Begin:input_type -> crust.guest.v1.BeginRequest
-	3,  // 5: crust.guest.v1.Pod.CreateContainer:input_type -> crust.guest.v1.CreateContainerRequest
-	5,  // 6: crust.guest.v1.Pod.PrepareProcess:input_type -> crust.guest.v1.PrepareProcessRequest
-	7,  // 7: crust.guest.v1.Pod.Run:input_type -> crust.guest.v1.RunRequest
-	8,  // 8: crust.guest.v1.Pod.Control:input_type -> crust.guest.v1.ControlRequest
-	12, // 9: crust.guest.v1.Pod.DeleteContainer:input_type -> crust.guest.v1.DeleteContainerRequest
-	14, // 10: crust.guest.v1.Pod.End:input_type -> crust.guest.v1.EndRequest
-	16, // 11: crust.guest.v1.Pod.Ports:input_type -> crust.guest.v1.PortsRequest
-	19, // 12: crust.guest.v1.Pod.Connect:input_type -> crust.guest.v1.ConnectRequest
-	2,  // 13: crust.guest.v1.Pod.Begin:output_type -> crust.guest.v1.BeginResponse
-	4,  // 14: crust.guest.v1.Pod.CreateContainer:output_type -> crust.guest.v1.CreateContainerResponse
-	6,  // 15: crust.guest.v1.Pod.PrepareProcess:output_type -> crust.guest.v1.PrepareProcessResponse
-	11, // 16: crust.guest.v1.Pod.Run:output_type -> crust.guest.v1.RunResponse
-	9,  // 17: crust.guest.v1.Pod.Control:output_type -> crust.guest.v1.ControlResponse
-	13, // 18: crust.guest.v1.Pod.DeleteContainer:output_type -> crust.guest.v1.DeleteContainerResponse
-	15, // 19: crust.guest.v1.Pod.End:output_type -> crust.guest.v1.EndResponse
-	17, // 20: crust.guest.v1.Pod.Ports:output_type -> crust.guest.v1.PortsResponse
-	20, // 21: crust.guest.v1.Pod.Connect:output_type -> crust.guest.v1.ConnectResponse
-	13, // [13:22] is the sub-list for method output_type
-	4,  // [4:13] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	22, // 1: crust.guest.v1.BeginRequest.sysctls:type_name -> crust.guest.v1.BeginRequest.SysctlsEntry
+	4,  // 2: crust.guest.v1.CreateContainerRequest.block_devices:type_name -> crust.guest.v1.BlockDevice
+	11, // 3: crust.guest.v1.ControlRequest.window:type_name -> crust.guest.v1.WindowSize
+	19, // 4: crust.guest.v1.PortsResponse.ports:type_name -> crust.guest.v1.Port
+	0,  // 5: crust.guest.v1.Pod.Begin:input_type -> crust.guest.v1.BeginRequest
+	3,  // 6: crust.guest.v1.Pod.CreateContainer:input_type -> crust.guest.v1.CreateContainerRequest
+	6,  // 7: crust.guest.v1.Pod.PrepareProcess:input_type -> crust.guest.v1.PrepareProcessRequest
+	8,  // 8: crust.guest.v1.Pod.Run:input_type -> crust.guest.v1.RunRequest
+	9,  // 9: crust.guest.v1.Pod.Control:input_type -> crust.guest.v1.ControlRequest
+	13, // 10: crust.guest.v1.Pod.DeleteContainer:input_type -> crust.guest.v1.DeleteContainerRequest
+	15, // 11: crust.guest.v1.Pod.End:input_type -> crust.guest.v1.EndRequest
+	17, // 12: crust.guest.v1.Pod.Ports:input_type -> crust.guest.v1.PortsRequest
+	20, // 13: crust.guest.v1.Pod.Connect:input_type -> crust.guest.v1.ConnectRequest
+	2,  // 14: crust.guest.v1.Pod.Begin:output_type -> crust.guest.v1.BeginResponse
+	5,  // 15: crust.guest.v1.Pod.CreateContainer:output_type -> crust.guest.v1.CreateContainerResponse
+	7,  // 16: crust.guest.v1.Pod.PrepareProcess:output_type -> crust.guest.v1.PrepareProcessResponse
+	12, // 17: crust.guest.v1.Pod.Run:output_type -> crust.guest.v1.RunResponse
+	10, // 18: crust.guest.v1.Pod.Control:output_type -> crust.guest.v1.ControlResponse
+	14, // 19: crust.guest.v1.Pod.DeleteContainer:output_type -> crust.guest.v1.DeleteContainerResponse
+	16, // 20: crust.guest.v1.Pod.End:output_type -> crust.guest.v1.EndResponse
+	18, // 21: crust.guest.v1.Pod.Ports:output_type -> crust.guest.v1.PortsResponse
+	21, // 22: crust.guest.v1.Pod.Connect:output_type -> crust.guest.v1.ConnectResponse
+	14, // [14:23] is the sub-list for method output_type
+	5,  // [5:14] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_guest_v1_pod_proto_init() }
@@ -1404,25 +1519,25 @@ func file_guest_v1_pod_proto_init() {
 	if File_guest_v1_pod_proto != nil {
 		return
 	}
-	file_guest_v1_pod_proto_msgTypes[7].OneofWrappers = []any{
+	file_guest_v1_pod_proto_msgTypes[8].OneofWrappers = []any{
 		(*RunRequest_ContainerId)(nil),
 		(*RunRequest_Token)(nil),
 		(*RunRequest_Stdin)(nil),
 		(*RunRequest_EndOfStdin)(nil),
 	}
-	file_guest_v1_pod_proto_msgTypes[8].OneofWrappers = []any{
+	file_guest_v1_pod_proto_msgTypes[9].OneofWrappers = []any{
 		(*ControlRequest_ContainerId)(nil),
 		(*ControlRequest_Token)(nil),
 		(*ControlRequest_Signal)(nil),
 		(*ControlRequest_Window)(nil),
 	}
-	file_guest_v1_pod_proto_msgTypes[11].OneofWrappers = []any{
+	file_guest_v1_pod_proto_msgTypes[12].OneofWrappers = []any{
 		(*RunResponse_Started)(nil),
 		(*RunResponse_Stdout)(nil),
 		(*RunResponse_Stderr)(nil),
 		(*RunResponse_ExitStatus)(nil),
 	}
-	file_guest_v1_pod_proto_msgTypes[19].OneofWrappers = []any{
+	file_guest_v1_pod_proto_msgTypes[20].OneofWrappers = []any{
 		(*ConnectRequest_Port)(nil),
 		(*ConnectRequest_Data)(nil),
 	}
@@ -1432,7 +1547,7 @@ func file_guest_v1_pod_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_pod_proto_rawDesc), len(file_guest_v1_pod_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -126,11 +126,17 @@ func (s *machine) within(ctx context.Context, f func(context.Context, *qmp.Clien
 	return s.explain(f(ctx, q))
 }
 
+// disk is the volume as the machine's disk. Nobody else on the host may use the device.
+func disk(v sandbox.Volume) qmp.Disk {
+	return qmp.Disk{Name: v.Serial(), Path: v.Device.Path, Major: v.Device.Major, Minor: v.Device.Minor,
+		ReadOnly: v.ReadOnly || v.Device.ReadOnly}
+}
+
 func (s *machine) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, error) {
 	var r *guestv1.MountResponse
 	err := s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
 		actx, end := tracing.Begin(ctx, "plug in disk")
-		err := attach(actx, q, v)
+		err := q.Plug(actx, disk(v))
 		end(err)
 		if err != nil {
 			return err
@@ -156,17 +162,17 @@ func (s *machine) Unpublish(ctx context.Context, v sandbox.Volume) error {
 		return nil // its disks have gone with it
 	}
 	err := s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
-		disk, err := attached(ctx, q, v.Serial())
+		plugged, err := q.Plugged(ctx, v.Serial())
 		if err != nil {
 			return err
 		}
-		if disk {
+		if plugged {
 			// Unplugging asks nobody: a mounted disk would be cut off.
 			if _, err := s.guest.Unmount(ctx, &guestv1.UnmountRequest{Serial: v.Serial()}); err != nil {
 				return err
 			}
 		}
-		return detach(ctx, q, v.Serial())
+		return q.Unplug(ctx, v.Serial())
 	})
 	if s.ended() {
 		return nil
@@ -190,7 +196,7 @@ func (s *machine) Stats(ctx context.Context, v sandbox.Volume) (u mounter.Usage,
 
 func (s *machine) Expand(ctx context.Context, v sandbox.Volume, size int64) error {
 	return s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
-		if err := q.Run(ctx, "block_resize", map[string]any{"node-name": v.Serial(), "size": size}, nil); err != nil {
+		if err := q.Resize(ctx, v.Serial(), size); err != nil {
 			return err
 		}
 		_, err := s.guest.Grow(ctx, &guestv1.GrowRequest{Serial: v.Serial(), DeviceBytes: size})

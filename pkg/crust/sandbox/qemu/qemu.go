@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crust-csi/crust-csi/internal/qmp"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
@@ -26,7 +27,7 @@ import (
 )
 
 // Bus is the SCSI bus that QEMU must have: a virtio-scsi controller called crust-scsi.
-const Bus = "crust-scsi.0"
+const Bus = qmp.Bus
 
 // Backend learns the guests' capabilities from the first guest that reports them.
 type Backend struct {

@@ -1,4 +1,6 @@
-package main
+// Package guestdisks finds the SCSI disks of the microVM that it runs in, by their serial numbers. The host chose these when it plugged
+// the disks in.
+package guestdisks
 
 import (
 	"bytes"
@@ -28,9 +30,9 @@ type disk struct {
 	ino  uint64
 }
 
-// disks returns the serial of every SCSI disk, by kernel name. Disks that are not ready or are
+// All returns the serial of every SCSI disk, by kernel name. Disks that are not ready or are
 // being unplugged are left out.
-func disks() (map[string]string, error) {
+func All() (map[string]string, error) {
 	blocks, err := os.ReadDir("/sys/block")
 	if err != nil {
 		return nil, err
@@ -70,25 +72,24 @@ func disks() (map[string]string, error) {
 	return found, nil
 }
 
-// device waits for the disk with the given serial.
-func device(ctx context.Context, serial string) (mounter.Device, string, error) {
+// Find waits for the disk with the given serial.
+func Find(ctx context.Context, serial string) (mounter.Device, error) {
 	for {
-		all, err := disks()
+		all, err := All()
 		if err != nil {
-			return mounter.Device{}, "", err
+			return mounter.Device{}, err
 		}
 		for name, have := range all {
 			if have == serial {
 				d, err := mounter.FindDevice("/dev/" + name)
 				if err == nil {
-					return d, name, nil
+					return d, nil
 				}
 			}
 		}
 		select {
 		case <-ctx.Done():
-			return mounter.Device{}, "", fault.New(fault.State, "no disk with the serial %q has appeared in the guest: %w", serial,
-				ctx.Err())
+			return mounter.Device{}, fault.New(fault.State, "no disk with the serial %q has appeared in the guest: %w", serial, ctx.Err())
 		case <-time.After(2 * time.Millisecond):
 		}
 	}

@@ -1,0 +1,212 @@
+package qmp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// Bus is the SCSI bus that QEMU must have for disks: a virtio-scsi controller called crust-scsi.
+const Bus = "crust-scsi.0"
+
+// Disk is a block device of the host that a guest sees as a SCSI disk.
+type Disk struct {
+	Name  string // the disk's serial number in the guest, and what QEMU calls it
+	Path  string // the device's on the host
+	Major uint32
+	Minor uint32
+	// ReadOnly: the guest cannot write to it.
+	ReadOnly bool
+	// Shared: others on this host may use the device at the same time, as pods may that have one raw block volume. A device that
+	// is mounted or claimed, which is then exclusive, is refused all the same.
+	Shared bool
+}
+
+// Plugged tells whether QEMU has a disk of that name.
+func (c *Client) Plugged(ctx context.Context, name string) (bool, error) {
+	var list []struct {
+		Name string `json:"name"`
+	}
+	if err := c.Run(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &list); err != nil {
+		return false, err
+	}
+	for _, d := range list {
+		if d.Name == name {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// refusedWith identifies a refusal of QEMU by its text; QEMU has no codes for them.
+func refusedWith(err error, words string) bool {
+	var e *Error
+	return errors.As(err, &e) && strings.Contains(e.Desc, words)
+}
+
+// Resize tells the guest that a disk's device has that many bytes now.
+func (c *Client) Resize(ctx context.Context, name string, size int64) error {
+	return c.Run(ctx, "block_resize", map[string]any{"node-name": name, "size": size}, nil)
+}
+
+// Plug gives the guest a disk, unless it has it. A device that is in use is a fault State.
+func (c *Client) Plug(ctx context.Context, d Disk) error {
+	there, err := c.Plugged(ctx, d.Name)
+	if err != nil || there {
+		return err
+	}
+	// An interrupted call may have left a node, or one of another device that had this name before.
+	if err := c.removeNode(ctx, d.Name); err != nil {
+		return err
+	}
+	if err := c.addNode(ctx, d); err != nil {
+		return err
+	}
+	return c.Run(ctx, "device_add", map[string]any{"driver": "scsi-hd", "id": d.Name, "drive": d.Name, "bus": Bus, "serial": d.Name,
+		"share-rw": d.Shared}, nil)
+}
+
+// open opens the device. The open is exclusive unless the disk is shared: as long as anybody has the descriptor, the kernel lets nobody
+// on this host mount the device or open it so, even after this process ends (C19).
+func (d Disk) open() (*os.File, error) {
+	mode := os.O_RDWR
+	if d.ReadOnly {
+		mode = os.O_RDONLY
+	}
+	// Exclusively even if it is only read: reading while somebody else writes returns garbage.
+	f, err := linux.Open(d.Path, mode|linux.OExcl)
+	for range 10 {
+		if !d.Shared || !errors.Is(err, linux.EBUSY) {
+			break
+		}
+		time.Sleep(20 * time.Millisecond) // another pod's guest may be given it just now
+		f, err = linux.Open(d.Path, mode|linux.OExcl)
+	}
+	if errors.Is(err, linux.EBUSY) {
+		return nil, fault.New(fault.State, "%s is in use on the host: mounted, or claimed for another sandbox", d.Path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if d.Shared {
+		claimed := f
+		defer claimed.Close()
+		if f, err = linux.Open(d.Path, mode); err != nil {
+			return nil, err
+		}
+	}
+	st, err := linux.StatxFile(f)
+	if err == nil && (!st.IsBlock() || st.RdevMajor != d.Major || st.RdevMinor != d.Minor) {
+		err = fault.New(fault.State, "%s is no longer the block device %d:%d", d.Path, d.Major, d.Minor)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// addNode passes the device's descriptor to QEMU, which needs no right to open it and cannot be led to another.
+func (c *Client) addNode(ctx context.Context, d Disk) error {
+	f, err := d.open()
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var set struct {
+		ID int `json:"fdset-id"`
+	}
+	if err := c.RunWithFile(ctx, "add-fd", map[string]any{"opaque": d.Name}, &set, f); err != nil {
+		return err
+	}
+	node := map[string]any{
+		"driver": "host_device", "node-name": d.Name, "filename": fmt.Sprintf("/dev/fdset/%d", set.ID), "read-only": d.ReadOnly,
+		"discard": "unmap", "cache": map[string]any{"direct": true},
+	}
+	if d.Shared {
+		node["locking"] = "off" // QEMU's own, which keeps other QEMUs out
+	}
+	return c.Run(ctx, "blockdev-add", node, nil)
+}
+
+// removeNode removes what QEMU has of a disk, except the disk itself.
+func (c *Client) removeNode(ctx context.Context, name string) error {
+	if err := c.Run(ctx, "blockdev-del", map[string]any{"node-name": name}, nil); err != nil && !refusedWith(err, "Failed to find node") {
+		return err
+	}
+	return c.removeFiles(ctx, name)
+}
+
+// removeFiles closes QEMU's descriptors of a disk.
+func (c *Client) removeFiles(ctx context.Context, name string) error {
+	var sets []struct {
+		ID  int `json:"fdset-id"`
+		FDs []struct {
+			FD     int    `json:"fd"`
+			Opaque string `json:"opaque"`
+		} `json:"fds"`
+	}
+	if err := c.Run(ctx, "query-fdsets", nil, &sets); err != nil {
+		return err
+	}
+	for _, set := range sets {
+		for _, fd := range set.FDs {
+			if fd.Opaque != name {
+				continue
+			}
+			if err := c.Run(ctx, "remove-fd", map[string]any{"fdset-id": set.ID, "fd": fd.FD}, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Unplug takes a disk from the guest, and waits until it has let go of it. One that is not there is fine.
+func (c *Client) Unplug(ctx context.Context, name string) error {
+	there, err := c.Plugged(ctx, name)
+	if err != nil {
+		return err
+	}
+	if there {
+		events, stop := c.Events()
+		defer stop()
+		if err := c.Run(ctx, "device_del", map[string]any{"id": name}, nil); err != nil {
+			return err
+		}
+		if err := c.deleted(ctx, events, name); err != nil {
+			return err
+		}
+	}
+	return c.removeNode(ctx, name)
+}
+
+// deleted waits until the guest has released a disk.
+func (c *Client) deleted(ctx context.Context, events <-chan Event, name string) error {
+	again := time.NewTicker(500 * time.Millisecond)
+	defer again.Stop()
+	for {
+		select {
+		case e := <-events:
+			var d struct{ Device string }
+			if e.Name == "DEVICE_DELETED" && json.Unmarshal(e.Data, &d) == nil && d.Device == name {
+				return nil
+			}
+		case <-again.C: // an event may have been lost
+			if there, err := c.Plugged(ctx, name); err != nil || !there {
+				return err
+			}
+		case <-c.Gone():
+			return ErrGone
+		case <-ctx.Done():
+			return fault.New(fault.State, "the guest does not let go of the disk %s: %w", name, ctx.Err())
+		}
+	}
+}
