@@ -154,23 +154,45 @@ func (v verdict) write() error {
 }
 
 // tryAlone tries while nobody else does: many guests may be started at once, on a machine that has just booted, and each trial boots two
-// more. Who waited for another's trial uses its verdict.
+// more. Who waited for another's trial uses its outcome, even if that was none: a busy machine would not tell the next one more.
 func (c Config) tryAlone(ctx context.Context, key verdict) (verdict, error) {
 	lock, err := trialLock()
 	if err == nil {
 		defer lock.Close()
+		begin := time.Now()
 		if err := linux.FlockWithin(ctx, lock); err != nil {
 			return key, err
 		}
 		if v, known := readVerdict(key); known {
 			return v, nil
 		}
+		if err := inconclusive(lock, begin); err != nil {
+			return key, err
+		}
 	}
 	v, err := c.try(ctx, key)
 	if err == nil {
 		_ = v.write() // then the next one tries again
+	} else if lock != nil && ctx.Err() == nil {
+		_ = errors.Join(lock.Truncate(0), writeAll(lock, err.Error())) // the same
 	}
 	return v, err
+}
+
+func writeAll(f *os.File, text string) error { _, err := f.WriteAt([]byte(text), 0); return err }
+
+// inconclusive returns why a trial that ended since then told nothing, if there was one.
+func inconclusive(lock *os.File, since time.Time) error {
+	st, err := lock.Stat()
+	if err != nil || !st.ModTime().After(since) {
+		return nil // a trial of its own
+	}
+	const most = 4096
+	text, err := io.ReadAll(io.LimitReader(lock, most))
+	if err != nil || len(text) == 0 {
+		return nil // the same
+	}
+	return fmt.Errorf("another guest tried just now: %s", text)
 }
 
 // trialLock opens the lock of trials. On an error the caller goes on: then verdicts cannot be stored either.

@@ -5,10 +5,25 @@ import (
 	"strings"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
+
+// awaitPools waits while a pool that does not hang on purpose has not answered since the start, so that all descriptors are open that the
+// driver keeps.
+func (n *Node) awaitPools(deadline time.Time) {
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	for !n.PoolHangs && ctx.Err() == nil {
+		_, err := n.Client.Probe(ctx, &csi.ProbeRequest{})
+		if !strings.Contains(status.Convert(err).Message(), " has not answered ") {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
 
 // patientWithPools repeats a call that is refused because the pool's disk has not answered for seconds, as a sidecar does: for five
 // minutes at most. While other tests fill the page cache, a disk takes that long for one small write. A test whose pool hangs on

@@ -188,6 +188,7 @@ func (n *Node) Start() {
 		_, err = n.Client.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 		cancel()
 		if err == nil {
+			n.awaitPools(deadline)
 			n.started = n.descriptors()
 			return
 		}

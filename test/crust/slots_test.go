@@ -188,6 +188,16 @@ func (s *server) lateVolume(p *pod, c late) {
 	eventually(t, testcrust.Longest(), "it leaves", func() bool { return unpublish() == nil })
 	sees("unpublished", empty, isEmpty)
 	ok(t, s.runtimePublish(p))
+	crustctl := func(args ...string) {
+		t.Helper()
+		if out, err := s.crustctl(args...); err != nil {
+			t.Errorf("%v: %v %s", args, err, out)
+		}
+	}
+	crustctl("bind", p.name, "data", p.target, "--sub-path", "sub", "--read-only")
+	sees("bound by crustctl", "cat /data/volume/f; "+write, "deep\nrefused")
+	crustctl("unbind", p.name, "data")
+	sees("taken away by crustctl", empty, isEmpty)
 	ok(t, bind("", false))
 	sees("again", "cat /data/volume/f && echo last >/data/volume/last", "kept")
 }

@@ -137,7 +137,8 @@ func New(ctx context.Context, c Config) (*Manager, error) {
 			forget = func(s Spec) error { return m.store.remove(s.ID) } // what it left is another backend's
 		}
 		if err := forget(r.Spec); err != nil {
-			return nil, err
+			c.Log.Error("what a sandbox before the reboot left cannot be removed; the next start tries again", "sandbox_id", r.Spec.ID,
+				"error", err)
 		}
 	}
 	var all sync.WaitGroup

@@ -31,8 +31,8 @@ func (b *counting) Open(context.Context, Opening) (Sandbox, error) {
 }
 func (s counted) Detach() { s.b.open.Add(-1) }
 
-// Whoever gets an error from New has nothing to give back: it may try again.
-func TestNewKeepsNothingIfItFails(t *testing.T) {
+// What one sandbox left before a reboot, and nobody can remove, is no reason to serve no other.
+func TestNewStartsBesideWhatCannotBeRemoved(t *testing.T) {
 	boot, err := mounter.BootID()
 	if err != nil {
 		t.Fatal(err)
@@ -53,12 +53,20 @@ func TestNewKeepsNothingIfItFails(t *testing.T) {
 	}
 	b := &counting{}
 	for range 2 {
-		if _, err := New(t.Context(), Config{StateDir: dir, Backend: b}); err == nil {
-			t.Fatal("New succeeds")
+		m, err := New(t.Context(), Config{StateDir: dir, Backend: b})
+		if err != nil {
+			t.Fatal(err)
 		}
-		if n := b.open.Load(); n != 0 {
+		if n := b.open.Load(); n != 2 {
 			t.Errorf("%d sandboxes are open", n)
 		}
+		m.Stop()
+		if n := b.open.Load(); n != 0 {
+			t.Errorf("%d sandboxes are open after the end", n)
+		}
+	}
+	if left, _, err := s.load(); err != nil || len(left) != 3 {
+		t.Errorf("nobody will try again: %v, %v", left, err)
 	}
 }
 
