@@ -93,12 +93,12 @@ volumes: [{name: data, persistentVolumeClaim: {claimName: data}}, {name: raw, pe
 	s.kubectl("delete", "pod", "p", "-n", s.ns, "--timeout=90s")
 
 	// Its claim goes to a sandbox that is a mount namespace, and then with the other one to an ordinary pod.
-	s.pod("n", []string{"data:/data"}, sandboxed)
-	s.said("Pod/n", "MountedInSandbox: volume pvc-.* \\(ext4\\) is mounted in the pod's sandbox")
-	if got := s.run("n", "cat /data/init /data/end; uname -r; echo namespace >/data/n"); got != "begun\nstopped\n"+node {
+	s.pod("ns", []string{"data:/data"}, sandboxed)
+	s.said("Pod/ns", "MountedInSandbox: volume pvc-.* \\(ext4\\) is mounted in the pod's sandbox")
+	if got := s.run("ns", "cat /data/init /data/end; uname -r; echo namespace >/data/n"); got != "begun\nstopped\n"+node {
 		t.Errorf("a namespace reads %q", got)
 	}
-	s.delete("n")
+	s.delete("ns")
 	s.pod("q", []string{"data:/data", "raw:/dev/disk"})
 	if got := s.run("q", "cat /data/init /data/end /data/n"); got != "begun\nstopped\nnamespace" {
 		t.Errorf("the node reads %q", got)
