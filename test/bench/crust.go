@@ -229,7 +229,7 @@ func (m *machines) publish() {
 	m.remove(id, target)
 	sum := s.median("visible") + s.median("mount")
 	m.row("RuntimePublishVolume of an ext4 into a microVM", "its parts: device_add until seen in the guest, mount", sum,
-		s.median("whole"), 1.5, false)
+		s.median("whole"), 1.3, false)
 	for _, part := range []string{"device_add", "visible", "mount", "unpublish"} {
 		fmt.Printf("| of it: %s | | %s | | |\n", strings.Replace(part, "visible", "device_add until the guest sees it", 1),
 			s.median(part).Round(time.Microsecond))

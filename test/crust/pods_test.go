@@ -205,9 +205,14 @@ func (r *podRuntime) pod(t testing.TB, id, network string) *container {
 		if left, err := os.ReadDir(filepath.Join(r.pods, id)); !os.IsNotExist(err) {
 			t.Errorf("left behind: %v", left)
 		}
-		run(t, "sh", "-c", "find /sys/fs/cgroup -depth -type d -path '*"+testCgroup(id)+"*' -exec rmdir {} + 2>/dev/null; true")
+		removeCgroups(t, id)
 	})
 	return c
+}
+
+// removeCgroups removes the cgroups of a pod that has ended.
+func removeCgroups(t testing.TB, pod string) {
+	run(t, "sh", "-c", "find /sys/fs/cgroup -depth -type d -path '*"+testCgroup(pod)+"*' -exec rmdir {} + 2>/dev/null; true")
 }
 
 // end ends a pod as containerd does: it kills the pod's own container, waits for its end, and deletes it.
