@@ -80,7 +80,7 @@ func Unlinkat(dir *os.File, name string) error {
 // Statx holds the fields of statx(2) that mounts need.
 type Statx struct {
 	Mode                 uint16
-	GID                  uint32
+	UID, GID             uint32
 	Size                 uint64
 	Allocated            int64 // allocated bytes
 	Ino                  uint64
@@ -116,7 +116,7 @@ func statx(dir *os.File, name string, flags int) (Statx, error) {
 		return Statx{}, err
 	}
 	return Statx{
-		Mode: st.Mode, GID: st.Gid, Size: st.Size, Allocated: int64(st.Blocks) * 512, Ino: st.Ino,
+		Mode: st.Mode, UID: st.Uid, GID: st.Gid, Size: st.Size, Allocated: int64(st.Blocks) * 512, Ino: st.Ino,
 		DevMajor: st.Dev_major, DevMinor: st.Dev_minor,
 		RdevMajor: st.Rdev_major, RdevMinor: st.Rdev_minor,
 		MountRoot: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,

@@ -184,8 +184,8 @@ func writeAll(f *os.File, text string) error { _, err := f.WriteAt([]byte(text),
 // inconclusive returns why a trial that ended since then told nothing, if there was one.
 func inconclusive(lock *os.File, since time.Time) error {
 	st, err := lock.Stat()
-	if err != nil || !st.ModTime().After(since) {
-		return nil // a trial of its own
+	if err != nil || !st.ModTime().After(since) || st.ModTime().After(time.Now().Add(time.Second)) {
+		return nil // a trial of its own; a time to come is of a clock that was set back
 	}
 	const most = 4096
 	text, err := io.ReadAll(io.LimitReader(lock, most))

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/crust-csi/crust-csi/internal/guestdisks"
 	"github.com/crust-csi/crust-csi/internal/linux"
@@ -15,7 +17,28 @@ import (
 )
 
 // DiskName is the serial number of the disk that is a block device of the host. The host's numbers for the device make it unique.
-func DiskName(major, minor uint32) string { return fmt.Sprintf("crust-raw-%d-%d", major, minor) }
+func DiskName(major, minor uint32) string { return fmt.Sprintf(rawPrefix+"%d-%d", major, minor) }
+
+const rawPrefix = "crust-raw-"
+
+// syncRaw writes out what containers wrote to raw block volumes. A process that ends does so, too, but the pod's end may not wait for it.
+func syncRaw() error {
+	all, err := guestdisks.All()
+	errs := []error{err}
+	for name, serial := range all {
+		if !strings.HasPrefix(serial, rawPrefix) {
+			continue
+		}
+		f, err := linux.Open("/dev/"+name, os.O_RDONLY)
+		if err == nil {
+			err = errors.Join(f.Sync(), f.Close())
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("sync %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // roots has what containers with a read-only root file system see as that, each in a directory of its own.
 const roots = "/run/crust/roots"
@@ -101,6 +124,15 @@ func overlay(id, lower string) (string, error) {
 		if err := os.Mkdir(filepath.Join(at, d), 0o755); err != nil {
 			return "", err
 		}
+	}
+	// The root directory itself is the upper one's.
+	st, err := linux.StatxPath(lower)
+	if err == nil {
+		err = errors.Join(os.Chown(filepath.Join(at, "upper"), int(st.UID), int(st.GID)),
+			os.Chmod(filepath.Join(at, "upper"), os.FileMode(st.Mode).Perm()))
+	}
+	if err != nil {
+		return "", err
 	}
 	root := filepath.Join(at, "root")
 	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", lower, at, at)

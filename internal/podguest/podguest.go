@@ -47,7 +47,9 @@ const (
 type Server struct {
 	guestv1.UnimplementedPodServer
 
-	locks keylock.Locks[string] // by container, while runc works for it
+	locks  keylock.Locks[string] // by container, while runc works for it
+	ending context.Context       // ends when the pod does
+	end    context.CancelFunc
 
 	mu         sync.Mutex // never held while runc works
 	begun      bool
@@ -58,8 +60,9 @@ type Server struct {
 
 // New returns a server, and makes this process the parent of what containers leave behind.
 func New() (*Server, error) {
-	return &Server{containers: map[string]*process{}, prepared: map[string]*process{}, running: map[string]*process{}},
-		linux.AdoptOrphans()
+	s := &Server{containers: map[string]*process{}, prepared: map[string]*process{}, running: map[string]*process{}}
+	s.ending, s.end = context.WithCancel(context.Background())
+	return s, linux.AdoptOrphans()
 }
 
 // Begin sets up what all containers share: files, memory, cgroups, name and network.
@@ -152,6 +155,9 @@ func (s *Server) CreateContainer(ctx context.Context, r *guestv1.CreateContainer
 	if err := s.mayCreate(id); err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ending, cancel)() // the end of the pod does not wait for what this waits for
 	at := filepath.Join(dir, id)
 	if err := os.MkdirAll(at, 0o700); err != nil {
 		return nil, err
@@ -248,6 +254,7 @@ func (s *Server) End(ctx context.Context, _ *guestv1.EndRequest) (*guestv1.EndRe
 	s.mu.Lock()
 	s.begun = false
 	s.mu.Unlock()
+	s.end()
 	err := syncVolumes()
 	containers, derr := os.ReadDir(dir)
 	if derr != nil && !errors.Is(derr, os.ErrNotExist) {
@@ -262,7 +269,7 @@ func (s *Server) End(ctx context.Context, _ *guestv1.EndRequest) (*guestv1.EndRe
 	return &guestv1.EndResponse{}, errors.Join(err, errors.Join(errs...), syncVolumes())
 }
 
-// syncVolumes writes out the file systems on devices. Those of the host might never answer.
+// syncVolumes writes out the file systems on devices, and raw block volumes. File systems of the host might never answer.
 func syncVolumes() error {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -279,7 +286,7 @@ func syncVolumes() error {
 			errs = append(errs, fmt.Errorf("sync %s: %w", point, err))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, syncRaw())...)
 }
 
 // onDevices returns where file systems on devices are mounted, from the text of mountinfo, proc(5).

@@ -3,6 +3,7 @@ package podvm
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -48,8 +49,8 @@ func (d *disks) plugOne(ctx context.Context, v *guestv1.BlockDevice) error {
 	name := podguest.DiskName(v.GetMajor(), v.GetMinor())
 	if have := d.have[name]; have != nil {
 		if have.ReadOnly && !v.GetReadOnly() {
-			return fault.New(fault.State, "another container of the pod has %s read-only, and a guest has a device in one way only: "+
-				"let the pod name its claim once", have.Path)
+			return fault.New(fault.State, "the guest has %s read-only since an earlier container of the pod, and it has a device in one way "+
+				"only: let the pod name its claim once", have.Path)
 		}
 		return nil
 	}
@@ -59,6 +60,9 @@ func (d *disks) plugOne(ctx context.Context, v *guestv1.BlockDevice) error {
 	}
 	disk := &rawDisk{Disk: qmp.Disk{Name: name, Path: path, Major: v.GetMajor(), Minor: v.GetMinor(), Shared: true}}
 	disk.ReadOnly = v.GetReadOnly()
+	if disk.LogicalBlock, disk.PhysicalBlock, err = blockSizes(disk.Disk); err != nil {
+		return err
+	}
 	if disk.size, err = hostSize(disk.Disk); err != nil {
 		return err
 	}
@@ -67,7 +71,10 @@ func (d *disks) plugOne(ctx context.Context, v *guestv1.BlockDevice) error {
 		return err
 	}
 	if err := q.Plug(ctx, disk.Disk); err != nil {
-		return err
+		// The next call begins anew, perhaps for another kind of access.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteTime)
+		defer cancel()
+		return errors.Join(err, q.Unplug(ctx, name))
 	}
 	d.have[name] = disk
 	return nil
@@ -88,45 +95,68 @@ func (d *disks) client(ctx context.Context) (*qmp.Client, error) {
 	return q, err
 }
 
+// writeTime is how long the pod's end waits until the guest has written what its containers wrote to raw block volumes.
+func (d *disks) writeTime() time.Duration {
+	if !d.mu.TryLock() {
+		return unmountTime // one is being plugged in
+	}
+	defer d.mu.Unlock()
+	if len(d.have) == 0 {
+		return 0
+	}
+	return unmountTime
+}
+
 // lookTime is how often follow looks at the sizes of devices: nobody tells when one grows.
 const lookTime = 2 * time.Second
 
 // follow tells the guest when a device has grown, until ctx ends.
 func (d *disks) follow(ctx context.Context, say func(...any)) {
+	said := map[string]bool{}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(lookTime):
 		}
-		if err := d.grow(ctx); err != nil && ctx.Err() == nil {
-			say("a raw block volume that grew:", err)
+		for _, err := range d.grow(ctx) {
+			if text := err.Error(); !said[text] && ctx.Err() == nil {
+				said[text] = true
+				say("whether a raw block volume grew:", text)
+			}
 		}
 	}
 }
 
-func (d *disks) grow(ctx context.Context) error {
+func (d *disks) grow(ctx context.Context) (errs []error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, disk := range d.have {
-		size, err := hostSize(disk.Disk)
-		if err != nil {
-			return err
+		if err := d.growOne(ctx, disk); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", disk.Path, err))
 		}
-		if size <= disk.size {
-			continue
-		}
-		q, err := d.client(ctx)
-		if err != nil {
-			return err
-		}
-		if err := q.Resize(ctx, disk.Name, size); err != nil {
-			return fmt.Errorf("%s: %w", disk.Path, err)
-		}
-		disk.size = size
 	}
+	return errs
+}
+
+func (d *disks) growOne(ctx context.Context, disk *rawDisk) error {
+	if disk.ReadOnly {
+		return nil // QEMU resizes no read-only disk
+	}
+	size, err := hostSize(disk.Disk)
+	if err != nil || size <= disk.size {
+		return err
+	}
+	q, err := d.client(ctx)
+	if err != nil {
+		return err
+	}
+	if err := q.Resize(ctx, disk.Name, size); err != nil {
+		return err
+	}
+	disk.size = size
 	return nil
 }
 
@@ -141,13 +171,31 @@ func hostPath(major, minor uint32) (string, error) {
 
 // hostSize returns the size of a device of the host in bytes.
 func hostSize(d qmp.Disk) (int64, error) {
-	b, err := linux.ReadSmall(fmt.Sprintf("/sys/dev/block/%d:%d/size", d.Major, d.Minor))
+	const sector = 512 // whatever the device's is
+	n, err := readNumber(fmt.Sprintf("/sys/dev/block/%d:%d/size", d.Major, d.Minor))
+	return n * sector, err
+}
+
+// blockSizes returns the sizes of a device's blocks in bytes. A partition has those of its disk.
+func blockSizes(d qmp.Disk) (logical, physical int, err error) {
+	queue := fmt.Sprintf("/sys/dev/block/%d:%d/queue", d.Major, d.Minor)
+	if _, err := os.Stat(queue); errors.Is(err, os.ErrNotExist) {
+		queue = fmt.Sprintf("/sys/dev/block/%d:%d/../queue", d.Major, d.Minor)
+	}
+	l, err := readNumber(queue + "/logical_block_size")
+	if err != nil {
+		return 0, 0, err
+	}
+	p, err := readNumber(queue + "/physical_block_size")
+	return int(l), int(p), err
+}
+
+func readNumber(path string) (int64, error) {
+	text, err := linux.ReadSmall(path)
 	if err != nil {
 		return 0, err
 	}
-	const sector = 512 // whatever the device's is
-	n, err := strconv.ParseInt(strings.TrimSpace(b), 10, 64)
-	return n * sector, err
+	return strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 }
 
 // blockDevices returns a container's raw block volumes, and an error if it has other devices.

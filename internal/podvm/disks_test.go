@@ -64,10 +64,11 @@ func TestC24_RawBlockVolumesOfAContainer(t *testing.T) {
 // The host's numbers of block devices are other devices in the guest.
 func TestC24_AGuestGetsNoRulesForTheHostsBlockDevices(t *testing.T) {
 	o := withDevices(t, "", `, {"allow": true, "type": "b", "major": 8, "minor": 0, "access": "rwm"},
+		{"allow": true, "type": "a", "major": 259, "minor": 0, "access": "rwm"}, {"allow": true, "major": 259, "access": "r"},
 		{"allow": true, "type": "c", "major": 1, "minor": 3, "access": "rwm"}`)
 	b, err := forGuest(o, "one", func(object) (string, error) { return "/there", nil })
-	if err != nil || strings.Contains(string(b), `"type":"b"`) || !strings.Contains(string(b), `"type":"c"`) ||
-		!strings.Contains(string(b), `"allow":false`) {
+	if err != nil || strings.Contains(string(b), `"type":"b"`) || strings.Contains(string(b), "259") ||
+		!strings.Contains(string(b), `"type":"c"`) || !strings.Contains(string(b), `"allow":false`) {
 		t.Errorf("%s %v", b, err)
 	}
 }

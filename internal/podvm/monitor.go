@@ -38,7 +38,8 @@ const (
 
 // The names of a pod's sockets and its log.
 const (
-	podSocket   = "pod.sock"   // the monitor's, for stubs and crust-oci
+	podSocket   = "pod.sock"   // the monitor's, for crust-oci
+	stubSocket  = "stub.sock"  // the monitor's, for stubs
 	guestSocket = "port.sock"  // QEMU's, for the monitor
 	disksSocket = "disks.sock" // QEMU's, for the monitor: QMP
 	filesSocket = "virtiofs.sock"
@@ -191,7 +192,7 @@ func (m *monitor) end() {
 	default:
 		return // nothing was mounted for a container yet
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), endTime)
+	ctx, cancel := context.WithTimeout(context.Background(), endTime+m.disks.writeTime())
 	defer cancel()
 	if _, err := m.guest.End(ctx, &guestv1.EndRequest{}); err != nil {
 		m.say("the containers do not end:", err)

@@ -37,7 +37,7 @@ const (
 	bootTime    = 100 * time.Second
 	deleteTime  = 5 * time.Second
 	endTime     = 30 * time.Second // of a pod's containers
-	unmountTime = time.Minute      // of its volumes, in the guest
+	unmountTime = time.Minute      // of its volumes, in the guest; the same again for raw block volumes
 	sweepTime   = time.Second      // of what is left of all pods: the next sweep takes the rest
 	lockTime    = 30 * time.Second // until other calls have made their pods' directories
 )
@@ -204,7 +204,7 @@ func (r *Runtime) memory(config map[string]any) int64 {
 
 // takeDown ends a pod's microVM and removes its files.
 func (r *Runtime) takeDown(ctx context.Context, p *Pod) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime+2*unmountTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime+3*unmountTime)
 	defer cancel()
 	if err := p.endMonitor(ctx); err != nil {
 		return err
@@ -240,7 +240,7 @@ func (p *Pod) endMonitor(ctx context.Context) error {
 		return err
 	}
 	_ = found.Signal(linux.Signal(15)) // it may have ended
-	patience, cancel := context.WithTimeout(ctx, endTime+unmountTime+5*time.Second)
+	patience, cancel := context.WithTimeout(ctx, endTime+2*unmountTime+5*time.Second)
 	defer cancel()
 	if !linux.WaitEnd(patience, end) {
 		_ = found.Kill() // the same

@@ -35,15 +35,50 @@ func (m *monitor) serve(ctx context.Context, magic []byte) (stop func(), err err
 		return nil, err
 	}
 	m.guest = guestv1.NewPodClient(conn)
-	l, err := linux.ListenPrivate(m.pod.at(podSocket), 0o600)
-	if err != nil {
+	var servers []*grpc.Server
+	stop = func() {
+		for _, s := range servers {
+			s.Stop()
+		}
 		conn.Close()
-		return nil, err
 	}
-	s := grpc.NewServer(grpc.MaxRecvMsgSize(mostOfMessage))
-	guestv1.RegisterPodServer(s, m)
-	go func() { _ = s.Serve(l) }() // until Stop
-	return func() { s.Stop(); conn.Close() }, nil
+	for socket, options := range map[string][]grpc.ServerOption{podSocket: nil, stubSocket: forStubs()} {
+		l, err := linux.ListenPrivate(m.pod.at(socket), 0o600)
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		s := grpc.NewServer(append(options, grpc.MaxRecvMsgSize(mostOfMessage))...)
+		guestv1.RegisterPodServer(s, m)
+		go func() { _ = s.Serve(l) }() // until Stop
+		servers = append(servers, s)
+	}
+	return stop, nil
+}
+
+// forStubs lets a caller run a process that was prepared, and no more: a stub carries what a tenant's process says.
+func forStubs() []grpc.ServerOption {
+	refused := func(method string) error {
+		switch method {
+		case guestv1.Pod_Run_FullMethodName, guestv1.Pod_Control_FullMethodName:
+			return nil
+		}
+		return status.Errorf(codes.PermissionDenied, "%s is not for stubs", method)
+	}
+	return []grpc.ServerOption{
+		grpc.UnaryInterceptor(func(ctx context.Context, r any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+			if err := refused(info.FullMethod); err != nil {
+				return nil, err
+			}
+			return handle(ctx, r)
+		}),
+		grpc.StreamInterceptor(func(server any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+			if err := refused(info.FullMethod); err != nil {
+				return err
+			}
+			return handle(server, s)
+		}),
+	}
 }
 
 // begin waits for the guest, and sets it up.

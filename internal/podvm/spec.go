@@ -93,7 +93,10 @@ func forGuest(config object, container string, place func(mount object) (string,
 	// Rules for block devices have the host's numbers. The guest adds its own for raw block volumes.
 	rules := []any{}
 	for _, r := range list(sub(sub(config, "linux"), "resources"), "devices") {
-		if r, _ := r.(object); text(r, "type") != "b" {
+		r, _ := r.(object)
+		const another = 1<<32 - 1 // no device has this number
+		all := names(r, "major", another) && names(r, "minor", another)
+		if kind := text(r, "type"); kind == "c" || kind != "b" && all {
 			rules = append(rules, r)
 		}
 	}
@@ -185,7 +188,7 @@ func (p *Pod) forStub(config object, container string) ([]byte, error) {
 			object{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755", "size=64k"}},
 			object{"destination": "/dev/pts", "type": "devpts", "source": "devpts", "options": []string{"nosuid", "noexec", "newinstance",
 				"ptmxmode=0666", "mode=0620"}},
-			bind("/crust-oci", program), bind("/pod.sock", p.at("pod.sock")),
+			bind("/crust-oci", program), bind("/pod.sock", p.at(stubSocket)),
 		},
 		"linux": object{
 			"namespaces": ns, "cgroupsPath": sub(config, "linux")["cgroupsPath"], "resources": resources,

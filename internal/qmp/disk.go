@@ -24,6 +24,8 @@ type Disk struct {
 	Minor uint32
 	// ReadOnly: the guest cannot write to it.
 	ReadOnly bool
+	// LogicalBlock and PhysicalBlock are the device's sizes of blocks, in bytes. 0 is QEMU's default, 512.
+	LogicalBlock, PhysicalBlock int
 	// Shared: others on this host may use the device at the same time, as pods may that have one raw block volume. A device that
 	// is mounted or claimed, which is then exclusive, is refused all the same.
 	Shared bool
@@ -69,8 +71,15 @@ func (c *Client) Plug(ctx context.Context, d Disk) error {
 	if err := c.addNode(ctx, d); err != nil {
 		return err
 	}
-	return c.Run(ctx, "device_add", map[string]any{"driver": "scsi-hd", "id": d.Name, "drive": d.Name, "bus": Bus, "serial": d.Name,
-		"share-rw": d.Shared}, nil)
+	// The guest gets an error that the device gives. QEMU's default stops the whole machine if a thin device is full.
+	device := map[string]any{"driver": "scsi-hd", "id": d.Name, "drive": d.Name, "bus": Bus, "serial": d.Name, "share-rw": d.Shared,
+		"werror": "report", "rerror": "report"}
+	for name, size := range map[string]int{"logical_block_size": d.LogicalBlock, "physical_block_size": d.PhysicalBlock} {
+		if size > 0 {
+			device[name] = size
+		}
+	}
+	return c.Run(ctx, "device_add", device, nil)
 }
 
 // open opens the device. The open is exclusive unless the disk is shared: as long as anybody has the descriptor, the kernel lets nobody

@@ -31,12 +31,12 @@ func (s spec) raw(t testing.TB, path, device, access string) spec {
 }
 
 // loop makes a loop device of a file.
-func loop(t testing.TB, size int64) (file, device string) {
+func loop(t testing.TB, size int64, options ...string) (file, device string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "file")
 	ok(t, os.WriteFile(file, nil, 0o600))
 	ok(t, os.Truncate(file, size))
-	device = strings.TrimSpace(run(t, "losetup", "-f", "--show", file))
+	device = strings.TrimSpace(run(t, "losetup", append(options, "-f", "--show", file)...))
 	t.Cleanup(func() { run(t, "losetup", "-d", device) })
 	return file, device
 }
@@ -49,7 +49,7 @@ func TestC24_ARawBlockVolumeInAMicroVM(t *testing.T) {
 	s.acquaint()
 	r := newPodRuntime(t, s)
 	const size = 32 << 20
-	file, device := loop(t, size)
+	file, device := loop(t, size, "--sector-size", "4096")
 	other, readable := loop(t, size)
 	ok(t, os.WriteFile(other, append([]byte("from the host\n"), make([]byte, size-14)...), 0o600))
 	pause := r.pod(t, "raw", "")
@@ -58,10 +58,11 @@ func TestC24_ARawBlockVolumeInAMicroVM(t *testing.T) {
 	one, err := r.start(t, "one", r.spec(t, "raw", "container", script(`
 		echo -n begin | dd of=/dev/xvda conv=notrunc 2>/dev/null
 		head -c 14 /blocks/ro; dd if=/dev/zero of=/blocks/ro bs=4096 count=1 2>/dev/null || echo refused
-		ls -ln /dev/xvda
+		ls -ln /dev/xvda; echo sectors $(blockdev --getss /dev/xvda) $(blockdev --getss /blocks/ro)
 		echo up; while [ "$(blockdev --getsize64 /dev/xvda)" = `+fmt.Sprint(size)+` ]; do busybox sleep 0.1; done
-		echo grown $(blockdev --getsize64 /dev/xvda); echo -n end | dd of=/dev/xvda bs=1M seek=63 conv=notrunc 2>/dev/null; echo written
-		busybox sleep 100000`)...).
+		echo grown $(blockdev --getsize64 /dev/xvda); echo -n end | dd of=/dev/xvda bs=1M seek=63 conv=notrunc 2>/dev/null
+		exec 3<>/dev/xvda; dd bs=1M count=2 <&3 >/dev/null 2>&1; echo written
+		while [ ! -e /tmp/go ]; do busybox sleep 0.1; done; echo -n last >&3; echo wrote last; busybox sleep 100000`)...).
 		raw(t, "/dev/xvda", device, "rwm").raw(t, "/blocks/ro", readable, "rm"))
 	ok(t, err)
 	t.Cleanup(func() {
@@ -73,7 +74,7 @@ func TestC24_ARawBlockVolumeInAMicroVM(t *testing.T) {
 	ok(t, os.Truncate(file, 2*size))
 	run(t, "losetup", "-c", device)
 	eventually(t, testcrust.Longest(), "it has grown", func() bool { return strings.Contains(one.text(t), "written") })
-	for _, want := range []string{"from the host\n", "refused\n", "brw-rw----", fmt.Sprintf("grown %d\n", 2*size)} {
+	for _, want := range []string{"from the host\n", "refused\n", "brw-rw----", "sectors 4096 512\n", fmt.Sprintf("grown %d\n", 2*size)} {
 		if !strings.Contains(one.text(t), want) {
 			t.Errorf("%q is missing", want)
 		}
@@ -81,8 +82,10 @@ func TestC24_ARawBlockVolumeInAMicroVM(t *testing.T) {
 
 	// The guest's root writes to all of its disks.
 	out, err := (&machine{t: t, s: s, id: "raw"}).Exec(
-		`for d in /dev/sd?; do echo -n guest | busybox dd of=$d bs=1M seek=1 conv=notrunc; done; busybox sync`)
-	t.Logf("%s %v", out, err)
+		`for d in /dev/sd?; do echo -n guest | busybox dd of=$d bs=1M seek=1 conv=notrunc; done`)
+	if err == nil || !strings.Contains(out, "Read-only file system") {
+		t.Errorf("the guest's root writes to the read-only volume: %s %v", out, err)
+	}
 
 	// A container whose root file system is read-only has it too, beside the first, where the image has no such file. This one may only
 	// read it.
@@ -110,13 +113,20 @@ func TestC24_ARawBlockVolumeInAMicroVM(t *testing.T) {
 		t.Errorf("a device that is mounted: %v", err)
 	}
 
+	// The pod ends while its process has the device open, and has just written.
+	if out, status := r.exec(t, "one", "/bin/busybox", "touch", "/tmp/go"); status != 0 {
+		t.Errorf("%d %s", status, out)
+	}
+	eventually(t, testcrust.Longest(), "it writes", func() bool { return strings.Contains(one.text(t), "wrote last") })
 	r.end(t, pause)
 	one.wait(t)
 	r.delete(t, "one")
 	b, err := os.ReadFile(file)
 	ok(t, err)
-	if string(b[:5]) != "begin" || string(b[1<<20:1<<20+5]) != "guest" || string(b[63<<20:63<<20+3]) != "end" {
-		t.Errorf("the host has %q, %q and %q", b[:5], b[1<<20:1<<20+5], b[63<<20:63<<20+3])
+	for at, want := range map[int]string{0: "begin", 1 << 20: "guest", 2 << 20: "last", 63 << 20: "end"} {
+		if got := string(b[at : at+len(want)]); got != want {
+			t.Errorf("the host has %q at %d, not %q", got, at, want)
+		}
 	}
 	b, err = os.ReadFile(other)
 	ok(t, err)

@@ -1,0 +1,72 @@
+package podvm
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
+)
+
+// anything is a monitor that does whatever it is asked for.
+type anything struct {
+	guestv1.UnimplementedPodServer
+	made int
+}
+
+func (a *anything) CreateContainer(context.Context, *guestv1.CreateContainerRequest) (*guestv1.CreateContainerResponse, error) {
+	a.made++
+	return &guestv1.CreateContainerResponse{}, nil
+}
+
+func (*anything) Control(context.Context, *guestv1.ControlRequest) (*guestv1.ControlResponse, error) {
+	return &guestv1.ControlResponse{}, nil
+}
+
+// Whoever takes over a stub, which carries what a tenant's process says, can make no container and name no device of the host.
+func TestC24_WhatAStubMayAskFor(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, a := grpc.NewServer(forStubs()...), &anything{}
+	guestv1.RegisterPodServer(s, a)
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(s.Stop)
+	conn, err := dial("unix://" + socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	c := guestv1.NewPodClient(conn)
+	r := &guestv1.CreateContainerRequest{BlockDevices: []*guestv1.BlockDevice{{Major: 8}}}
+	if _, err := c.CreateContainer(t.Context(), r); status.Code(err) != codes.PermissionDenied || a.made != 0 {
+		t.Errorf("CreateContainer: %v, %d", err, a.made)
+	}
+	if _, err := c.End(t.Context(), &guestv1.EndRequest{}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("End: %v", err)
+	}
+	if _, err := c.Control(t.Context(), &guestv1.ControlRequest{}); err != nil {
+		t.Errorf("Control: %v", err)
+	}
+	ports, err := c.Ports(t.Context(), &guestv1.PortsRequest{})
+	if err == nil {
+		_, err = ports.Recv()
+	}
+	if status.Code(err) != codes.PermissionDenied {
+		t.Errorf("Ports: %v", err)
+	}
+	run, err := c.Run(t.Context())
+	if err == nil {
+		_, err = run.Recv()
+	}
+	if status.Code(err) != codes.Unimplemented { // as anything answers
+		t.Errorf("Run: %v", err)
+	}
+}
