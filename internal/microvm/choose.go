@@ -174,12 +174,11 @@ func (c Config) tryAlone(ctx context.Context, key verdict) (verdict, error) {
 	if err == nil {
 		_ = v.write() // then the next one tries again
 	} else if lock != nil && ctx.Err() == nil {
-		_ = errors.Join(lock.Truncate(0), writeAll(lock, err.Error())) // the same
+		_ = lock.Truncate(0)
+		_, _ = lock.WriteAt([]byte(err.Error()), 0) // the same
 	}
 	return v, err
 }
-
-func writeAll(f *os.File, text string) error { _, err := f.WriteAt([]byte(text), 0); return err }
 
 // inconclusive returns why a trial that ended since then told nothing, if there was one.
 func inconclusive(lock *os.File, since time.Time) error {
