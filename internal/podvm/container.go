@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-csi/crust-csi/internal/plain"
 	"github.com/crust-csi/crust-csi/internal/podguest"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -95,12 +96,12 @@ func (r *Runtime) CreateContainer(ctx context.Context, config map[string]any, fi
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteTime)
 			defer cancel()
 			_, derr := guest.DeleteContainer(ctx, &guestv1.DeleteContainerRequest{ContainerId: c.ID})
-			err = errors.Join(err, inGuest(derr))
+			err = errors.Join(err, p.said(derr, deleteTime))
 		}
 	}()
 	_, err = guest.CreateContainer(ctx, &guestv1.CreateContainerRequest{ContainerId: c.ID, Config: there, BlockDevices: devices})
 	if err != nil {
-		return inGuest(err)
+		return p.said(err, bootTime)
 	}
 	here, err := p.forStub(config, c.ID)
 	if err != nil {
@@ -217,7 +218,7 @@ func (r *Runtime) exec(ctx context.Context, p *Pod, c Call) error {
 	defer cancel()
 	prepared, err := guest.PrepareProcess(ctx, &guestv1.PrepareProcessRequest{ContainerId: c.ID, Process: there})
 	if err != nil {
-		return inGuest(err)
+		return p.said(err, bootTime)
 	}
 	f, err := os.CreateTemp(p.dir, "process-")
 	if err != nil {
@@ -266,5 +267,19 @@ func (p *Pod) deleteInGuest(ctx context.Context, container string) error {
 	}
 	defer conn.Close()
 	_, err = guest.DeleteContainer(ctx, &guestv1.DeleteContainerRequest{ContainerId: container})
-	return inGuest(err)
+	return p.said(err, deleteTime)
+}
+
+// said is the error of a call to the monitor or to the guest, whose text may be anything. The call was given this time.
+func (p *Pod) said(err error, within time.Duration) error {
+	if err == nil {
+		return nil
+	}
+	text := plain.Text(status.Convert(err).Message(), plain.Most)
+	switch status.Code(err) {
+	case codes.DeadlineExceeded, codes.Canceled: // whose clock was first
+		text = fmt.Sprintf("no answer within %s: the machine is busy, or the guest hangs (%s); the guest's console is %s", within, text,
+			p.at(consoleLog))
+	}
+	return fmt.Errorf("the microVM of pod %s: %s", p.ID, text)
 }

@@ -2,6 +2,7 @@ package podvm
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"path/filepath"
 	"testing"
@@ -68,5 +69,20 @@ func TestC24_WhatAStubMayAskFor(t *testing.T) {
 	}
 	if status.Code(err) != codes.Unimplemented { // as anything answers
 		t.Errorf("Run: %v", err)
+	}
+}
+
+// A guest that has no answer in time is named as the reason, with the place where to look, whoever's clock was first.
+func TestC24_AGuestThatDoesNotAnswerIsNamed(t *testing.T) {
+	p := &Pod{ID: "p", dir: "/run/p"}
+	for _, code := range []codes.Code{codes.DeadlineExceeded, codes.Canceled} {
+		got := fmt.Sprint(p.said(status.Error(code, "CANCEL"), bootTime))
+		if want := "the microVM of pod p: no answer within 1m40s: the machine is busy, or the guest hangs (CANCEL); " +
+			"the guest's console is /run/p/console.log"; got != want {
+			t.Errorf("%s:\n%s\nis not\n%s", code, got, want)
+		}
+	}
+	if got := fmt.Sprint(p.said(status.Error(codes.FailedPrecondition, "no room"), bootTime)); got != "the microVM of pod p: no room" {
+		t.Error(got)
 	}
 }

@@ -144,11 +144,3 @@ func (s *stub) output() int {
 		}
 	}
 }
-
-// inGuest is an error of a call to the guest, whose text may be anything.
-func inGuest(err error) error {
-	if err == nil {
-		return nil
-	}
-	return errors.New("in the microVM: " + plain.Text(status.Convert(err).Message(), plain.Most))
-}

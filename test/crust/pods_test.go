@@ -3,6 +3,7 @@ package crust
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -160,8 +161,21 @@ func (r *podRuntime) startWith(t testing.TB, id string, s spec, in *os.File) (*c
 	out, err := os.CreateTemp(r.dir, "out-")
 	ok(t, err)
 	pidFile := filepath.Join(r.dir, id+".pid")
-	if err := r.call(in, out, out, "create", "--bundle", s.bundle(t), "--pid-file", pidFile, id); err != nil {
-		return nil, err
+	begin := time.Now()
+	for {
+		err := r.call(in, out, out, "create", "--bundle", s.bundle(t), "--pid-file", pidFile, id)
+		if err == nil {
+			break
+		}
+		if !slow(err) || time.Since(begin) > testcrust.Longest() {
+			return nil, err
+		}
+		// The kubelet tries again, too, for as long as the pod is there.
+		t.Logf("container %s is not made yet: %v", id, err)
+		ok(t, r.call(nil, nil, nil, "delete", "--force", id))
+		ok(t, out.Truncate(0)) // crust-oci's own words
+		_, err = out.Seek(0, io.SeekStart)
+		ok(t, err)
 	}
 	c := &container{r: r, id: id, out: out, process: processIn(t, pidFile)}
 	err = r.call(nil, nil, nil, "start", id)
@@ -170,6 +184,9 @@ func (r *podRuntime) startWith(t testing.TB, id string, s spec, in *os.File) (*c
 	}
 	return c, err
 }
+
+// slow says whether a call ended because the guest had no answer in the time that containerd gives it.
+func slow(err error) bool { return strings.Contains(err.Error(), "no answer within") }
 
 func processIn(t testing.TB, pidFile string) *os.Process {
 	t.Helper()

@@ -113,6 +113,8 @@ parameters: {csi.storage.k8s.io/fstype: xfs, allowRuntimeAssistedMount: "true"}}
 				128<<20) {
 				t.Errorf("%s", got)
 			}
+			// Otherwise its pod may be there before the claim grows.
+			s.kubectl("wait", "--for=jsonpath={.spec.capacity.storage}=640Mi", "pv/"+s.get("pvc/idle", ".spec.volumeName"), "--timeout=90s")
 			s.pod("q2", []string{"idle:/data"}, anywhere)
 			if got := s.nodeOf("q2"); got != node {
 				t.Errorf("the volume of %s has its pod on %s", node, got)
