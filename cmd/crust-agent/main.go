@@ -125,11 +125,14 @@ func run(args []string) error {
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	metrics := telemetry.New(version.String())
 	metrics.ExpectDeferrals()
-	agent := orchestrator.New(orchestrator.Config{
+	agent, err := orchestrator.New(orchestrator.Config{
 		Driver: conn, Pods: orchestrator.WatchPods(ctx, client, o.node), Records: records, Log: log, Count: metrics.Deferral,
 		Events: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "crust-agent", Host: o.node}),
 		Tracer: traces.Tracer(), DialOptions: traces.Client(),
 	})
+	if err != nil {
+		return err
+	}
 	log.Info("starting", "version", version.String(), "driver", o.driver, "node", o.node)
 	return errors.Join(serve(servers, o, log, metrics, agent, conn, traces.Server()), agent.Close())
 }

@@ -174,7 +174,7 @@ func (d *Driver) recover() error {
 		for id, r := range d.staged.all() {
 			_, err := static.Get(id)
 			// Use the number: the path may name another device by now.
-			if r.Share == "" && (err == nil || errors.Is(err, record.ErrUnusable)) {
+			if r.Share == "" && (err == nil || errors.Is(err, volume.ErrUnusable)) {
 				static.Remember(id, r.Device)
 			}
 		}

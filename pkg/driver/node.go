@@ -11,7 +11,6 @@ import (
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
-	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/internal/tracing"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -165,7 +164,7 @@ func (d *Driver) releasing(id string) (volume.Releaser, error) {
 	err := d.Volumes.CheckPool(id)
 	if err == nil {
 		var src volume.Source
-		if src, _, err = d.Volumes.Find(id); err == nil || errors.Is(err, record.ErrUnusable) {
+		if src, _, err = d.Volumes.Find(id); err == nil || errors.Is(err, volume.ErrUnusable) {
 			return src, nil
 		}
 		if !fault.Is(err, fault.NotFound) && !fault.Is(err, fault.Unavailable) {

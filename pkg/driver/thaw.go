@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -25,7 +24,7 @@ func (d *Driver) thaw(s volume.Source, id string) error {
 	}
 	v, err := s.Get(id)
 	name := v.Facts.Formatted
-	if errors.Is(err, record.ErrUnusable) { // the rest of the pool must not wait for a human
+	if errors.Is(err, volume.ErrUnusable) { // the rest of the pool must not wait for a human
 		if r, ok := d.staged.get(id); ok && r.FSType != "" {
 			name, err = r.FSType, nil
 		} else {

@@ -78,8 +78,11 @@ type Agent struct {
 	hookPatience time.Duration // longer in tests in which no hook may time out
 }
 
-// New returns an Agent. The caller must close it.
-func New(c Config) *Agent {
+// New returns an Agent. The caller must close it. A Config without Driver, Pods or Records is an error.
+func New(c Config) (*Agent, error) {
+	if c.Driver == nil || c.Pods == nil || c.Records == nil {
+		return nil, errors.New("orchestrator.New: Config wants a Driver, Pods and Records")
+	}
 	a := &Agent{
 		Config: c, told: map[string]time.Time{}, tasks: map[string]*task{}, calls: map[string]bool{}, ending: map[string]bool{},
 		leaves:   map[string]bool{},
@@ -90,7 +93,7 @@ func New(c Config) *Agent {
 		a.Count = func(string) {}
 	}
 	a.life, a.stop = context.WithCancel(context.Background())
-	return a
+	return a, nil
 }
 
 // Close stops the agent; what is published stays so.

@@ -220,10 +220,11 @@ func newTracedRig(t testing.TB, traces tracings, objects ...runtime.Object) *rig
 	conn, err := Dial(own, traces.agent.Client()...)
 	ok(t, err)
 	t.Cleanup(func() { conn.Close() })
-	r.agent = New(Config{
+	r.agent, err = New(Config{
 		Driver: conn, Pods: WatchPods(ctx, r.cluster, "node"), Records: records, Events: r.events,
 		Tracer: traces.agent.Tracer(), DialOptions: traces.agent.Client(),
 	})
+	ok(t, err)
 	r.agent.hookPatience = time.Minute // on a busy machine writing records may take long
 	t.Cleanup(func() { cancel(); ok(t, r.agent.Close()) })
 	r.conn = dialer(t, serve(t, r.agent.Proxy().Server(traces.agent.Server()...), "agent.sock"))

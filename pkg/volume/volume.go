@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
@@ -73,6 +74,10 @@ type Share struct{ Type, Source string }
 // ErrWritesLost means that the last writes of pods did not reach the volume's storage.
 var ErrWritesLost = loopdev.ErrWritesLost
 
+// ErrUnusable is in the error chain of Get for a volume whose record exists and cannot be read. What the kernel has of the volume is still
+// valid: a pod that has it keeps it, and nothing is deleted.
+var ErrUnusable = record.ErrUnusable
+
 // Releaser detaches volumes from this node. Pools keep no records of that; they ask the kernel. A static source knows what is attached
 // only until its process ends: see StaticSource.Remember.
 type Releaser interface {
@@ -93,7 +98,7 @@ type Releaser interface {
 // Source finds volumes on this node and attaches them.
 type Source interface {
 	Releaser
-	// Get returns a volume by its id, or a fault NotFound.
+	// Get returns a volume by its id, a fault NotFound, or a fault State with ErrUnusable in its chain.
 	Get(id string) (Volume, error)
 	// Attach makes the volume's device, or returns the existing one.
 	Attach(ctx context.Context, id string) (Attachment, error)

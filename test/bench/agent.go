@@ -33,10 +33,11 @@ func serveAgent(driver, endpoint string) {
 	must(err)
 	client := fake.NewClientset(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u"},
 		Spec: corev1.PodSpec{NodeName: "bench"}})
-	a := orchestrator.New(orchestrator.Config{
+	a, err := orchestrator.New(orchestrator.Config{
 		Driver: conn, Pods: orchestrator.WatchPods(context.Background(), client, "bench"), Records: records,
 		Events: record.NewFakeRecorder(10), Log: slog.New(slog.DiscardHandler),
 	})
+	must(err)
 	l, err := privatesocket.Listen(endpoint, 0o600)
 	must(err)
 	must(a.Proxy().Server().Serve(l))

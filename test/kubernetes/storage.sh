@@ -3,8 +3,9 @@
 #
 #   storage.sh KIND...    ext4 xfs btrfs, described in storage/KIND.yaml
 #
-# FOCUS is a regular expression of specs (default: all). QUICK leaves out those that the suite calls slow. The cluster is started if
-# it does not run, and ended unless CRUST_KUBERNETES_KEEP is set. Prints the run, skipped and failed specs of each kind.
+# FOCUS is a regular expression of specs (default: all). QUICK leaves out those that the suite calls slow. MICROVM runs the suite's pods in
+# microVMs. The cluster is started if it does not run, and ended unless CRUST_KUBERNETES_KEEP is set. Prints the run, skipped and failed
+# specs of each kind.
 set -euo pipefail
 export LC_ALL=C
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -44,6 +45,11 @@ for w in daemonset/csi-node daemonset/csi-sidecars deployment/csi-resizer deploy
 done
 cluster exec kubectl taint node --all crust.test/fleet- >/dev/null 2>&1 || true # what the other tests set
 images
+if [ -n "${MICROVM:-}" ]; then
+	cluster exec kubectl apply -k "$here/storage/microvm" >/dev/null
+	cluster exec kubectl -n crust-csi rollout status daemonset/crust-vm --timeout=120s >/dev/null
+fi
+microvms() { cluster exec kubectl -n crust-csi logs -l app.kubernetes.io/name=crust-vm --tail=-1 | { grep -c 'method=RegisterSandbox ' || true; }; }
 failed=0 focus=${FOCUS:-External Storage}
 for kind; do
 	mkdir -p "$out/$kind"
@@ -54,12 +60,16 @@ for kind; do
 		echo "storage ext4: without growth, because this machine's root lacks CAP_SYS_RESOURCE"
 		skip+=(volume-expand 'support expansion of pvcs')
 	fi
+	more=$here/storage/microvm/$kind.yaml
+	[ -z "${MICROVM:-}" ] || [ ! -e "$more" ] || cluster exec kubectl apply -f "$more" >/dev/null
 	cluster exec env "KUBE_TEST_REPO_LIST=$KUBE_TEST_REPO_LIST" "$bin/ginkgo" -procs="${PROCS:-10}" -no-color -timeout=60m \
 		-focus="$focus" -skip="$(IFS="|"; echo "${skip[*]}")" -output-dir="$out/$kind" -json-report=report.json \
 		"$bin/storage.test" -- -kubeconfig=/etc/kubernetes/admin.kubeconfig -kubectl-path="$bin/kubectl" -provider=local -storage.testdriver="$here/storage/$kind.yaml" \
 		>"$out/$kind/log" 2>&1 || failed=1
 	echo "storage $kind: $(grep -aE '^Ran [0-9]+ of [0-9]+ Specs' "$out/$kind/log" | tail -1) $(grep -aE '^(SUCCESS|FAIL)! ' "$out/$kind/log" | tail -1)"
 	go run "$here/storage/skips" "$out/$kind/report.json" "$project/docs/conformance.md" "$focus" "${skip[@]}" || failed=1
+	[ -z "${MICROVM:-}" ] || echo "storage $kind: $(microvms) pods in microVMs so far"
+	[ -z "${MICROVM:-}" ] || [ ! -e "$more" ] || cluster exec kubectl delete -f "$more" >/dev/null
 	sed -n '/Summarizing/,/^Ran /p' "$out/$kind/log" | grep -a '\[FAIL\]' || true
 done
 exit $failed

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/containerd/nri/pkg/api"
+	"google.golang.org/grpc"
 
 	"github.com/crust-csi/crust-csi/pkg/orchestrator"
 )
@@ -72,7 +73,13 @@ func TestC22_HooksReachTheAgent(t *testing.T) {
 // others follow.
 func TestC22_NobodyListensToTheNRIConnection(t *testing.T) {
 	log, written := io.Pipe()
-	agent := orchestrator.New(orchestrator.Config{Log: slog.New(slog.NewTextHandler(written, nil))})
+	agent, err := orchestrator.New(orchestrator.Config{
+		Driver: &grpc.ClientConn{}, Pods: &orchestrator.Pods{}, Records: &orchestrator.Records{}, // none is used
+		Log: slog.New(slog.NewTextHandler(written, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer func() {
 		if err := agent.Close(); err != nil {
 			t.Error(err)
