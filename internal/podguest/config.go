@@ -49,16 +49,19 @@ type object = map[string]any
 func sub(o object, name string) object { v, _ := o[name].(object); return v }
 
 // fit makes what a container needs of the guest, and names it in the container's config.json: device files for its raw block volumes,
-// and a root file system in which mount points can be made.
-func fit(ctx context.Context, id, dir string, config []byte, devices []*guestv1.BlockDevice) ([]byte, error) {
-	d := json.NewDecoder(bytes.NewReader(config))
+// and a root file system in which mount points can be made. processes is the path of the process namespace that it joins, if any.
+func fit(ctx context.Context, id, dir, processes string, r *guestv1.CreateContainerRequest) ([]byte, error) {
+	d := json.NewDecoder(bytes.NewReader(r.GetConfig()))
 	d.UseNumber() // limits have more digits than a float64
 	var c object
 	if err := d.Decode(&c); err != nil {
 		return nil, fault.New(fault.Invalid, "config.json: %w", err)
 	}
-	if err := giveDevices(ctx, dir, c, devices); err != nil {
+	if err := giveDevices(ctx, dir, c, r.GetBlockDevices()); err != nil {
 		return nil, err
+	}
+	if processes != "" {
+		join(c, processes)
 	}
 	if root := sub(c, "root"); root["readonly"] == true {
 		lower, _ := root["path"].(string)

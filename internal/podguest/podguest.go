@@ -56,6 +56,8 @@ type Server struct {
 	containers map[string]*process
 	prepared   map[string]*process // by token
 	running    map[string]*process // see key
+
+	kept *kept // guarded by locks, as the container keeper
 }
 
 // New returns a server, and makes this process the parent of what containers leave behind.
@@ -162,12 +164,17 @@ func (s *Server) CreateContainer(ctx context.Context, r *guestv1.CreateContainer
 	if err := os.MkdirAll(at, 0o700); err != nil {
 		return nil, err
 	}
-	config, err := fit(ctx, id, at, r.GetConfig(), r.GetBlockDevices())
+	processes, err := s.processNamespace(ctx, r)
+	if err != nil {
+		return nil, errors.Join(err, remove(ctx, id))
+	}
+	config, err := fit(ctx, id, at, processes, r)
 	if err != nil {
 		return nil, errors.Join(err, remove(ctx, id))
 	}
 	p, err := newProcess(id, at, config)
 	if err == nil {
+		p.joined = processes != ""
 		if err = p.make(ctx, "create", "--bundle", at); err == nil {
 			if err = s.keep(id, p); err == nil {
 				return &guestv1.CreateContainerResponse{}, nil

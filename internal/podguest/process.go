@@ -24,6 +24,7 @@ type process struct {
 	dir       string // config, pid and log
 	further   bool   // not the first of its container
 	terminal  bool
+	joined    bool // its process namespace is not its container's own
 
 	begun  bool
 	stdin  *os.File    // what is written here is the process's input

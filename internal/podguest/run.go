@@ -3,6 +3,7 @@ package podguest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -117,6 +118,11 @@ func (s *Server) Run(stream guestv1.Pod_RunServer) error {
 	}
 	status := p.wait()
 	starved := !p.further && status == 128+killed && outOfMemory(p.container)
+	if p.joined {
+		if err := p.killRest(); err != nil {
+			fmt.Println("crust-guest: what container", p.container, "left behind:", err)
+		}
+	}
 	p.end(&copies, read)
 	p.close()
 	if p.further {

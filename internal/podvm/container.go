@@ -61,6 +61,10 @@ func (r *Runtime) CreateContainer(ctx context.Context, config map[string]any, fi
 	if err != nil {
 		return err
 	}
+	request := &guestv1.CreateContainerRequest{ContainerId: c.ID, BlockDevices: devices}
+	if request.SharesProcesses, request.ProcessesOf, err = p.processesOf(namespaces(config)["pid"]); err != nil {
+		return err
+	}
 	guest, conn, err := p.client()
 	if err != nil {
 		return err
@@ -84,7 +88,7 @@ func (r *Runtime) CreateContainer(ctx context.Context, config map[string]any, fi
 		return err
 	}
 	count := 0
-	there, err := forGuest(config, c.ID, func(mount object) (string, error) {
+	request.Config, err = forGuest(config, c.ID, func(mount object) (string, error) {
 		count++
 		return r.place(ctx, p, config, c.ID, strconv.Itoa(count), filepath.Dir(file), mount)
 	})
@@ -99,8 +103,7 @@ func (r *Runtime) CreateContainer(ctx context.Context, config map[string]any, fi
 			err = errors.Join(err, p.said(derr, deleteTime))
 		}
 	}()
-	_, err = guest.CreateContainer(ctx, &guestv1.CreateContainerRequest{ContainerId: c.ID, Config: there, BlockDevices: devices})
-	if err != nil {
+	if _, err = guest.CreateContainer(ctx, request); err != nil {
 		return p.said(err, bootTime)
 	}
 	here, err := p.forStub(config, c.ID)

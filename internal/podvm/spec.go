@@ -45,9 +45,6 @@ func refused(config object, isSandbox bool) error {
 	if isSandbox {
 		return nil
 	}
-	if ns["pid"] != "" {
-		return fmt.Errorf("the pod has shareProcessNamespace: true, which pods in microVMs do not support yet")
-	}
 	for kind, hooks := range sub(config, "hooks") {
 		if h, _ := hooks.([]any); len(h) > 0 {
 			return fmt.Errorf("the container has %s hooks, which would run on the host and not in the microVM", kind)

@@ -120,7 +120,6 @@ func decoded[T any, P interface {
 	*T
 	proto.Message
 }](h func(ctx context.Context, req P, raw []byte, next Call) ([]byte, error)) Handler {
-
 	return func(ctx context.Context, raw []byte, next Call) ([]byte, error) {
 		req := P(new(T))
 		if err := proto.Unmarshal(raw, req); err != nil {

@@ -120,7 +120,24 @@ volumes: [{name: data, persistentVolumeClaim: {claimName: data}}, {name: raw, pe
 		got, err := s.tryRun("r", "cat /data/f")
 		return fmt.Sprint(got, err, s.get("pod/r", ".status.containerStatuses[0]")), err == nil && got == "kept"
 	})
+	s.kubectl("debug", "-n", s.ns, "r", "--image=localhost/test/busybox:1", "-c", "debugger", "--target=c", "--", "sh", "-c",
+		"tr '\\0' ' ' </proc/1/cmdline")
+	s.until(4*time.Minute, "a debugger sees the processes of a container", func() (string, bool) {
+		got, err := s.try("logs", "-n", s.ns, "r", "-c", "debugger")
+		return fmt.Sprint(got, err), err == nil && strings.Contains(got, "sleep")
+	})
 	s.delete("r")
+
+	// The containers of a pod share their processes if it asks for that.
+	s.apply(fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: pair}, spec: {restartPolicy: Never, shareProcessNamespace: true, %s,
+terminationGracePeriodSeconds: 0, containers: [{name: a, image: "localhost/test/busybox:1", command: [sleep, "12345"]},
+  {name: b, image: "localhost/test/busybox:1", command: [sh, -c,
+    "until for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; done | grep -q 'sleep 123''45 '; do sleep 0.2; done; echo seen"]}]}}`, microVM))
+	s.until(4*time.Minute, "one sees the other", func() (string, bool) {
+		got, err := s.try("logs", "-n", s.ns, "pair", "-c", "b")
+		return fmt.Sprint(got, err), err == nil && got == "seen"
+	})
+	s.delete("pair")
 	s.apply(fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: greedy}, spec: {restartPolicy: Never, %s,
 containers: [{name: c, image: "localhost/test/busybox:1", resources: {requests: {cpu: 500m}, limits: {memory: 48Mi}},
   command: [sh, -c, "tail /dev/zero"]}]}}`, microVM))

@@ -186,7 +186,11 @@ type CreateContainerRequest struct {
 	// config.json of the OCI runtime specification, with paths of the guest.
 	Config []byte `protobuf:"bytes,2,opt,name=config,proto3" json:"config,omitempty"`
 	// The container's raw block volumes. The monitor plugs them in, and passes them on.
-	BlockDevices  []*BlockDevice `protobuf:"bytes,3,rep,name=block_devices,json=blockDevices,proto3" json:"block_devices,omitempty"`
+	BlockDevices []*BlockDevice `protobuf:"bytes,3,rep,name=block_devices,json=blockDevices,proto3" json:"block_devices,omitempty"`
+	// It and all others of the pod with this see each other's processes: shareProcessNamespace.
+	SharesProcesses bool `protobuf:"varint,4,opt,name=shares_processes,json=sharesProcesses,proto3" json:"shares_processes,omitempty"`
+	// It sees the processes of this container: kubectl debug --target.
+	ProcessesOf   string `protobuf:"bytes,5,opt,name=processes_of,json=processesOf,proto3" json:"processes_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -240,6 +244,20 @@ func (x *CreateContainerRequest) GetBlockDevices() []*BlockDevice {
 		return x.BlockDevices
 	}
 	return nil
+}
+
+func (x *CreateContainerRequest) GetSharesProcesses() bool {
+	if x != nil {
+		return x.SharesProcesses
+	}
+	return false
+}
+
+func (x *CreateContainerRequest) GetProcessesOf() string {
+	if x != nil {
+		return x.ProcessesOf
+	}
+	return ""
 }
 
 type BlockDevice struct {
@@ -1368,11 +1386,13 @@ const file_guest_v1_pod_proto_rawDesc = "" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x1a\n" +
 	"\bgateways\x18\x02 \x03(\tR\bgateways\x12\x10\n" +
 	"\x03mtu\x18\x03 \x01(\rR\x03mtu\"\x0f\n" +
-	"\rBeginResponse\"\x95\x01\n" +
+	"\rBeginResponse\"\xe3\x01\n" +
 	"\x16CreateContainerRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x16\n" +
 	"\x06config\x18\x02 \x01(\fR\x06config\x12@\n" +
-	"\rblock_devices\x18\x03 \x03(\v2\x1b.crust.guest.v1.BlockDeviceR\fblockDevices\"\xa8\x01\n" +
+	"\rblock_devices\x18\x03 \x03(\v2\x1b.crust.guest.v1.BlockDeviceR\fblockDevices\x12)\n" +
+	"\x10shares_processes\x18\x04 \x01(\bR\x0fsharesProcesses\x12!\n" +
+	"\fprocesses_of\x18\x05 \x01(\tR\vprocessesOf\"\xa8\x01\n" +
 	"\vBlockDevice\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
 	"\x05major\x18\x02 \x01(\rR\x05major\x12\x14\n" +
