@@ -17,6 +17,15 @@ import (
 // exec runs a process in a container, with "input" as its input, and returns its output and exit status.
 func (r *podRuntime) exec(t testing.TB, id string, args ...string) (string, int) {
 	t.Helper()
+	c, err := r.tryExec(t, id, args...)
+	ok(t, err)
+	status := c.wait(t)
+	return c.text(t), status
+}
+
+// tryExec is exec that may fail.
+func (r *podRuntime) tryExec(t testing.TB, id string, args ...string) (*container, error) {
+	t.Helper()
 	in, err := os.CreateTemp(r.dir, "in-")
 	ok(t, err)
 	_, err = in.WriteString("input\n")
@@ -30,10 +39,10 @@ func (r *podRuntime) exec(t testing.TB, id string, args ...string) (string, int)
 	ok(t, err)
 	file, pidFile := filepath.Join(r.dir, "process.json"), filepath.Join(r.dir, "exec.pid")
 	ok(t, os.WriteFile(file, b, 0o600))
-	ok(t, r.call(in, out, out, "exec", "--process", file, "--detach", "--pid-file", pidFile, id))
-	c := &container{r: r, id: id, out: out, process: processIn(t, pidFile)}
-	status := c.wait(t)
-	return c.text(t), status
+	if err := r.call(in, out, out, "exec", "--process", file, "--detach", "--pid-file", pidFile, id); err != nil {
+		return nil, err
+	}
+	return &container{r: r, id: id, out: out, process: processIn(t, pidFile)}, nil
 }
 
 // terminal runs a shell in a container with a terminal of 100 columns and 30 rows, and returns the size that the shell sees.

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,10 +18,13 @@ import (
 	"github.com/crust-csi/crust-csi/internal/testcrust"
 )
 
+var madeNetworks atomic.Int32
+
 // networks makes two connected network namespaces: a pod's, which has 10.99.0.2 and a default route, and that of its peer, 10.99.0.1.
 func networks(t testing.TB) (pod, peer string) {
 	t.Helper()
-	names := []string{fmt.Sprintf("crust-pod-%d", os.Getpid()), fmt.Sprintf("crust-peer-%d", os.Getpid())}
+	n := madeNetworks.Add(1)
+	names := []string{fmt.Sprintf("crust-pod-%d-%d", os.Getpid(), n), fmt.Sprintf("crust-peer-%d-%d", os.Getpid(), n)}
 	for _, n := range names {
 		run(t, "ip", "netns", "add", n)
 		t.Cleanup(func() { run(t, "ip", "netns", "delete", n) })

@@ -28,6 +28,10 @@ import (
 const huge = 100 << 20
 
 func main() {
+	if os.Args[1] == "pod" {
+		fmt.Println("hostile:", attackAsPod())
+		return
+	}
 	a := &agent{}
 	a.mode.Store(os.Args[1])
 	go func() {
@@ -54,12 +58,12 @@ func main() {
 // noisy is a listener whose connections send noise in that mode.
 type noisy struct {
 	net.Listener
-	a *agent
+	a interface{ now() string }
 }
 
 func (n noisy) Accept() (net.Conn, error) {
 	c, err := n.Listener.Accept()
-	for err == nil && n.a.mode.Load() == "noise" {
+	for err == nil && n.a.now() == "noise" {
 		_, cerr := io.Copy(c, rand.Reader)
 		fmt.Println("hostile:", cerr)
 		c, err = n.Listener.Accept()
@@ -96,6 +100,8 @@ type agent struct {
 	guestv1.UnimplementedGuestServer
 	mode atomic.Value // a string; Exec changes it
 }
+
+func (a *agent) now() string { return a.mode.Load().(string) }
 
 // tell tells the test who has the port.
 func (a *agent) tell() { fmt.Printf("hostile: it has the port; mode %s\n", a.mode.Load()) }

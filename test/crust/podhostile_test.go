@@ -1,0 +1,115 @@
+package crust
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// boots makes later pods of the runtime boot another initramfs.
+func (r *podRuntime) boots(t testing.TB, initrd string) {
+	t.Helper()
+	file := filepath.Join(r.dir, "oci.json")
+	b, err := os.ReadFile(file)
+	ok(t, err)
+	var config struct {
+		Runtime string         `json:"runtime"`
+		MicroVM map[string]any `json:"microvm"`
+	}
+	ok(t, json.Unmarshal(b, &config))
+	config.MicroVM["initrd"] = initrd
+	b, err = json.Marshal(config)
+	ok(t, err)
+	ok(t, os.WriteFile(file, b, 0o600))
+}
+
+// resident returns the resident memory of a pod's monitor in bytes.
+func (r *podRuntime) resident(t testing.TB, pod string) int64 {
+	t.Helper()
+	pid := strings.TrimSpace(run(t, "pgrep", "-f", "pod-monitor "+filepath.Join(r.pods, pod)+"$"))
+	var kib int64
+	_, err := fmt.Sscan(run(t, "awk", "$1 == \"VmRSS:\" {print $2}", "/proc/"+pid+"/status"), &kib)
+	ok(t, err)
+	return kib << 10
+}
+
+// Root of a pod's microVM takes the place of the agent that runs the containers. Calls for the pod end, with bounded words, its monitor
+// takes no more memory and ports than it may, another pod is served as before, and the pod can be ended.
+func TestC20_C24_APodsGuestThatAttacks(t *testing.T) {
+	t.Parallel()
+	s := newServer(t, "qemu", "")
+	s.acquaint()
+	honest, r := newPodRuntime(t, s), newPodRuntime(t, s)
+	dir := t.TempDir()
+	ok(t, os.Mkdir(dir+"/tree", 0o755))
+	run(t, "env", "CGO_ENABLED=0", "go", "build", "-ldflags", "-s -w", "-o", dir+"/tree/hostile", "./hostile")
+	run(t, "sh", "-c", fmt.Sprintf("cd %s/tree && find . | cpio --quiet -o -H newc > ../more && cat %s/pod-initramfs ../more > ../initramfs",
+		dir, guestDir(t)))
+	r.boots(t, dir+"/initramfs")
+	network, _ := networks(t)
+	pause, other := r.pod(t, "evil", network), honest.pod(t, "good", "")
+	sleeps := []string{"/bin/busybox", "sleep", "100000"}
+	one, err := r.start(t, "one", r.spec(t, "evil", "container", sleeps...))
+	ok(t, err)
+	_, err = honest.start(t, "kept", honest.spec(t, "good", "container", sleeps...))
+	ok(t, err)
+
+	before := r.resident(t, "evil")
+	evil := &machine{t: t, s: s, id: "evil"}
+	becomes := func(mode string) {
+		_, err := evil.Exec("echo " + mode + " >/mode")
+		ok(t, err)
+	}
+	becomes("lies")
+	_, err = evil.Exec("/hostile pod >/dev/console 2>&1 &")
+	ok(t, err)
+	one.wait(t) // nobody has its streams any more
+	for _, mode := range []string{"lies", "huge", "noise", "silent"} {
+		becomes(mode)
+		plainly := func(what string, err error) {
+			if err != nil {
+				inPlainWords(t, mode+": "+what, err.Error())
+			}
+		}
+		if mode == "lies" || mode == "huge" { // otherwise it takes the time that containerd gives it
+			c, err := r.start(t, mode, r.spec(t, "evil", "container", sleeps...))
+			plainly("create", err)
+			if err == nil {
+				c.wait(t)
+			}
+			_, err = r.tryExec(t, "one", sleeps...)
+			plainly("exec", err)
+			if c != nil {
+				plainly("delete", r.call(nil, nil, nil, "delete", "--force", mode))
+			}
+		}
+		listening := run(t, "ip", "netns", "exec", filepath.Base(network), "sh", "-c",
+			"cat /proc/net/tcp /proc/net/tcp6 | grep -c ' 0A ' || true")
+		var ports int
+		_, err := fmt.Sscan(listening, &ports)
+		ok(t, err)
+		if ports > 2*256 { // on both loopback addresses
+			t.Errorf("%s: the monitor listens on %d ports", mode, ports)
+		}
+		if after := r.resident(t, "evil"); after > before+128<<20 {
+			t.Errorf("%s: the monitor had %d MiB, and has %d", mode, before>>20, after>>20)
+		}
+		log, err := os.ReadFile(filepath.Join(r.pods, "evil", "monitor.log"))
+		ok(t, err)
+		inPlainWords(t, mode+": monitor.log", string(log))
+		if out, status := honest.exec(t, "kept", "/bin/busybox", "echo", "served"); status != 0 || out != "served\n" {
+			t.Errorf("%s: the other pod: %d %q", mode, status, out)
+		}
+	}
+	console, err := os.ReadFile(filepath.Join(r.pods, "evil", "console.log"))
+	ok(t, err)
+	if !strings.Contains(string(console), "it has the pod's port") {
+		t.Errorf("nobody attacked: %s", console)
+	}
+	ok(t, r.call(nil, nil, nil, "delete", "--force", "one"))
+	r.end(t, pause) // its agent answers nothing
+	honest.end(t, other)
+}
