@@ -99,6 +99,7 @@ test-kubernetes: kubernetes
 	$(GO) test -tags kubernetes -count=1 -parallel 12 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes
 
 # Kubernetes' own storage suite on that cluster, for each of FS; .ci/run has one of them, without slow specs.
+# MICROVM=1 runs its pods in microVMs.
 .PHONY: test-storage
 FS ?= ext4 xfs btrfs
 test-storage: kubernetes
