@@ -95,8 +95,10 @@ kubernetes: setup $(HELM) monitoring pod-guest
 	VERSION='$(VERSION)' deploy/image/build.sh
 	test/kubernetes/images.sh
 
+# Tests at a time, which mostly wait.
+PODS ?= 12
 test-kubernetes: kubernetes
-	$(GO) test -tags kubernetes -count=1 -parallel 12 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes
+	$(GO) test -tags kubernetes -count=1 -parallel $(PODS) -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes
 
 # Kubernetes' own storage suite on that cluster, for each of FS; .ci/run has one of them, without slow specs.
 # MICROVM=1 runs its pods in microVMs.
@@ -111,7 +113,7 @@ test-storage: kubernetes
 .PHONY: test-fleet
 test-fleet: kubernetes releases
 	test/kubernetes/release-images.sh
-	$(GO) test -tags kubernetes,fleet -count=1 -parallel 12 -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes
+	$(GO) test -tags kubernetes,fleet -count=1 -parallel $(PODS) -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes
 	$(MAKE) test-storage
 	$(MAKE) test-skew
 

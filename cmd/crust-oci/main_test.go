@@ -91,3 +91,11 @@ func FuzzParse(f *testing.F) {
 func takesValue(word string) bool {
 	return !strings.Contains(word, "=") && slices.Contains(withValue, "--"+strings.TrimLeft(word, "-"))
 }
+
+// C19: containerd's shim takes a failed deletion for a success if the error has certain words, whoever they are of.
+func TestC19_NoFailedDeletionLooksLikeSuccess(t *testing.T) {
+	err := errors.New("the guest says: container x does not exist")
+	if got := (notDeleted{err}); strings.Contains(got.Error(), "does not exist") || !errors.Is(got, err) {
+		t.Errorf("%v", got)
+	}
+}

@@ -20,6 +20,7 @@ type microVM struct {
 	Initrd   string `json:"initrd"`
 	Dir      string `json:"dir"`    // of the pods that run
 	Memory   int64  `json:"memory"` // MiB of a guest whose pod has no limit
+	Accel    string `json:"accel"`  // kvm, tcg or auto
 }
 
 var defaultMicroVM = microVM{
@@ -27,7 +28,7 @@ var defaultMicroVM = microVM{
 	Kernel:   "/opt/crust/guest/vmlinuz", Initrd: "/opt/crust/guest/pod-initramfs", Dir: "/run/crust/pods", Memory: 512,
 }
 
-// inside runs this program as a pod's monitor or a container's stub, which are no runtimes.
+// inside runs this program as a pod's monitor, its virtiofsd or a container's stub, which are no runtimes.
 func inside(args []string) {
 	if len(args) < 2 {
 		return
@@ -40,6 +41,9 @@ func inside(args []string) {
 			os.Exit(1) // it has been said, and is in the pod's log
 		}
 		os.Exit(0)
+	case podvm.FilesCommand:
+		fmt.Fprintln(os.Stderr, "crust-oci: virtiofsd:", podvm.FilesMain(args[2:]))
+		os.Exit(1)
 	}
 }
 
@@ -53,7 +57,7 @@ func (c config) microVM(args []string, command, bundle string) (done bool, err e
 	defer client.Close()
 	r := podvm.Runtime{
 		Host: c.Runtime, Pods: podvm.Pods{Dir: c.MicroVM.Dir}, Server: client, Endpoint: c.MicroVM.Endpoint,
-		Kernel: c.MicroVM.Kernel, Initrd: c.MicroVM.Initrd, Memory: c.MicroVM.Memory << 20,
+		Kernel: c.MicroVM.Kernel, Initrd: c.MicroVM.Initrd, Memory: c.MicroVM.Memory << 20, Accel: c.MicroVM.Accel,
 		Resolve: func(ctx context.Context, sandbox, source string) (string, error) {
 			r, err := resolve(ctx, client, sandbox, source)
 			if err != nil || r.GetForeign() {
@@ -71,6 +75,12 @@ func (c config) microVM(args []string, command, bundle string) (done bool, err e
 	case "run", "restore":
 		return false, fmt.Errorf("%s is not supported for microVMs: use create and start", command)
 	case "create":
+	case "delete":
+		done, err := r.Do(ctx, call)
+		if err != nil {
+			err = notDeleted{err}
+		}
+		return done, err
 	default:
 		return r.Do(ctx, call)
 	}
@@ -92,6 +102,14 @@ func (c config) microVM(args []string, command, bundle string) (done bool, err e
 	}
 	return true, r.CreatePod(ctx, s.doc, call)
 }
+
+// notDeleted is an error without the words that containerd's shim takes for "it is deleted", wherever they come from.
+type notDeleted struct{ error }
+
+func (e notDeleted) Error() string {
+	return strings.ReplaceAll(e.error.Error(), "does not exist", "is not there")
+}
+func (e notDeleted) Unwrap() error { return e.error }
 
 // last is the last argument, which is the container's id in all commands that concern microVMs.
 func last(args []string) string {

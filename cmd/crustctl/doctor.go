@@ -100,6 +100,7 @@ func examine(ctx context.Context, g *globals) []finding {
 		err = root.Close()
 	}
 	need("kubelet directory "+g.kubeletDir, err, "create it, or give --kubelet-dir")
+	list = append(list, udevd(""))
 	const crustOnly = "only for volumes that sandboxes mount (docs/sandboxes.md): "
 	_, err = exec.LookPath("qemu-system-x86_64")
 	say("QEMU for microVMs", err, crustOnly+"apt-get install qemu-system-x86")

@@ -82,7 +82,7 @@ func root() *cobra.Command {
 		strings.Join(sockets("/var/lib/kubelet"), ", ")+" that exists)")
 	f.StringVar(&g.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the driver's --kubelet-dir")
 	f.StringVarP(&g.output, "output", "o", "table", "table or json")
-	f.DurationVar(&g.timeout, "timeout", 2*time.Minute, "for each command")
+	f.DurationVar(&g.timeout, "timeout", 2*time.Minute, "for each command; sandbox run: 10m0s")
 	c.AddCommand(doctorCommand(g), poolCommand(g), volumeCommand(g), sandboxCommand(g), nodeCommand(g), historyCommand(g), bundleCommand(g),
 		topCommand(g), conformanceCommand(g))
 	if err := g.complete(c); err != nil {

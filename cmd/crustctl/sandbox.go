@@ -90,6 +90,20 @@ var errNothing = errors.New("nothing is published there (crustctl sandbox list)"
 // runDir is the directory for the sockets of a microVM that this command started.
 func runDir(base, id string) string { return filepath.Join(base, id) }
 
+// bootTime is the --timeout of `sandbox run`. An emulated guest boots within seconds, and within minutes on a machine that is busy.
+const bootTime = 10 * time.Minute
+
+// booted waits until a program runs in the guest. crustd bounds each of its calls (--timeout), and a boot may take longer than that.
+func booted(ctx context.Context, run func() error, still func()) error {
+	for {
+		err := run()
+		if status.Code(err) != codes.DeadlineExceeded || ctx.Err() != nil {
+			return err
+		}
+		still()
+	}
+}
+
 func sandboxRun(g *globals) *cobra.Command {
 	var m microvm.Config
 	var base, kind, userns string
@@ -98,6 +112,9 @@ func sandboxRun(g *globals) *cobra.Command {
 		Use: "run ID", Short: "Boot a microVM (or make a mount namespace) and register it", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id := args[0]
+			if !cmd.Flags().Changed("timeout") {
+				g.timeout = bootTime
+			}
 			return g.withCrust(cmd, func(ctx context.Context, c *crust.Client) error {
 				req := &crustv1alpha1.RegisterSandboxRequest{SandboxId: id, Pid: pid}
 				if kind == "namespace" {
@@ -143,8 +160,13 @@ func sandboxRun(g *globals) *cobra.Command {
 					QmpSocket: vm.QMP, ChannelSocket: vm.Channel, ChannelMagic: magic}}
 				_, err = c.RegisterSandbox(ctx, req)
 				if err == nil {
-					_, err = c.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{
-						SandboxId: id, Argv: []string{"/bin/true"}}) // it has booted
+					err = booted(ctx, func() error {
+						_, err := c.ExecInSandbox(ctx, &crustv1alpha1.ExecInSandboxRequest{SandboxId: id, Argv: []string{"/bin/true"}})
+						return err
+					}, func() {
+						fmt.Fprintf(cmd.ErrOrStderr(), "crustctl: after %.0f s the guest still boots; its console is in %s\n",
+							time.Since(begin).Seconds(), vm.Console)
+					})
 				}
 				if err != nil {
 					vm.Kill()

@@ -51,6 +51,9 @@ if [ "$arches" = amd64 ] && [ -e "$guest/pod-initramfs" ]; then
 	entries=() && to crustd crust-oci crustctl
 	for f in vmlinuz pod-initramfs guest.json; do entries+=("$guest/$f=/usr/local/share/crust-guest/$f=644"); done
 	image crustd-vm "localhost/crust-csi/crustd-vm:$tag" -entrypoint /usr/local/bin/crustd "${entries[@]}"
+else
+	rm -f "$out/crustd-vm.tar"
+	echo "image: no crustd-vm, which needs ARCHES=amd64 and what make pod-guest builds"
 fi
 entries=() && to crust-agent
 image crust-agent "localhost/crust-csi/crust-agent:$tag" -entrypoint /usr/local/bin/crust-agent "${entries[@]}"

@@ -124,7 +124,7 @@ func mount(ctx context.Context, fs mounter.Filesystem, group string, target *mou
 		defer top.Close()
 		var inodes ownership.Inodes
 		if !used { // nobody changes them meanwhile
-			inodes = ownership.InodesOf(fs.Type, fs.Device.Path)
+			inodes = ownership.InodesOf(fs.Device.Path, fs.Type)
 		}
 		if _, err := ownership.Apply(ctx, top, gid, ownership.OnRootMismatch, inodes, nil); err != nil {
 			return err

@@ -43,8 +43,11 @@ func Pread(f *os.File, buf []byte, off int64) (int, error) {
 // with their surroundings.
 type Direct struct{ File *os.File }
 
-// ReadAt is pread(2) of the aligned bytes around [off, off+len(b)).
+// ReadAt is pread(2) of the aligned bytes around [off, off+len(b)). What is aligned already, as an AlignedBuffer is, needs no copy.
 func (d Direct) ReadAt(b []byte, off int64) (int, error) {
+	if len(b) > 0 && (uint64(off)|uint64(len(b))|uint64(uintptr(unsafe.Pointer(&b[0]))))%DirectAlign == 0 {
+		return Pread(d.File, b, off)
+	}
 	start := off &^ (DirectAlign - 1)
 	end := (off + int64(len(b)) + DirectAlign - 1) &^ (DirectAlign - 1)
 	buf := AlignedBuffer(int(end - start))

@@ -201,6 +201,25 @@ func MakeUnbindable(f *os.File) error {
 	return call("mount_setattr", func() error { return unix.MountSetattr(fdOf(f), "", unix.AT_EMPTY_PATH, &attr) })
 }
 
+// FileOf is pidfd_getfd(2): a descriptor of another process, for the same open file.
+func FileOf(pid, fd int) (*os.File, error) {
+	process, err := ProcessEnd(pid)
+	if err != nil {
+		return nil, err
+	}
+	defer process.Close()
+	return open("pidfd_getfd", fmt.Sprintf("descriptor %d of process %d", fd, pid), func() (int, error) {
+		return unix.PidfdGetfd(fdOf(process), fd, 0)
+	})
+}
+
+// ReadOnly tells whether a file was opened for reading only: fcntl(2) with F_GETFL.
+func ReadOnly(f *os.File) (bool, error) {
+	var flags int
+	err := call("fcntl", func() (e error) { flags, e = unix.FcntlInt(uintptr(fdOf(f)), unix.F_GETFL, 0); return e })
+	return flags&unix.O_ACCMODE == unix.O_RDONLY, err
+}
+
 // ProcessEnd is pidfd_open(2): the descriptor becomes readable when the process ends.
 func ProcessEnd(pid int) (*os.File, error) {
 	return open("pidfd_open", "process "+strconv.Itoa(pid), func() (int, error) { return unix.PidfdOpen(pid, 0) })

@@ -19,6 +19,18 @@ func AsUser(uid uint32, groups ...uint32) *syscall.SysProcAttr {
 	}
 }
 
+// AsRootOf starts a program as root of a new user namespace, with a mount namespace of its own. Its ids are those of this namespace from
+// uid and gid on, size of each. The program ends with SIGKILL when the thread that started it ends.
+func AsRootOf(uid, gid, size uint32) *syscall.SysProcAttr {
+	from := func(id uint32) []syscall.SysProcIDMap {
+		return []syscall.SysProcIDMap{{HostID: int(id), Size: int(size)}}
+	}
+	return &syscall.SysProcAttr{
+		Pdeathsig: syscall.SIGKILL, Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS, Credential: &syscall.Credential{},
+		UidMappings: from(uid), GidMappings: from(gid), GidMappingsEnableSetgroups: true,
+	}
+}
+
 // GroupOf returns the group that owns a file.
 func GroupOf(path string) (uint32, error) {
 	var st unix.Stat_t

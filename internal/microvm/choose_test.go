@@ -81,7 +81,7 @@ func underKVM(console, more string) string {
 	shift
 	case $a in
 	*accel=kvm*) a=q35,accel=tcg ;;
-	host) a=max,la57=off ;;
+	host) a=max,la57=off,erms=off ;;
 	file,id=console,path=*) ` + console + ` ;;
 	esac
 	set -- "$@" "$a"

@@ -21,23 +21,27 @@ func DiskName(major, minor uint32) string { return fmt.Sprintf(rawPrefix+"%d-%d"
 
 const rawPrefix = "crust-raw-"
 
-// syncRaw writes out what containers wrote to raw block volumes. A process that ends does so, too, but the pod's end may not wait for it.
-func syncRaw() error {
+// rawDisks returns the names of the disks that are raw block volumes.
+func rawDisks() (names []string, err error) {
 	all, err := guestdisks.All()
-	errs := []error{err}
 	for name, serial := range all {
-		if !strings.HasPrefix(serial, rawPrefix) {
-			continue
-		}
-		f, err := linux.Open("/dev/"+name, os.O_RDONLY)
-		if err == nil {
-			err = errors.Join(f.Sync(), f.Close())
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("sync %s: %w", name, err))
+		if strings.HasPrefix(serial, rawPrefix) {
+			names = append(names, name)
 		}
 	}
-	return errors.Join(errs...)
+	return names, err
+}
+
+// syncRaw writes out what containers wrote to a raw block volume. A process that ends does so, too, but the pod's end may not wait for it.
+func syncRaw(name string) error {
+	f, err := linux.Open("/dev/"+name, os.O_RDONLY)
+	if err == nil {
+		err = errors.Join(f.Sync(), f.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("sync %s: %w", name, err)
+	}
+	return nil
 }
 
 // roots has what containers with a read-only root file system see as that, each in a directory of its own.

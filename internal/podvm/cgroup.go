@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -42,10 +43,15 @@ func (p *Pod) enter(pid int) error {
 	if err != nil {
 		return err
 	}
-	for _, dir := range cgroups(string(table), p.ID) {
-		if _, err := os.Stat(filepath.Dir(dir)); errors.Is(err, os.ErrNotExist) {
-			continue
-		}
+	p.Cgroups = slices.DeleteFunc(cgroups(string(table), p.ID), func(dir string) bool {
+		_, err := os.Stat(filepath.Dir(dir))
+		return errors.Is(err, os.ErrNotExist)
+	})
+	// Whoever removes the pod learns of them here, also if this process ends in between.
+	if err := writeJSON(p.at("pod.json"), p); err != nil {
+		return err
+	}
+	for _, dir := range p.Cgroups {
 		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
 		}
@@ -58,7 +64,6 @@ func (p *Pod) enter(pid int) error {
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(fmt.Sprint(pid)), 0o644); err != nil {
 			return err
 		}
-		p.Cgroups = append(p.Cgroups, dir)
 	}
 	return nil
 }

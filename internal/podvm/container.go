@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,6 +61,13 @@ func (r *Runtime) CreateContainer(ctx context.Context, config map[string]any, fi
 	}
 	if err != nil {
 		return err
+	}
+	own, err := usersOf(config)
+	if err != nil {
+		return err
+	}
+	if own != nil && (p.Users == nil || *own != *p.Users) {
+		return fmt.Errorf("container %s has other users than its pod", c.ID)
 	}
 	request := &guestv1.CreateContainerRequest{ContainerId: c.ID, BlockDevices: devices}
 	if request.SharesProcesses, request.ProcessesOf, err = p.processesOf(namespaces(config)["pid"]); err != nil {
@@ -153,7 +161,11 @@ func (r *Runtime) place(ctx context.Context, p *Pod, config object, container, n
 	case text(mount, "destination") == "/dev/shm" && isMemoryOf(p.ID, source):
 		return podguest.Memory, nil
 	}
-	return filepath.Join(podguest.Shared, container, name), p.share(container, name, source, accessOf(mount))
+	a, err := accessOf(mount)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(podguest.Shared, container, name), p.share(container, name, source, a)
 }
 
 // isMemoryOf tells whether a path is where the container runtime keeps a pod's /dev/shm. A volume may be mounted there, too.
@@ -199,6 +211,9 @@ func (r *Runtime) start(ctx context.Context, p *Pod, c Call) error {
 	}
 }
 
+// tokenPattern is that of what a guest calls a prepared process: crypto/rand.Text.
+var tokenPattern = regexp.MustCompile(`^[A-Z2-7]{26,64}$`)
+
 // exec prepares a process in the guest, and has the host's runtime start a stub for it beside the container's own.
 func (r *Runtime) exec(ctx context.Context, p *Pod, c Call) error {
 	if c.Process == "" {
@@ -222,6 +237,9 @@ func (r *Runtime) exec(ctx context.Context, p *Pod, c Call) error {
 	prepared, err := guest.PrepareProcess(ctx, &guestv1.PrepareProcessRequest{ContainerId: c.ID, Process: there})
 	if err != nil {
 		return p.said(err, bootTime)
+	}
+	if !tokenPattern.MatchString(prepared.GetToken()) {
+		return fmt.Errorf("the microVM of pod %s: the guest has an answer that makes no sense", p.ID)
 	}
 	f, err := os.CreateTemp(p.dir, "process-")
 	if err != nil {
@@ -247,7 +265,7 @@ func (r *Runtime) exec(ctx context.Context, p *Pod, c Call) error {
 // deleteContainer deletes what the host's runtime knows, and then all else. An earlier call may have been interrupted in between: its
 // caller has a deadline.
 func (r *Runtime) deleteContainer(ctx context.Context, p *Pod, c Call) error {
-	herr := r.host(c.Args...)
+	herr := r.deleteHere(c)
 	if herr != nil && !r.forgot(c) && !p.stubEnded(c.ID) {
 		return herr
 	}
@@ -255,7 +273,7 @@ func (r *Runtime) deleteContainer(ctx context.Context, p *Pod, c Call) error {
 	defer cancel()
 	if err := p.deleteInGuest(ctx, c.ID); err != nil && !errors.Is(err, errEnded) {
 		// A guest that does not answer holds up nothing on the host: the container's stub has ended.
-		fmt.Fprintln(os.Stderr, "crust-oci: delete:", err)
+		p.say("delete:", err)
 	}
 	if err := p.drop(c.ID); err != nil || r.forgot(c) {
 		return err

@@ -35,6 +35,9 @@ type rawDisk struct {
 
 // plug plugs in what a container needs and the guest does not have yet.
 func (d *disks) plug(ctx context.Context, devices []*guestv1.BlockDevice) error {
+	if len(devices) == 0 {
+		return nil // and waits for no device of another container
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, v := range devices {

@@ -3,6 +3,7 @@ package podvm
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,17 @@ const theEnd = "crust-oci: the pod ends:"
 
 // mostEnded is how many logs of pods that had to end are kept.
 const mostEnded = 20
+
+// say appends a line to the pod's log, as its monitor does. What it says may come from the guest, and is for nobody else: containerd's shim
+// takes an error with certain words for success.
+func (p *Pod) say(what ...any) {
+	f, w, err := p.open(monitorLog, mostOfEnd)
+	if err != nil {
+		return // the pod's directory has gone, and the pod with it
+	}
+	defer f.Close()
+	fmt.Fprintln(w, line(what...))
+}
 
 // keepLog keeps the logs of a pod that had to end: its directory goes with its sandbox, a moment later. What the guest wrote is made plain
 // text.

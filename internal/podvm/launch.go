@@ -2,6 +2,7 @@ package podvm
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,13 +23,20 @@ const kvmDevice = "/dev/kvm"
 func (r *Runtime) accelerator(ctx context.Context) (accel, why string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, bootTime)
 	defer cancel()
-	c, err := microvm.Choose(ctx, microvm.Config{Kernel: r.Kernel, Initrd: r.Initrd})
-	if err != nil || c.Accel != "kvm" || os.Getenv(microvm.AccelVariable) == "kvm" {
+	c, err := microvm.Choose(ctx, microvm.Config{Kernel: r.Kernel, Initrd: r.Initrd, Accel: r.Accel})
+	if err != nil || c.Accel != "kvm" {
 		return c.Accel, c.Why, err
 	}
-	if _, ok, err := kvmGroups(); err != nil || !ok {
+	insisted := cmp.Or(r.Accel, os.Getenv(microvm.AccelVariable)) == "kvm"
+	switch _, ok, err := kvmGroups(); {
+	case err != nil && insisted:
+		return "", "", fmt.Errorf("emulation is refused (accel kvm), and there is no KVM here: %w", err)
+	case err != nil || !ok && !insisted:
 		return "tcg", kvmDevice + " can be used by root only, and QEMU does not run as root: guests are emulated, which is slower; " +
 			"give it a group of its own (Debian: kvm)", err
+	case !ok:
+		return "", "", fmt.Errorf("emulation is refused (accel kvm), and %s can be used by root only, while QEMU does not run as root: "+
+			"give it a group of its own (Debian: kvm)", kvmDevice)
 	}
 	return c.Accel, "", nil
 }

@@ -70,7 +70,11 @@ var errQEMU = errors.New("QEMU has ended")
 
 // say writes a line to the pod's log. Parts of it may come from the guest.
 func (m *monitor) say(what ...any) {
-	fmt.Fprintln(m.log, plain.Text(strings.TrimSuffix(fmt.Sprintln(what...), "\n"), plain.Most))
+	fmt.Fprintln(m.log, line(what...))
+}
+
+func line(what ...any) string {
+	return plain.Text(strings.TrimSuffix(fmt.Sprintln(what...), "\n"), plain.Most)
 }
 
 func (p *Pod) open(name string, most int) (*os.File, *limited, error) {
@@ -154,7 +158,9 @@ func Monitor(dir string, started func()) error {
 	case <-stopped:
 	}
 	if !errors.Is(err, errQEMU) {
-		m.end()
+		if lost := m.end(); lost != nil {
+			m.sayAtTheEnd("what its containers wrote last may be lost:", lost)
+		}
 	}
 	pod.Pause.kill() // if it stayed, the kubelet would keep a pod that can run nothing
 	return err
@@ -163,9 +169,14 @@ func Monitor(dir string, started func()) error {
 // why returns why the pod must end, and has it in the log.
 func (m *monitor) why(err error) error {
 	err = m.cause(err)
-	m.log.leave(mostOfEnd)
-	m.say(theEnd, err)
+	m.sayAtTheEnd(err)
 	return err
+}
+
+// sayAtTheEnd writes a line that is kept, with the pod's log.
+func (m *monitor) sayAtTheEnd(what ...any) {
+	m.log.leave(mostOfEnd)
+	m.say(append([]any{theEnd}, what...)...)
 }
 
 // cause returns why the pod must end. If QEMU ends, the other programs end at once, and may be seen first.
@@ -186,23 +197,24 @@ func (m *monitor) cause(err error) error {
 
 // end ends the pod's containers, and has crustd unmount its volumes in the guest. Otherwise the data in the guest's page cache would be
 // lost.
-func (m *monitor) end() {
+func (m *monitor) end() (err error) {
 	select {
 	case <-m.begun:
 	default:
-		return // nothing was mounted for a container yet
+		return nil // nothing was mounted for a container yet
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), endTime+m.disks.writeTime())
 	defer cancel()
-	if _, err := m.guest.End(ctx, &guestv1.EndRequest{}); err != nil {
-		m.say("the containers do not end:", err)
+	if _, eerr := m.guest.End(ctx, &guestv1.EndRequest{}); eerr != nil {
+		err = fmt.Errorf("the containers do not end: %w", eerr)
 	}
 	// Containers that do not end leave no less time for this.
 	ctx, cancel = context.WithTimeout(context.Background(), unmountTime)
 	defer cancel()
-	if err := m.unmount(ctx); err != nil {
-		m.say("the volumes are not unmounted:", err)
+	if uerr := m.unmount(ctx); uerr != nil {
+		err = errors.Join(err, fmt.Errorf("the volumes are not unmounted: %w", uerr))
 	}
+	return err
 }
 
 // unmount has crustd take back the pod's volumes. If the kubelet asks for the same just then, or crustd is being restarted, unmount tries
@@ -293,12 +305,12 @@ func how(err error) error {
 }
 
 // watch reports the end of a program that the pod needs.
-func (m *monitor) watch(c *exec.Cmd) {
-	go func() { m.ended <- fmt.Errorf("%s has ended: %w", filepath.Base(c.Path), how(c.Wait())) }()
+func (m *monitor) watch(name string, c *exec.Cmd) {
+	go func() { m.ended <- fmt.Errorf("%s has ended: %w", name, how(c.Wait())) }()
 }
 
 // virtiofsd serves the pod's directory, and returns a connection to it. It keeps its privileges because it makes files of any
-// owner. It sees only that directory.
+// owner, or of any of the pod's users if it has users of its own. It sees only that directory.
 func (m *monitor) virtiofsd() (*os.File, error) {
 	socket := m.pod.at(filesSocket)
 	l, err := microvm.Listen(socket)
@@ -306,13 +318,23 @@ func (m *monitor) virtiofsd() (*os.File, error) {
 		return nil, err
 	}
 	defer l.Close()
-	c := exec.Command(virtiofsd, "--fd=3", "-o", "source="+m.pod.at("shared"), "-o", "sandbox=namespace", "-o", "cache=auto",
-		"-o", "announce_submounts", "-o", "log_level=warn")
-	c.ExtraFiles, c.Stderr, c.SysProcAttr = []*os.File{l}, m.console, linux.KilledWithThread()
-	if err := c.Start(); err != nil {
+	args := []string{"--fd=3", "-o", "sandbox=namespace", "-o", "cache=auto", "-o", "announce_submounts", "-o", "log_level=warn"}
+	shared := m.pod.at("shared")
+	c := exec.Command(virtiofsd, append(args, "-o", "source="+shared)...)
+	c.SysProcAttr = linux.KilledWithThread()
+	if u := m.pod.Users; u != nil {
+		c = exec.Command("/proc/self/exe", append([]string{FilesCommand}, append(args, "-o", "source="+filesAt)...)...)
+		c.SysProcAttr = linux.AsRootOf(u.UID, u.GID, u.Size)
+		if err := os.Chdir(shared); err != nil { // it starts where this process is
+			return nil, err
+		}
+	}
+	c.ExtraFiles, c.Stderr = []*os.File{l}, m.console
+	err = errors.Join(c.Start(), os.Chdir("/"))
+	if err != nil {
 		return nil, fmt.Errorf("%w; a pod in a microVM needs virtiofsd (Debian 12: qemu-system-common)", err)
 	}
-	m.watch(c)
+	m.watch("virtiofsd", c)
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
 		return nil, err
@@ -334,7 +356,7 @@ func (m *monitor) passt() (*os.File, error) {
 		ours.Close()
 		return nil, fmt.Errorf("%w; the network of a pod in a microVM needs passt (Debian: apt-get install passt)", err)
 	}
-	m.watch(c)
+	m.watch(passt, c)
 	return ours, nil
 }
 

@@ -34,6 +34,7 @@ type Pod struct {
 	Why      string  `json:"why"`    // of tcg, see microvm.Choice
 	Server   string  `json:"server"` // crustd's endpoint
 
+	Users   *users            `json:"users,omitempty"`
 	Sysctls map[string]string `json:"sysctls,omitempty"`
 	Cgroups []string          `json:"cgroups,omitempty"` // of its microVM
 
@@ -98,6 +99,10 @@ func (p *Pod) lay() error {
 		if err := os.Mkdir(p.at(d), 0o700); err != nil {
 			return err
 		}
+	}
+	// Not for others on the host, who cannot come so far, but for the root of the pod's users.
+	if err := os.Chmod(p.at("tree"), 0o755); err != nil {
+		return err
 	}
 	for _, f := range []string{"stub/crust-oci", "stub/pod.sock"} {
 		if err := linux.MakeFile(p.at(f)); err != nil {

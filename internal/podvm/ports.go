@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
+
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 )
 
@@ -80,23 +82,27 @@ func (f *forwarding) follow(ctx context.Context) error {
 	}
 }
 
-// listen opens what is missing of these ports and closes all others. It tells whether it has them all.
+// listen closes all but these ports and opens what is missing, in this order: there are never more than mostPorts, and an address that
+// another took in is free. It tells whether it has them all.
 func (f *forwarding) listen(ctx context.Context, ports []*guestv1.Port) (all bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	all = true
 	want := map[string]bool{}
-	for i, p := range ports {
-		if i == mostPorts {
-			break
-		}
-		number := strconv.Itoa(int(p.GetNumber() & 0xffff))
-		addresses := []string{net.JoinHostPort("", number)}
-		if p.GetLoopback() {
-			addresses = []string{net.JoinHostPort("127.0.0.1", number), net.JoinHostPort("::1", number)}
-		}
-		for j, address := range addresses {
+	ports = ports[:min(len(ports), mostPorts)]
+	for _, p := range ports {
+		for _, address := range addresses(p) {
 			want[address] = true
+		}
+	}
+	for address, l := range f.open {
+		if !want[address] {
+			l.Close()
+			delete(f.open, address)
+		}
+	}
+	all = true
+	for _, p := range ports {
+		for j, address := range addresses(p) {
 			if f.open[address] != nil {
 				continue
 			}
@@ -109,13 +115,16 @@ func (f *forwarding) listen(ctx context.Context, ports []*guestv1.Port) (all boo
 			go f.accept(ctx, l, p.GetNumber())
 		}
 	}
-	for address, l := range f.open {
-		if !want[address] {
-			l.Close()
-			delete(f.open, address)
-		}
-	}
 	return all
+}
+
+// addresses returns where the monitor listens for a port of the guest.
+func addresses(p *guestv1.Port) []string {
+	number := strconv.Itoa(int(p.GetNumber() & 0xffff))
+	if p.GetLoopback() {
+		return []string{net.JoinHostPort("127.0.0.1", number), net.JoinHostPort("::1", number)}
+	}
+	return []string{net.JoinHostPort("", number)}
 }
 
 func (f *forwarding) accept(ctx context.Context, l net.Listener, port uint32) {
@@ -145,7 +154,7 @@ func (f *forwarding) accept(ctx context.Context, l net.Listener, port uint32) {
 func (f *forwarding) carry(ctx context.Context, c *net.TCPConn, port uint32) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := f.guest.Connect(ctx)
+	stream, err := f.guest.Connect(ctx, grpc.MaxCallRecvMsgSize(window))
 	if err != nil {
 		return
 	}

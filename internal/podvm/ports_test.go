@@ -175,3 +175,29 @@ func TestC19_QEMUsEndIsTheCause(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// C24: a server that listened on a loopback address and then listens on all is reached at once, and never more ports are taken than may be.
+func TestC24_PortsAreGivenBackBeforeOthersAreTaken(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	number := uint32(l.Addr().(*net.TCPAddr).Port)
+	l.Close()
+	f := &forwarding{open: map[string]net.Listener{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer func() { cancel(); f.listen(ctx, nil) }()
+	for _, loopback := range []bool{true, false, true} {
+		if !f.listen(ctx, []*guestv1.Port{{Number: number, Loopback: loopback}}) {
+			t.Errorf("loopback %v: a port is not had", loopback)
+		}
+	}
+	many := make([]*guestv1.Port, 2*mostPorts)
+	for i := range many {
+		many[i] = &guestv1.Port{Number: uint32(20000 + i)}
+	}
+	f.listen(ctx, many)
+	if len(f.open) > mostPorts {
+		t.Errorf("%d ports are taken", len(f.open))
+	}
+}

@@ -29,6 +29,9 @@ type Runtime struct {
 	Kernel  string
 	Initrd  string
 	Memory  int64 // of a guest whose pod has no limit, in bytes
+	// Accel is kvm, which refuses to emulate, tcg, which emulates, or auto: KVM if a guest has answered under it. "" is
+	// microvm.AccelVariable, or else auto.
+	Accel string
 }
 
 // How long something may take. The kubelet waits two minutes for a pod or container to be made, and containerd ten seconds for a container
@@ -146,6 +149,10 @@ func (r *Runtime) CreatePod(ctx context.Context, config map[string]any, c Call) 
 	if err := refused(config, true); err != nil {
 		return err
 	}
+	own, err := usersOf(config)
+	if err != nil {
+		return err
+	}
 	// A trial of KVM boots guests. They are no burden of this pod's, whose cgroup may be small.
 	accel, why, err := r.accelerator(ctx)
 	if err != nil {
@@ -155,7 +162,7 @@ func (r *Runtime) CreatePod(ctx context.Context, config map[string]any, c Call) 
 		return err
 	}
 	pod := &Pod{ID: c.ID, Hostname: text(config, "hostname"), Kernel: r.Kernel, Initrd: r.Initrd, Memory: r.memory(config),
-		Accel: accel, Why: why, Server: r.Endpoint, Sysctls: map[string]string{}}
+		Accel: accel, Why: why, Server: r.Endpoint, Users: own, Sysctls: map[string]string{}}
 	for name, value := range sub(sub(config, "linux"), "sysctl") {
 		pod.Sysctls[name] = fmt.Sprint(value)
 	}
@@ -211,8 +218,7 @@ func (r *Runtime) takeDown(ctx context.Context, p *Pod) error {
 	}
 	_, err := r.Server.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: p.ID})
 	if err != nil {
-		// crustd sees that the microVM has ended, or will when it starts again.
-		fmt.Fprintln(os.Stderr, "crust-oci: deregister:", err)
+		p.say("deregister:", err) // crustd sees that the microVM has ended, or will when it starts again
 	}
 	return p.clear(ctx)
 }
@@ -245,13 +251,23 @@ func (p *Pod) endMonitor(ctx context.Context) error {
 	if !linux.WaitEnd(patience, end) {
 		_ = found.Kill() // the same
 		linux.WaitEnd(ctx, end)
+		p.say(theEnd, "its monitor did not end in time, and was killed; what its containers wrote last may be lost")
 	}
 	return nil
 }
 
+// deleteHere has the host's runtime delete a container, unless an earlier call that was interrupted did. The runtime would say that the
+// container does not exist, and containerd's shim takes that for success: it would not wait for the rest.
+func (r *Runtime) deleteHere(c Call) error {
+	if r.forgot(c) {
+		return nil
+	}
+	return r.host(c.Args...)
+}
+
 // deletePod deletes what the host's runtime knows, and then all else. An earlier call may have been interrupted in between.
 func (r *Runtime) deletePod(ctx context.Context, p *Pod, c Call) error {
-	herr := r.host(c.Args...)
+	herr := r.deleteHere(c)
 	if herr != nil && p.Pause.runs() {
 		return herr
 	}

@@ -23,10 +23,15 @@ import (
 // mostOfMessage limits a message, in bytes. A config.json is smaller.
 const mostOfMessage = 4 << 20
 
+// window is how much a stream of a guest may send ahead, in bytes: all of its streams together take the memory of the pod's cgroup.
+const window = 64 << 10
+
 // serve connects to the guest, and passes on what stubs and crust-oci say to it.
 func (m *monitor) serve(ctx context.Context, magic []byte) (stop func(), err error) {
 	conn, err := grpc.NewClient("passthrough:///pod", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(mostOfMessage)), grpc.WithMaxHeaderListSize(16<<10),
+		// Otherwise the window of each stream grows to 16 MiB, as its guest likes.
+		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(16*window),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			// gRPC's own dial deadline would interrupt a slow boot repeatedly.
 			return vport.Dial(ctx, m.pod.at(guestSocket), magic)

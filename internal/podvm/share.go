@@ -43,8 +43,9 @@ func attach(mount *os.File, target string) error {
 
 // access is what a container may do with a mount.
 type access struct {
-	readOnly bool // the host lets the guest's kernel write nothing
-	follows  bool // what the host mounts below it later appears there, too
+	readOnly bool   // the host lets the guest's kernel write nothing
+	follows  bool   // what the host mounts below it later appears there, too
+	users    *users // whose the ids in it are: nil for the host's
 }
 
 // share mounts a host's file or directory below the directory that the guest sees, for a container.
@@ -85,6 +86,11 @@ func (p *Pod) share(container, name, source string, a access) error {
 	}
 	if err := linux.MountSetattr(mount, attr, true); err != nil {
 		return err
+	}
+	if a.users != nil {
+		if err := a.users.mapOnto(mount); err != nil {
+			return err
+		}
 	}
 	return attach(mount, filepath.Join(p.at("shared"), container, name))
 }

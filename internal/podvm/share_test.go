@@ -131,8 +131,8 @@ func TestC24_WhatAMountsOptionsMean(t *testing.T) {
 		for _, o := range strings.Fields(options) {
 			all = append(all, o)
 		}
-		if got := accessOf(object{"options": all}); got != want {
-			t.Errorf("%s: %+v", options, got)
+		if got, err := accessOf(object{"options": all}); got != want || err != nil {
+			t.Errorf("%s: %+v %v", options, got, err)
 		}
 	}
 }

@@ -39,9 +39,6 @@ func refused(config object, isSandbox bool) error {
 			return fmt.Errorf("the pod has %s", n.why)
 		}
 	}
-	if _, ok := ns["user"]; ok {
-		return fmt.Errorf("the pod has hostUsers: false, which pods in microVMs do not support yet")
-	}
 	if isSandbox {
 		return nil
 	}
@@ -66,6 +63,8 @@ func forGuest(config object, container string, place func(mount object) (string,
 			}
 			m["source"] = source
 		}
+		delete(m, "uidMappings") // the host maps what it shares; in the guest's volumes, ids are the pod's
+		delete(m, "gidMappings")
 		mounts = append(mounts, m)
 	}
 	linux := object{}
@@ -135,8 +134,8 @@ func isBind(mount object) bool {
 		slices.Contains(options, any("rbind")))
 }
 
-// accessOf reads a mount's options. Of those that contradict each other, the last holds.
-func accessOf(mount object) (a access) {
+// accessOf reads a mount's options and mappings. Of options that contradict each other, the last holds.
+func accessOf(mount object) (a access, err error) {
 	for _, o := range list(mount, "options") {
 		switch o {
 		case "ro", "rro":
@@ -149,7 +148,10 @@ func accessOf(mount object) (a access) {
 			a.follows = false
 		}
 	}
-	return a
+	if len(list(mount, "uidMappings"))+len(list(mount, "gidMappings")) > 0 {
+		a.users, err = mapping(mount)
+	}
+	return a, err
 }
 
 // forStub returns the config.json of a container's stub on the host: a container with nothing but this program and the pod's socket.
@@ -167,6 +169,9 @@ func (p *Pod) forStub(config object, container string) ([]byte, error) {
 	}
 	ns := []any{}
 	for kind, path := range namespaces(config) {
+		if kind == "user" {
+			continue // of a pod with hostUsers: false; the stub's files are root's
+		}
 		n := object{"type": kind}
 		if kind == "ipc" || kind == "uts" {
 			n["path"] = path

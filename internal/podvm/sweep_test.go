@@ -141,13 +141,21 @@ func TestC19_ADeletionThatWasInterruptedIsFinished(t *testing.T) {
 	if err := runtimeThatSays(t, 1).deleteContainer(t.Context(), p, call); err == nil || there() {
 		t.Errorf("a container that has ended: %v", err)
 	}
-	// The host's runtime knows it no more.
+	// The host's runtime knows it no more. It is not asked: containerd's shim would take its words for success of the whole.
 	if err := os.Remove(filepath.Join(root, "one")); err != nil {
 		t.Fatal(err)
 	}
 	container(ended(t))
-	if err := runtimeThatSays(t, 1).deleteContainer(t.Context(), p, call); err != nil || there() {
+	asked := filepath.Join(t.TempDir(), "asked")
+	gone := &Runtime{Host: filepath.Join(t.TempDir(), "runtime"), Pods: pods}
+	if err := os.WriteFile(gone.Host, []byte("#!/bin/sh\ntouch "+asked+"\nexit 1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := gone.deleteContainer(t.Context(), p, call); err != nil || there() {
 		t.Errorf("a container that the host's runtime has deleted: %v", err)
+	}
+	if _, err := os.Stat(asked); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the host's runtime was asked to delete what it has deleted: %v", err)
 	}
 	// The pod's monitor is ending: it has closed its socket, and still unmounts.
 	container(ended(t))

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
@@ -29,6 +30,8 @@ type Disk struct {
 	// Shared: others on this host may use the device at the same time, as pods may that have one raw block volume. A device that
 	// is mounted or claimed, which is then exclusive, is refused all the same.
 	Shared bool
+	// File is the open device, see Client.File. nil: Plug opens it.
+	File *os.File
 }
 
 // Plugged tells whether QEMU has a disk of that name.
@@ -82,6 +85,41 @@ func (c *Client) Plug(ctx context.Context, d Disk) error {
 	return c.Run(ctx, "device_add", device, nil)
 }
 
+// hanging has the paths of devices whose open(2) did not return before its caller gave up. Each keeps a thread.
+var hanging sync.Map
+
+// openIn opens the device, and gives up when ctx ends: open(2) may wait for a disk or server that is gone, and no signal ends it.
+// No second call for the same path begins meanwhile.
+func (d Disk) openIn(ctx context.Context) (*os.File, error) {
+	silent := fault.New(fault.Unavailable, "%s does not open, because its disk or server does not answer: see the kernel's log (dmesg)",
+		d.Path)
+	if _, ok := hanging.Load(d.Path); ok {
+		return nil, silent
+	}
+	type answer struct {
+		*os.File
+		error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		f, err := d.open()
+		done <- answer{f, err}
+	}()
+	select {
+	case a := <-done:
+		return a.File, a.error
+	case <-ctx.Done():
+	}
+	hanging.Store(d.Path, true)
+	go func() {
+		if a := <-done; a.error == nil {
+			a.File.Close()
+		}
+		hanging.Delete(d.Path)
+	}()
+	return nil, errors.Join(silent, ctx.Err())
+}
+
 // open opens the device. The open is exclusive unless the disk is shared: as long as anybody has the descriptor, the kernel lets nobody
 // on this host mount the device or open it so, even after this process ends (C19).
 func (d Disk) open() (*os.File, error) {
@@ -111,24 +149,32 @@ func (d Disk) open() (*os.File, error) {
 			return nil, err
 		}
 	}
-	st, err := linux.StatxFile(f)
-	if err == nil && (!st.IsBlock() || st.RdevMajor != d.Major || st.RdevMinor != d.Minor) {
-		err = fault.New(fault.State, "%s is no longer the block device %d:%d", d.Path, d.Major, d.Minor)
-	}
-	if err != nil {
+	if err := d.is(f); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
 }
 
+// is returns nil if a file is the device.
+func (d Disk) is(f *os.File) error {
+	st, err := linux.StatxFile(f)
+	if err == nil && (!st.IsBlock() || st.RdevMajor != d.Major || st.RdevMinor != d.Minor) {
+		err = fault.New(fault.State, "%s is no longer the block device %d:%d", d.Path, d.Major, d.Minor)
+	}
+	return err
+}
+
 // addNode passes the device's descriptor to QEMU, which needs no right to open it and cannot be led to another.
 func (c *Client) addNode(ctx context.Context, d Disk) error {
-	f, err := d.open()
-	if err != nil {
-		return err
+	f := d.File
+	if f == nil {
+		var err error
+		if f, err = d.openIn(ctx); err != nil {
+			return err
+		}
+		defer f.Close()
 	}
-	defer f.Close()
 	var set struct {
 		ID int `json:"fdset-id"`
 	}
@@ -155,6 +201,13 @@ func (c *Client) removeNode(ctx context.Context, name string) error {
 
 // removeFiles closes QEMU's descriptors of a disk.
 func (c *Client) removeFiles(ctx context.Context, name string) error {
+	return c.eachFile(ctx, name, func(set, fd int) error {
+		return c.Run(ctx, "remove-fd", map[string]any{"fdset-id": set, "fd": fd}, nil)
+	})
+}
+
+// eachFile calls f for each descriptor of a disk that QEMU has.
+func (c *Client) eachFile(ctx context.Context, name string, f func(set, fd int) error) error {
 	var sets []struct {
 		ID  int `json:"fdset-id"`
 		FDs []struct {
@@ -170,12 +223,38 @@ func (c *Client) removeFiles(ctx context.Context, name string) error {
 			if fd.Opaque != name {
 				continue
 			}
-			if err := c.Run(ctx, "remove-fd", map[string]any{"fdset-id": set.ID, "fd": fd.FD}, nil); err != nil {
+			if err := f(set.ID, fd.FD); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// File returns the descriptor of a disk that QEMU reads, for another QEMU that only reads it, too; nil if there is none. QEMU has that
+// process number. Whoever has the descriptor has the claim on the device, so the device stays claimed until the last one closes it. QEMU
+// may be its guest's by now, so the kernel is asked what the descriptor is.
+func (c *Client) File(ctx context.Context, pid int, d Disk) (file *os.File, err error) {
+	err = c.eachFile(ctx, d.Name, func(_, fd int) error {
+		if file != nil {
+			return nil
+		}
+		f, err := linux.FileOf(pid, fd)
+		if err != nil {
+			return err
+		}
+		readOnly, err := linux.ReadOnly(f)
+		if err == nil && !readOnly {
+			err = fault.New(fault.State, "%s is open for writing", d.Path)
+		}
+		if err = errors.Join(err, d.is(f)); err != nil {
+			f.Close()
+			return err
+		}
+		file = f
+		return nil
+	})
+	return file, err
 }
 
 // Unplug takes a disk from the guest, and waits until it has let go of it. One that is not there is fine.

@@ -39,7 +39,9 @@ func BuildCommand(t testing.TB, name, tags string) string {
 		builds.dir, builds.bin = dir, map[string]string{}
 	}
 	bin := filepath.Join(builds.dir, name+tags)
-	out, err := exec.Command("go", "build", "-tags", tags, "-o", bin, "github.com/crust-csi/crust-csi/cmd/"+name).CombinedOutput()
+	build := exec.Command("go", "build", "-tags", tags, "-o", bin, "github.com/crust-csi/crust-csi/cmd/"+name)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as in the images: crust-oci is also the only program of a stub
+	out, err := build.CombinedOutput()
 	if err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}

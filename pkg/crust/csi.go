@@ -22,6 +22,8 @@ const (
 	ContextKernel = "csi.crust.dev/runtimeKernel"
 	// ContextHostUsers is "false" for a pod that has a user namespace.
 	ContextHostUsers = "csi.crust.dev/hostUsers"
+	// ContextGroupPolicy is the pod's fsGroupChangePolicy, absent if it has none.
+	ContextGroupPolicy = "csi.storage.k8s.io/pod.fsGroupChangePolicy"
 )
 
 // NodeCapability says that a CSI node plugin can defer mounting and management to a runtime.

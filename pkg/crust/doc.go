@@ -15,7 +15,7 @@
 //     the sandbox holds the device (O_EXCL), and mounts it when its container starts.
 //  4. The runtime reports the stats of the file system and grows it. The driver names the
 //     volume ([SetStatsSource], [SetExpandSource]).
-//  5. RuntimeUnpublishVolume, or the end of the sandbox, comes before NodeUnpublishVolume.
+//  5. UnpublishVolume, or the end of the sandbox, comes before NodeUnpublishVolume.
 //     Until then the device is in use, though the host has not mounted it.
 //
 // # Who is who

@@ -7,9 +7,9 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// SlotsDir is the directory of slots, by the paths of the host. A container whose mount has the source SlotsDir/NAME starts
-// without a volume. The one that BindVolume binds to the slot later appears in the directory SlotVolume of that mount. A runtime that
-// starts a sandbox before it knows the sandbox's pod uses it. On the host nothing has to be there.
+// SlotsDir is the directory of slots, as a path of the host. It does not have to exist. A container with a mount of SlotsDir/NAME starts
+// without a volume. BindVolume later shows one in the mount's directory SlotVolume. A runtime that starts a sandbox before it knows the
+// sandbox's pod uses this.
 const SlotsDir = "/run/crust/slots"
 
 // SlotVolume is the directory of a slot that shows the volume. It is empty until then. The slot itself is never mounted over, so a

@@ -56,7 +56,7 @@ func (d *damagedVolumes) forget(id string) {
 func (d *Driver) check(ctx context.Context, v volume.Volume, dev mounter.Device, found superblock.Result) error {
 	fingerprint, err := superblock.Fingerprint(dev.Path)
 	if err != nil {
-		return ofDevice(v.ID, err)
+		return volume.OfDevice(v.ID, err)
 	}
 	if known, ok := d.damaged.get(v.ID); ok && known.fingerprint == fingerprint {
 		return needsPerson(v.ID, dev, found, known)
@@ -68,7 +68,7 @@ func (d *Driver) check(ctx context.Context, v volume.Volume, dev mounter.Device,
 	if outcome != fsprogs.NeedsHuman {
 		now, err := superblock.ProbeDevice(dev.Path)
 		if err != nil {
-			return ofDevice(v.ID, err)
+			return volume.OfDevice(v.ID, err)
 		}
 		if now.NeedsCheck != "" {
 			// The kernel refuses to mount an xfs with this mark.
@@ -91,6 +91,6 @@ func needsPerson(id string, dev mounter.Device, found superblock.Result, known d
 	return fault.New(fault.State, "volume %s: the %s on %s is damaged (%s) and needs a person: while it is not in use, look at it with "+
 		"`%s`, or restore a snapshot. "+
 		"Nothing was written to it. The check ran at %s, and runs again when its superblock has changed, or after an unstage. It said: %s",
-		id, found.Type, dev.Path, found.NeedsCheck, fsprogs.CheckCommand(found.Type, dev.Path),
+		id, found.Type, dev.Path, found.NeedsCheck, fsprogs.CheckCommand(dev.Path, found.Type),
 		known.when.UTC().Format(time.RFC3339), known.said)
 }

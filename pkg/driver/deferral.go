@@ -70,7 +70,7 @@ func (d *Driver) wouldDefer(p *publication, supported []string) (*deferral, erro
 		// Use what is on the device, not what anybody claims (C03).
 		found, err := superblock.Identify(p.attachment.Device.Path, p.staged.FSType)
 		if err != nil {
-			return nil, ofDevice(p.id, err)
+			return nil, volume.OfDevice(p.id, err)
 		}
 		if found.Content != superblock.Known {
 			return nil, fault.New(fault.State, "volume %s: %s holds %s, and was staged with %s", p.id, p.attachment.Device.Path, found,
@@ -323,7 +323,7 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 	// It may have grown at stage. Only the size is read beside the sandbox's writes.
 	found, err := superblock.Identify(a.Device.Path, r.Type)
 	if err != nil {
-		return nil, ofDevice(r.VolumeID, err)
+		return nil, volume.OfDevice(r.VolumeID, err)
 	}
 	if mounter.Unfilled(found, size) {
 		why := "cannot grow its file system"

@@ -258,7 +258,7 @@ func (d *Driver) quiesce(s volume.Source, id string) volume.Quiesce {
 	return func(ctx context.Context) (volume.Stillness, error) {
 		still := volume.Stillness{Resume: func() error { return nil }}
 		if err := d.notDeferred(id); err != nil {
-			return still, fmt.Errorf("a consistent copy cannot be had: %w", err)
+			return still, fmt.Errorf("a consistent copy is possible only when the sandbox no longer has it: %w", err)
 		}
 		a, ok, err := s.Attached(id)
 		if err != nil || !ok {

@@ -1,9 +1,7 @@
 package driver
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -37,13 +35,4 @@ func (d *Driver) wayOut(id string, dev mounter.Device, want string) string {
 	}
 	return fmt.Sprintf("restore its data, or make the file system yourself (`mkfs.%s %s`): the driver takes one that it finds",
 		want, dev.Path)
-}
-
-// ofDevice adds the volume to an error of its device. A device node that is gone is a state of the
-// volume: to a CSI caller, NotFound means that there is no such volume.
-func ofDevice(id string, err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return fault.New(fault.State, "volume %s: %w", id, err)
-	}
-	return fmt.Errorf("volume %s: %w", id, err)
 }

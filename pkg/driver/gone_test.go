@@ -52,10 +52,17 @@ func TestC08_AMissingKubeletDirectoryEndsNoDeferral(t *testing.T) {
 // To a CSI caller, NotFound is about the volume. A device that is gone is a state of it.
 func TestADeviceThatIsGoneIsAState(t *testing.T) {
 	_, err := superblock.ProbeDevice(filepath.Join(t.TempDir(), "nope"))
-	if err := ofDevice("v", err); !fault.Is(err, fault.State) || !errors.Is(err, fs.ErrNotExist) {
+	if err := volume.OfDevice("v", err); !fault.Is(err, fault.State) || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v, kind %v", err, fault.KindOf(err))
 	}
-	if err := ofDevice("v", fault.New(fault.NotFound, "volume v does not exist")); !fault.Is(err, fault.NotFound) {
+	for text, want := range map[string]string{
+		"volume v: gone": "volume v: gone", "volume v10: gone": "volume v: volume v10: gone", "/dev/x: gone": "volume v: /dev/x: gone",
+	} {
+		if got := volume.OfDevice("v", errors.New(text)).Error(); got != want {
+			t.Errorf("%s: %s", text, got)
+		}
+	}
+	if err := volume.OfDevice("v", fault.New(fault.NotFound, "volume v does not exist")); !fault.Is(err, fault.NotFound) {
 		t.Errorf("the volume itself: %v, kind %v", err, fault.KindOf(err))
 	}
 }

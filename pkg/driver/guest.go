@@ -17,7 +17,7 @@ func withheld(v volume.Volume, allowed bool, what string) error {
 	}
 	return fault.New(fault.State, "volume %s was given to a guest (runtime-assisted mount), or this node cannot tell whether it was. "+
 		"A guest may have written anything to it, so it is not %s by this node's kernel: "+
-		"use it in pods whose runtime mounts it in a guest, or say hostMayMount: \"true\" in its StorageClass (docs/crust.md tells what that means)",
+		"use it in pods whose runtime mounts it in a guest, or clone its claim with a class that has hostMayMount: \"true\" (docs/crust.md)",
 		v.ID, what)
 }
 

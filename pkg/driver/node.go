@@ -209,7 +209,7 @@ func (d *Driver) requireStaged(src volume.Source, id, stagingPath string) (stage
 func (d *Driver) busy(id, device string) (bool, error) {
 	busy, err := mounter.Busy(device)
 	if err != nil {
-		return false, ofDevice(id, err)
+		return false, volume.OfDevice(id, err)
 	}
 	if !busy {
 		return false, nil
@@ -248,7 +248,7 @@ func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mo
 
 func (d *Driver) growOffline(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, fsType string) error {
 	if err := d.Programs.Grow(ctx, dev.Path, fsType); err != nil {
-		return ofDevice(v.ID, err)
+		return volume.OfDevice(v.ID, err)
 	}
 	return d.grown(ctx, src, v, fsType, "offline")
 }

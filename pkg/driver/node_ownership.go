@@ -213,7 +213,7 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 	}()
 	var inodes ownership.Inodes
 	if p.alone {
-		inodes = ownership.InodesOf(p.staged.FSType, p.attachment.Device.Path)
+		inodes = ownership.InodesOf(p.attachment.Device.Path, p.staged.FSType)
 	}
 	actx, end := tracing.Begin(ctx, "give files to group", tracing.Volume(p.id))
 	r, err := ownership.Apply(actx, root, gid, policy, inodes, &counts)

@@ -194,7 +194,7 @@ func (d *Driver) ensureFilesystem(
 		found, err = superblock.ProbeDevice(dev.Path)
 	}
 	if err != nil {
-		return "", ofDevice(v.ID, err)
+		return "", volume.OfDevice(v.ID, err)
 	}
 	if v.Facts.GivenToGuest && !u.hostMayMount && found.Content == superblock.Known && found.Type == want {
 		// For the next guest. This node reads no further.
@@ -212,7 +212,7 @@ func (d *Driver) ensureFilesystem(
 		found, blank, err = volume.ProveBlank(pctx, src, v.ID, dev, progress)
 		end(err)
 		if err != nil {
-			return "", ofDevice(v.ID, err)
+			return "", volume.OfDevice(v.ID, err)
 		}
 	}
 	if blank.Path() != "" {
@@ -289,7 +289,7 @@ func (d *Driver) format(
 			return err
 		}
 		if err := d.irreversible(ctx, event, func() error { return d.Programs.Format(ctx, blank, name, v.Thick) }); err != nil {
-			return ofDevice(v.ID, err)
+			return volume.OfDevice(v.ID, err)
 		}
 		return failpoint.Err("format.done")
 	})
@@ -300,7 +300,7 @@ func (d *Driver) format(
 	d.Log.InfoContext(ctx, "formatted", "volume_id", v.ID, "device", dev.Path, "fs_type", name)
 	found, err := superblock.ProbeDevice(dev.Path)
 	if err != nil {
-		return none, ofDevice(v.ID, err)
+		return none, volume.OfDevice(v.ID, err)
 	}
 	return found, nil
 }
@@ -317,13 +317,13 @@ func (d *Driver) prepareUnmounted(
 	}
 	if facts.IdentityDue {
 		if err := d.Programs.NewID(ctx, dev.Path, found.Type); err != nil {
-			return facts, ofDevice(v.ID, err)
+			return facts, volume.OfDevice(v.ID, err)
 		}
 		facts.IdentityDue = false
 	}
 	size, err := mounter.DeviceSize(dev)
 	if err != nil {
-		return facts, ofDevice(v.ID, err)
+		return facts, volume.OfDevice(v.ID, err)
 	}
 	row := fstype.Of(found.Type)
 	if len(row.Make) > 0 && mounter.Unfilled(found, size) {

@@ -80,8 +80,7 @@ func (p *Parameters) set(key, value string) error {
 
 // What the orchestrator, or crust-agent for it, says of the pod.
 const (
-	attrPodGroup  = orchestratorPrefix + "pod.fsGroup"
-	attrPodPolicy = orchestratorPrefix + "pod.fsGroupChangePolicy"
+	attrPodGroup = orchestratorPrefix + "pod.fsGroup"
 )
 
 // attributes are a volume context: the parameters of the class, carried with the volume, and facts
@@ -111,7 +110,7 @@ func parseAttributes(m map[string]string, static volume.StaticSource) (attribute
 			}
 		}
 		switch {
-		case key == attrPodGroup, key == attrPodPolicy, key == crust.ContextHostUsers, key == crust.ContextKernel:
+		case key == attrPodGroup, key == crust.ContextGroupPolicy, key == crust.ContextHostUsers, key == crust.ContextKernel:
 			continue
 		case strings.Contains(key, "/"):
 			if strings.HasPrefix(key, "csi.crust.dev/") {
@@ -130,7 +129,7 @@ func parseAttributes(m map[string]string, static volume.StaticSource) (attribute
 	}
 	a.podGroup = m[attrPodGroup]
 	// The pod overrides the class.
-	if policy, ok := m[attrPodPolicy]; ok && policy != "" {
+	if policy, ok := m[crust.ContextGroupPolicy]; ok && policy != "" {
 		if err := a.set("fsGroupChangePolicy", policy); err != nil {
 			return attributes{}, err
 		}

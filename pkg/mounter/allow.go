@@ -21,7 +21,7 @@ func (p Pattern) Check() error {
 	return nil
 }
 
-// Matches tells whether it permits a path, and whether it names just this path.
+// Matches reports whether the pattern permits a path. literally means that the pattern is this path.
 func (p Pattern) Matches(path string) (ok, literally bool) {
 	if string(p) == path {
 		return true, true
@@ -30,9 +30,8 @@ func (p Pattern) Matches(path string) (ok, literally bool) {
 	return ok && err == nil, false
 }
 
-// FindExact finds the device at a path, of which a pattern permits no other names: a path that leads through a symbolic link, and a
-// partition, need to be named literally. A pattern for disks would match their partitions by accident. Such a path is a
-// fault.Invalid, and a missing device a fault.State.
+// FindExact finds the device at a path. Unless literally is set, it refuses a path through a symbolic link, and a partition: a pattern for
+// disks would match their partitions by accident. Such a path is a fault.Invalid, and a missing device a fault.State.
 func FindExact(path string, literally bool) (Device, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {

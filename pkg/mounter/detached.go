@@ -93,7 +93,10 @@ func (fs Filesystem) leadsToDevice() error {
 	if err != nil {
 		return fmt.Errorf("which device %s is: %w", fs.Device.Path, err)
 	}
-	return fs.Device.other(Device{Major: st.RdevMajor, Minor: st.RdevMinor})
+	if err := fs.Device.other(Device{Major: st.RdevMajor, Minor: st.RdevMinor}); err != nil {
+		return fmt.Errorf("%s leads to another device: %w", fs.Device.Path, err)
+	}
+	return nil
 }
 
 // other returns an error if now is not d.
@@ -188,8 +191,8 @@ func createError(fs Filesystem, err error, said string) error {
 	where := fmt.Sprintf("%s on %s: %v; the kernel says: %s", fs.Type, fs.Device.Path, err, said)
 	switch {
 	case errors.Is(err, linux.EUCLEAN), errors.Is(err, linux.EBADMSG), errors.Is(err, linux.EIO):
-		return fault.New(fault.State, "%s. The file system or the device is damaged and needs a person: look at it with fsck while no pod "+
-			"uses it, or restore a snapshot", where)
+		return fault.New(fault.State, "%s. The file system or the device is damaged and needs a person: restore a snapshot, or examine it with "+
+			"fsck while no pod uses it, where what its pods wrote may be parsed", where)
 	case errors.Is(err, linux.EBUSY):
 		return fault.New(fault.State,
 			"%s. It is in use in another way: mounted with another read-only state, or held by another program", where)

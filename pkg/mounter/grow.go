@@ -67,7 +67,7 @@ func NeverGrows(name string) error {
 }
 
 // GrowsOffline reports whether a file system of that type grows only while it is not mounted, by
-// a program: its kernel driver cannot grow it, or this process certainly may not have it done.
+// a program: its kernel driver cannot grow it, or this process certainly lacks the capability.
 func GrowsOffline(name string) bool {
 	t := fstype.Of(name)
 	if t.Grow == nil {

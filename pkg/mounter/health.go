@@ -12,6 +12,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // Ailment is a problem of a volume.
@@ -96,13 +97,13 @@ func (s *State) Ailments(d Device) []Ailment {
 			Message: fmt.Sprintf("%s on %s does not answer: %v (see dmesg)", m.Type, d.Path, err), Fatal: true})
 	}
 	stopped := (m.ReadOnlySB && !d.ReadOnly) || hasOption(m.Options, "emergency_ro") || hasOption(m.Options, "shutdown")
-	if n := ext4Errors(d); n > 0 {
+	if n := recordedErrors(m.Type, d); n > 0 {
 		// Some stable kernels (6.1.192 among them) refuse writes without showing it in the
 		// mount table.
 		stopped = stopped || hasOption(m.Options, "errors=remount-ro")
 		found = append(found, Ailment{Reason: "FilesystemError",
-			Message: fmt.Sprintf("ext4 on %s recorded %d errors (see dmesg): stop the "+
-				"pods, the volume is checked when it is next staged", d.Path, n)})
+			Message: fmt.Sprintf("%s on %s recorded %d errors (see dmesg): stop the "+
+				"pods, the volume is checked when it is next staged", m.Type, d.Path, n)})
 	}
 	if stopped {
 		found = append(found, Ailment{Reason: "RemountedReadOnly",
@@ -111,12 +112,14 @@ func (s *State) Ailments(d Device) []Ailment {
 	return found
 }
 
-func ext4Errors(d Device) int {
+// recordedErrors returns the number of errors in the superblock, or 0 if no file tells it.
+func recordedErrors(fs string, d Device) int {
+	file := fstype.Of(fs).ErrorCount
 	name, err := sysName(d)
-	if err != nil {
+	if file == "" || err != nil {
 		return 0
 	}
-	b, err := os.ReadFile("/sys/fs/ext4/" + name + "/errors_count")
+	b, err := os.ReadFile(fmt.Sprintf(file, name))
 	if err != nil {
 		return 0
 	}

@@ -38,13 +38,6 @@ func ShowGroup(disk, shown uint32) IDMap {
 	return m
 }
 
-// Shift returns the map of a user namespace: the count ids from 0 on disk are shown as the ids
-// from shown on.
-func Shift(shown, count uint32) IDMap {
-	r := []IDRange{{0, shown, count}}
-	return IDMap{UIDs: r, GIDs: r}
-}
-
 func lines(ranges []IDRange) string {
 	var b strings.Builder
 	for _, r := range ranges {

@@ -54,7 +54,7 @@ func TestU04_AFileSystemThatCannotBeMapped(t *testing.T) {
 	m, err := OpenTree(dir)
 	check(t, err)
 	defer m.Close()
-	idmap := Shift(100000, 65536)
+	idmap := IDMap{UIDs: []IDRange{{0, 100000, 65536}}, GIDs: []IDRange{{0, 100000, 65536}}}
 	err = m.Change(View{IDMap: &idmap})
 	if !errors.Is(err, ErrNoIdmap) || !fault.Is(err, fault.State) {
 		t.Fatalf("%v", err)

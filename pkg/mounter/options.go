@@ -4,11 +4,11 @@ import (
 	"regexp"
 	"slices"
 	"sort"
-	"strconv"
 	"strings"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // Options are mount options. They are divided into those of the superblock (shared by all
@@ -218,10 +218,12 @@ func (o Options) With(key, value string) Options {
 // WithGroup adds the options by which a file system without owners on disk (fstype.Type.GroupByOption) gives all its files to a group.
 // Options that name another group are a fault Invalid.
 func (o Options) WithGroup(gid uint32) (Options, error) {
-	group := strconv.FormatUint(uint64(gid), 10)
-	o = o.With("gid", group).With("fmask", "0117").With("dmask", "0007")
-	if !slices.Contains(o.Superblock, Option{"gid", group}) {
-		return o, fault.New(fault.Invalid, "the pod's fsGroup is %s, and the mount options say %q", group, o.SuperblockString())
+	for i, option := range fstype.GroupOptions(gid) {
+		key, value, _ := strings.Cut(option, "=")
+		o = o.With(key, value)
+		if i == 0 && !slices.Contains(o.Superblock, Option{key, value}) {
+			return o, fault.New(fault.Invalid, "the pod's fsGroup is %d, and the mount options say %q", gid, o.SuperblockString())
+		}
 	}
 	return o, nil
 }

@@ -83,7 +83,7 @@ func placeholder(mode, context string) (*Detached, error) {
 	return &Detached{mount: mount, isDir: true, what: "placeholder"}, nil
 }
 
-// OpenShelf makes a detached file system that nobody can write to, as that of a placeholder is. It has one empty directory, on which
+// OpenShelf makes a detached file system that nobody can write to, like a placeholder's. It has one empty directory, on which
 // something can be mounted. Name is its source in the mount table.
 func OpenShelf(name, directory string) (*Detached, error) {
 	ctx, err := tmpfs([2]string{"source", name}, [2]string{"mode", "755"}, [2]string{"nr_inodes", "2"})

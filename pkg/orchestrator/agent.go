@@ -33,7 +33,6 @@ const (
 	attrPodNamespace = "csi.storage.k8s.io/pod.namespace"
 	attrPodUID       = "csi.storage.k8s.io/pod.uid"
 	attrEphemeral    = "csi.storage.k8s.io/ephemeral"
-	attrPodPolicy    = "csi.storage.k8s.io/pod.fsGroupChangePolicy"
 	attrPolicy       = "fsGroupChangePolicy" // of the class, if the driver copies it into the volume context
 )
 
@@ -43,6 +42,7 @@ const (
 	EventDeferred      = "MountDeferred"      // a volume was left to the pod's sandbox
 	EventPublished     = "MountedInSandbox"   // the sandbox has mounted it
 	EventFailed        = "SandboxMountFailed" // the decision or the mount failed
+	EventNotWell       = "VolumeNotWell"      // the sandbox reports that something is wrong with a volume
 )
 
 // Config of an Agent. Driver, Pods and Records are required.
@@ -239,7 +239,7 @@ func add(attrs map[string]string, pod *corev1.Pod) (changed bool) {
 		}
 	}
 	if c := pod.Spec.SecurityContext; c != nil && c.FSGroupChangePolicy != nil {
-		set(attrPodPolicy, string(*c.FSGroupChangePolicy))
+		set(crust.ContextGroupPolicy, string(*c.FSGroupChangePolicy))
 	}
 	if h := pod.Spec.HostUsers; h != nil && !*h {
 		set(crust.ContextHostUsers, "false")

@@ -54,7 +54,7 @@ func (a *Agent) nodeStats(ctx context.Context, req *csi.NodeGetVolumeStatsReques
 		})
 	}
 	if r.GetVolumeCondition().GetAbnormal() {
-		a.tell(d.Pod, corev1.EventTypeWarning, "VolumeNotWell", fmt.Sprintf("volume %s in the pod's sandbox: %s", d.Volume,
+		a.tell(d.Pod, corev1.EventTypeWarning, EventNotWell, fmt.Sprintf("volume %s in the pod's sandbox: %s", d.Volume,
 			r.GetVolumeCondition().GetMessage()), "")
 	}
 	return proto.Marshal(answer)

@@ -69,15 +69,15 @@ func TestC22_TheDriverIsToldOfThePod(t *testing.T) {
 	_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
 	ok(t, err)
 	got := r.driver.last().GetVolumeContext()
-	if got[attrPodPolicy] != "OnRootMismatch" || got[crust.ContextHostUsers] != "false" || len(got) != 5 {
+	if got[crust.ContextGroupPolicy] != "OnRootMismatch" || got[crust.ContextHostUsers] != "false" || len(got) != 5 {
 		t.Errorf("%v", got)
 	}
 	// A class's own value is not overruled.
 	req := request()
-	req.VolumeContext[attrPodPolicy] = "Always"
+	req.VolumeContext[crust.ContextGroupPolicy] = "Always"
 	_, err = r.kubelet.NodePublishVolume(r.ctx(), req)
 	ok(t, err)
-	if got := r.driver.last().GetVolumeContext()[attrPodPolicy]; got != "Always" {
+	if got := r.driver.last().GetVolumeContext()[crust.ContextGroupPolicy]; got != "Always" {
 		t.Errorf("%q", got)
 	}
 	// Nothing is guessed of an unknown pod.

@@ -19,7 +19,7 @@ type Prover interface {
 // ProveBlank returns the proof that a volume's device may be formatted or, in the Result, what
 // is there instead. A Pool made the device and its Facts say whether anybody has received it, so a
 // probe is enough. A Prover proves it itself. The device of any other Source is read as a whole,
-// which takes as long as that takes.
+// which may take hours.
 func ProveBlank(
 	ctx context.Context, src Source, id string, dev mounter.Device, p *Progress,
 ) (superblock.Result, superblock.BlankDevice, error) {

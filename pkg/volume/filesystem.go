@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -18,8 +19,8 @@ type Formatter interface {
 }
 
 // EnsureFilesystem formats the device of an attached volume if it was never formatted. After a crash
-// at any point, the next call finishes the work, if the source is a Pool. On the device of another source, what an interrupted mkfs left is
-// a fault State: nothing tells whether it is the same disk. The caller serialises calls for one volume. Nothing
+// at any point, the next call finishes the work, if the source is a Pool. For any other source, the remains of an interrupted mkfs are a
+// fault State: the device may be another disk. The caller serialises calls for one volume. Nothing
 // else may use the device.
 //
 // If the device holds something other than this file system, or may hold somebody's data, the error
@@ -43,7 +44,7 @@ func EnsureFilesystem(ctx context.Context, src Source, id string, dev mounter.De
 	found, blank, err := provenBlank(ctx, src, v, dev, p)
 	switch {
 	case err != nil:
-		return ofDevice(id, err)
+		return OfDevice(id, err)
 	case blank.Path() == "" && (found.Content != superblock.Known || found.Type != want):
 		return fault.New(fault.State, "volume %s: %s holds %s, and %s was asked for; nothing was changed", id, dev.Path, found, want)
 	case blank.Path() != "" && len(fstype.Of(want).Make) == 0:
@@ -52,18 +53,21 @@ func EnsureFilesystem(ctx context.Context, src Source, id string, dev mounter.De
 		return fault.New(fault.State, "volume %s: %s is blank and read-only, so it cannot be formatted", id, dev.Path)
 	case blank.Path() != "":
 		if err := MakeFilesystem(ctx, src, v, blank, want, func() error { return mkfs.Format(ctx, blank, want, v.Thick) }); err != nil {
-			return ofDevice(id, err)
+			return OfDevice(id, err)
 		}
 	}
 	v.Facts.Formatting, v.Facts.Formatted = nil, want
 	return src.SetFacts(id, v.Facts)
 }
 
-// ofDevice returns an error of a volume's device. A device node that is gone is a state of the volume: to a CSI caller, NotFound
-// means that there is no such volume.
-func ofDevice(id string, err error) error {
+// OfDevice adds the volume to an error of its device, unless the error names it. A device node that is gone is a state of the volume: to a
+// CSI caller, NotFound means that there is no such volume.
+func OfDevice(id string, err error) error {
+	if text := err.Error(); !strings.HasPrefix(text, "volume "+id+":") && !strings.HasPrefix(text, "volume "+id+" ") {
+		err = fmt.Errorf("volume %s: %w", id, err)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return fault.New(fault.State, "volume %s: %w", id, err)
+		return fault.New(fault.State, "%w", err)
 	}
 	return err
 }

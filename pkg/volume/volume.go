@@ -74,8 +74,8 @@ type Share struct{ Type, Source string }
 // ErrWritesLost means that the last writes of pods did not reach the volume's storage.
 var ErrWritesLost = loopdev.ErrWritesLost
 
-// ErrUnusable is in the error chain of Get for a volume whose record exists and cannot be read. What the kernel has of the volume is still
-// valid: a pod that has it keeps it, and nothing is deleted.
+// ErrUnusable is in the error chain of Get for a volume whose record exists and cannot be read. The volume's mounts and devices stay valid:
+// a pod keeps the volume, and nothing is deleted.
 var ErrUnusable = record.ErrUnusable
 
 // Releaser detaches volumes from this node. Pools keep no records of that; they ask the kernel. A static source knows what is attached
@@ -182,7 +182,7 @@ type Pool interface {
 	DeleteSnapshot(ctx context.Context, id string) error
 	GetSnapshot(id string) (Snapshot, error)
 	ListSnapshots() []Snapshot
-	// Recover undoes what an earlier process left unfinished: it thaws volumes that were being
+	// Recover is called once, before any other call. It undoes what an earlier process left unfinished: it thaws volumes that were being
 	// copied and removes the unfinished copies. It may call thaw later, too, from any goroutine,
 	// if a volume cannot be thawed.
 	Recover(thaw Thaw) error

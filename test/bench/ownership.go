@@ -64,7 +64,7 @@ func (b *bench) ownership(files int) {
 	ww, wc := ours(at, 5000, walked)
 	// As a publish to the first pod: nobody else has the volume.
 	must(b.c.Unpublish(ctx, many.ID, at))
-	ow, oc := notInUse(dev, func(dir string) (wall, cpu time.Duration) { return ours(dir, 5000, ownership.InodesOf("ext4", dev)) })
+	ow, oc := notInUse(dev, func(dir string) (wall, cpu time.Duration) { return ours(dir, 5000, ownership.InodesOf(dev, "ext4")) })
 	must(b.c.Publish(ctx, many, at, false))
 	name := fmt.Sprintf("%d files: ", files)
 	b.row(name+"chown, nothing to change, warm", "the kubelet's walk", kw, ow, 0.05, false)

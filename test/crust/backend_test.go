@@ -85,7 +85,6 @@ func TestBackendQEMU(t *testing.T) {
 		Read: func(s *sandbox.Server, in *crustv1alpha1.Sandbox, path string) (string, error) {
 			return inside(s, in, fromFile, path, "")
 		},
-		OneReader: true, // QEMU holds the claim on the device
-		Patience:  patience(t),
+		Patience: patience(t),
 	})
 }

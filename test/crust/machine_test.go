@@ -84,6 +84,13 @@ type machine struct {
 // boot starts a microVM and registers it.
 func (s *server) boot(p *pod, kind, more string) *machine {
 	s.T.Helper()
+	m := s.start(p, kind, more)
+	m.register()
+	return m
+}
+
+func (s *server) start(p *pod, kind, more string) *machine {
+	s.T.Helper()
 	dir, err := os.MkdirTemp("", "vm")
 	ok(s.T, err)
 	s.T.Cleanup(func() { ok(s.T, os.RemoveAll(dir)) })
@@ -105,7 +112,6 @@ func (s *server) boot(p *pod, kind, more string) *machine {
 		}
 		m.Kill()
 	})
-	m.register()
 	return m
 }
 

@@ -33,7 +33,12 @@ func (s spec) raw(t testing.TB, path, device, access string) spec {
 // loop makes a loop device of a file.
 func loop(t testing.TB, size int64, options ...string) (file, device string) {
 	t.Helper()
-	file = filepath.Join(t.TempDir(), "file")
+	return loopIn(t, t.TempDir(), size, options...)
+}
+
+func loopIn(t testing.TB, dir string, size int64, options ...string) (file, device string) {
+	t.Helper()
+	file = filepath.Join(dir, "file")
 	ok(t, os.WriteFile(file, nil, 0o600))
 	ok(t, os.Truncate(file, size))
 	device = strings.TrimSpace(run(t, "losetup", append(options, "-f", "--show", file)...))
@@ -42,7 +47,8 @@ func loop(t testing.TB, size int64, options ...string) (file, device string) {
 }
 
 // A raw block volume is a disk of the guest, and a device of its container alone: also outside of /dev, and with a read-only root file
-// system. It grows while it is used, its read-only kind cannot be written to, and at the end the host has what was written.
+// system. It grows while it is used, its read-only kind cannot be written to, one whose pool is full gives errors while the guest goes on,
+// and at the end the host has what was written.
 func TestC24_ARawBlockVolumeInAMicroVM(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, "qemu", "")
@@ -52,6 +58,10 @@ func TestC24_ARawBlockVolumeInAMicroVM(t *testing.T) {
 	file, device := loop(t, size, "--sector-size", "4096")
 	other, readable := loop(t, size)
 	ok(t, os.WriteFile(other, append([]byte("from the host\n"), make([]byte, size-14)...), 0o600))
+	small := t.TempDir()
+	run(t, "mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", small)
+	t.Cleanup(func() { run(t, "umount", small) })
+	_, full := loopIn(t, small, size)
 	pause := r.pod(t, "raw", "")
 	script := func(text string) []string { return []string{"/bin/busybox", "sh", "-c", text} }
 
@@ -59,11 +69,12 @@ func TestC24_ARawBlockVolumeInAMicroVM(t *testing.T) {
 		echo -n begin | dd of=/dev/xvda conv=notrunc 2>/dev/null
 		head -c 14 /blocks/ro; dd if=/dev/zero of=/blocks/ro bs=4096 count=1 2>/dev/null || echo refused
 		ls -ln /dev/xvda; echo sectors $(blockdev --getss /dev/xvda) $(blockdev --getss /blocks/ro)
+		dd if=/dev/zero of=/dev/full-pool bs=1M count=16 conv=fsync 2>/dev/null || echo no room
 		echo up; while [ "$(blockdev --getsize64 /dev/xvda)" = `+fmt.Sprint(size)+` ]; do busybox sleep 0.1; done
 		echo grown $(blockdev --getsize64 /dev/xvda); echo -n end | dd of=/dev/xvda bs=1M seek=63 conv=notrunc 2>/dev/null
 		exec 3<>/dev/xvda; dd bs=1M count=2 <&3 >/dev/null 2>&1; echo written
 		while [ ! -e /tmp/go ]; do busybox sleep 0.1; done; echo -n last >&3; echo wrote last; busybox sleep 100000`)...).
-		raw(t, "/dev/xvda", device, "rwm").raw(t, "/blocks/ro", readable, "rm"))
+		raw(t, "/dev/xvda", device, "rwm").raw(t, "/blocks/ro", readable, "rm").raw(t, "/dev/full-pool", full, "rwm"))
 	ok(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -74,7 +85,8 @@ func TestC24_ARawBlockVolumeInAMicroVM(t *testing.T) {
 	ok(t, os.Truncate(file, 2*size))
 	run(t, "losetup", "-c", device)
 	eventually(t, testcrust.Longest(), "it has grown", func() bool { return strings.Contains(one.text(t), "written") })
-	for _, want := range []string{"from the host\n", "refused\n", "brw-rw----", "sectors 4096 512\n", fmt.Sprintf("grown %d\n", 2*size)} {
+	for _, want := range []string{"from the host\n", "refused\n", "no room\n", "brw-rw----", "sectors 4096 512\n",
+		fmt.Sprintf("grown %d\n", 2*size)} {
 		if !strings.Contains(one.text(t), want) {
 			t.Errorf("%q is missing", want)
 		}
@@ -82,8 +94,8 @@ func TestC24_ARawBlockVolumeInAMicroVM(t *testing.T) {
 
 	// The guest's root writes to all of its disks.
 	out, err := (&machine{t: t, s: s, id: "raw"}).Exec(
-		`for d in /dev/sd?; do echo -n guest | busybox dd of=$d bs=1M seek=1 conv=notrunc; done`)
-	if err == nil || !strings.Contains(out, "Read-only file system") {
+		`for d in /dev/sd?; do echo -n guest | busybox dd of=$d bs=1M seek=1 conv=notrunc || echo refused; done`)
+	if err != nil || strings.Count(out, "refused") != 1 || !strings.Contains(out, "Read-only file system") {
 		t.Errorf("the guest's root writes to the read-only volume: %s %v", out, err)
 	}
 
@@ -118,10 +130,16 @@ func TestC24_ARawBlockVolumeInAMicroVM(t *testing.T) {
 		t.Errorf("%d %s", status, out)
 	}
 	eventually(t, testcrust.Longest(), "it writes", func() bool { return strings.Contains(one.text(t), "wrote last") })
+	// What cannot be written is not lost without a word.
+	r.exec(t, "one", "/bin/busybox", "dd", "if=/dev/zero", "of=/dev/full-pool", "bs=1M", "count=16")
 	r.end(t, pause)
 	one.wait(t)
 	r.delete(t, "one")
-	b, err := os.ReadFile(file)
+	b, err := os.ReadFile(filepath.Join(r.pods, ".ended", "raw.log"))
+	if err != nil || !strings.Contains(string(b), "what its containers wrote last may be lost") {
+		t.Errorf("the log of the pod: %v %s", err, b)
+	}
+	b, err = os.ReadFile(file)
 	ok(t, err)
 	for at, want := range map[int]string{0: "begin", 1 << 20: "guest", 2 << 20: "last", 63 << 20: "end"} {
 		if got := string(b[at : at+len(want)]); got != want {

@@ -109,6 +109,12 @@ func (s spec) bundle(t testing.TB) string {
 	ok(t, err)
 	run(t, "cp", path, rootfs+"/bin/busybox")
 	run(t, "ln", "-s", "busybox", rootfs+"/bin/sh")
+	if s["linux"].(map[string]any)["uidMappings"] != nil { // containerd gives the image to the pod's users, and lets them come there
+		run(t, "chown", "-R", fmt.Sprintf("%d:%d", firstID, firstID), rootfs)
+		for above := filepath.Dir(dir); len(above) >= len(os.TempDir()); above = filepath.Dir(above) {
+			ok(t, os.Chmod(above, 0o711))
+		}
+	}
 	b, err := json.Marshal(s)
 	ok(t, err)
 	ok(t, os.WriteFile(filepath.Join(dir, "config.json"), b, 0o644))
@@ -119,6 +125,7 @@ func (s spec) bundle(t testing.TB) string {
 type container struct {
 	r       *podRuntime
 	id      string
+	bundle  string // directory
 	process *os.Process
 	out     *os.File // standard output and error
 }
@@ -158,16 +165,23 @@ func (r *podRuntime) start(t testing.TB, id string, s spec) (*container, error) 
 // startWith is start with a standard input.
 func (r *podRuntime) startWith(t testing.TB, id string, s spec, in *os.File) (*container, error) {
 	t.Helper()
+	return r.startWithin(t, id, s, in, testcrust.Longest())
+}
+
+// startWithin is startWith, and tries again for so long if the guest has no answer in time.
+func (r *podRuntime) startWithin(t testing.TB, id string, s spec, in *os.File, most time.Duration) (*container, error) {
+	t.Helper()
 	out, err := os.CreateTemp(r.dir, "out-")
 	ok(t, err)
 	pidFile := filepath.Join(r.dir, id+".pid")
-	begin := time.Now()
+	begin, bundle := time.Now(), ""
 	for {
-		err := r.call(in, out, out, "create", "--bundle", s.bundle(t), "--pid-file", pidFile, id)
+		bundle = s.bundle(t)
+		err := r.call(in, out, out, "create", "--bundle", bundle, "--pid-file", pidFile, id)
 		if err == nil {
 			break
 		}
-		if !slow(err) || time.Since(begin) > testcrust.Longest() {
+		if !slow(err) || time.Since(begin) > most {
 			return nil, err
 		}
 		// The kubelet tries again, too, for as long as the pod is there.
@@ -177,7 +191,7 @@ func (r *podRuntime) startWith(t testing.TB, id string, s spec, in *os.File) (*c
 		_, err = out.Seek(0, io.SeekStart)
 		ok(t, err)
 	}
-	c := &container{r: r, id: id, out: out, process: processIn(t, pidFile)}
+	c := &container{r: r, id: id, bundle: bundle, out: out, process: processIn(t, pidFile)}
 	err = r.call(nil, nil, nil, "start", id)
 	if err != nil {
 		t.Logf("container %s wrote:\n%s", id, c.text(t))
@@ -203,7 +217,11 @@ func processIn(t testing.TB, pidFile string) *os.Process {
 // network namespace, "" for an empty one.
 func (r *podRuntime) pod(t testing.TB, id, network string) *container {
 	t.Helper()
-	config := r.spec(t, id, "sandbox", "/bin/busybox", "sleep", "100000")
+	return r.podOf(t, id, network, r.spec(t, id, "sandbox", "/bin/busybox", "sleep", "100000"))
+}
+
+func (r *podRuntime) podOf(t testing.TB, id, network string, config spec) *container {
+	t.Helper()
 	for _, n := range config["linux"].(map[string]any)["namespaces"].([]any) {
 		if n := n.(map[string]any); n["type"] == "network" && network != "" {
 			n["path"] = network
@@ -354,8 +372,12 @@ func (s *server) lastOnTheHost(t testing.TB, p *pod, v csiclient.Volume) {
 	v.Context["hostMayMount"] = "true" // a guest had it, which the host distrusts
 	q := s.pod("on-the-host", v)
 	ok(t, s.askNode(q, nil))
-	if b, err := os.ReadFile(filepath.Join(q.target, "last")); err != nil || string(b) != "last\n" {
+	last := filepath.Join(q.target, "last")
+	if b, err := os.ReadFile(last); err != nil || string(b) != "last\n" {
 		t.Errorf("on the host: %q %v", b, err)
+	}
+	if got := run(t, "stat", "-c", "%u:%g", last); got != "0:0\n" {
+		t.Errorf("the container's root made a file of %s", got)
 	}
 	s.nodeUnpublish(q)
 	s.Delete(v)

@@ -115,13 +115,18 @@ func TestC22_ThreeVolumesOfAPod(t *testing.T) {
 // until they have ended.
 func TestC21_ReadersOfOneVolume(t *testing.T) {
 	t.Parallel()
-	s := use(t)
-	s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOnce")
+	use(t).readersShare("crust-sandbox", sandboxed)
+}
+
+// readersShare has pods with that RuntimeClass read a volume of that StorageClass.
+func (s *space) readersShare(class, runtimeClass string) {
+	s.t.Helper()
+	s.claim("data", class, "64Mi", "ReadWriteOnce")
 	s.pod("writer", []string{"data:/data"})
 	s.run("writer", "echo for readers >/data/f; sync")
 	s.delete("writer")
 	reader := func(name string) string {
-		return strings.Replace(podText(name, []string{"data:/data"}, sandboxed), "claimName: data", "claimName: data, readOnly: true", 1)
+		return strings.Replace(podText(name, []string{"data:/data"}, runtimeClass), "claimName: data", "claimName: data, readOnly: true", 1)
 	}
 	for _, name := range []string{"one", "two"} {
 		s.apply(reader(name))
@@ -132,7 +137,7 @@ func TestC21_ReadersOfOneVolume(t *testing.T) {
 		s.onlyPlaceholder(name, "data")
 		if got, err := s.tryRun(name, "cat /data/f; touch /data/g"); err == nil || got != "for readers" ||
 			!strings.Contains(err.Error(), "Read-only file system") {
-			t.Errorf("%s: %q %v", name, got, err)
+			s.t.Errorf("%s: %q %v", name, got, err)
 		}
 	}
 	s.apply(podText("writer", []string{"data:/data"}))

@@ -18,6 +18,10 @@ import (
 // TestMain starts the cluster, and stops it unless CRUST_KUBERNETES_KEEP is set.
 func TestMain(m *testing.M) {
 	code := 1
+	if err := restrict(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(code)
+	}
 	if err := install(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	} else {

@@ -33,15 +33,20 @@ func useMicroVMs(t testing.TB) *space {
 	return s
 }
 
+// mountsAnywhere makes a StorageClass: a volume that a guest had is not mounted by the node, unless its class allows that.
+func (s *space) mountsAnywhere(name string) {
+	s.t.Helper()
+	s.apply(fmt.Sprintf(`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: %s}, provisioner: csi.crust.dev,
+volumeBindingMode: WaitForFirstConsumer, parameters: {pool: default, csi.storage.k8s.io/fstype: ext4,
+  allowRuntimeAssistedMount: "true", hostMayMount: "true"}}`, name))
+	s.t.Cleanup(func() { s.kubectl("delete", "storageclass", name) })
+}
+
 // C12, C15, C24, story 1: a pod in a microVM is a pod as any other for its user, and the node's kernel never sees its file system.
 func TestC12_C15_C24_APodInAMicroVMIsAPod(t *testing.T) {
 	t.Parallel()
 	s := useMicroVMs(t)
-	// A volume that a guest had is not mounted by the node, unless its class allows that.
-	s.apply(`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: crust-both}, provisioner: csi.crust.dev,
-volumeBindingMode: WaitForFirstConsumer, parameters: {pool: default, csi.storage.k8s.io/fstype: ext4,
-  allowRuntimeAssistedMount: "true", hostMayMount: "true"}}`)
-	t.Cleanup(func() { s.kubectl("delete", "storageclass", "crust-both") })
+	s.mountsAnywhere("crust-both")
 	s.claim("data", "crust-both", "64Mi", "ReadWriteOncePod")
 	s.claim("raw", "crust-ext4", "64Mi", "ReadWriteOnce", "volumeMode: Block")
 	s.apply(`{apiVersion: v1, kind: ConfigMap, metadata: {name: words}, data: {word: from the API server}}`)
@@ -112,7 +117,7 @@ volumes: [{name: data, persistentVolumeClaim: {claimName: data}}, {name: raw, pe
 	s.apply(podText("r", []string{"data:/data"}, microVM))
 	s.until(4*time.Minute, "the pod runs", func() (string, bool) {
 		got := s.get("pod/r", ".status.phase")
-		return got, got == "Running"
+		return s.get("pod/r", ".status"), got == "Running"
 	})
 	s.run("r", "echo kept >/data/f; sync")
 	onNode(t, "pkill -KILL qemu-system")

@@ -16,12 +16,16 @@ const (
 	recursiveReadOnly = "recursiveReadOnlyMounts"
 )
 
-// needs skips a test if the node's runtime lacks a feature. The pod must then be refused with a
-// message, and must not run as if the feature worked. The message becomes the skip's reason.
+// needs skips a test if the node has a containerd before 2.0, which lacks a feature. The pod must then be refused with a message, and must
+// not run as if the feature worked. The message becomes the skip's reason. Every later containerd has the features.
 func (s *space) needs(feature, pod string) {
 	s.t.Helper()
 	if s.get("node/node", `.status.runtimeHandlers[?(@.name=="runc")].features.`+feature) == "true" {
 		return
+	}
+	runtime := s.get("node/node", ".status.nodeInfo.containerRuntimeVersion")
+	if !strings.HasPrefix(runtime, "containerd://1.") {
+		s.t.Fatalf("%s has no %s", runtime, feature)
 	}
 	s.apply(pod)
 	var name, words string
@@ -44,7 +48,6 @@ func (s *space) needs(feature, pod string) {
 	if got := s.get("pod/"+name, ".status.containerStatuses[*].state.running"); got != "" {
 		s.t.Fatalf("the pod runs, though the runtime has no %s: %s", feature, got)
 	}
-	runtime := s.get("node/node", ".status.nodeInfo.containerRuntimeVersion")
 	s.t.Skipf("%s has no %s, and the pod is refused: %s", runtime, feature, words)
 }
 

@@ -114,7 +114,7 @@ func TestC11_AServerConforms(t *testing.T) {
 	}
 }
 
-// C11: a server may have only the service of KEP-2857, and a sandbox that there is none of is told before anything is made.
+// C11: a server may have only the service of KEP-2857, and an unknown sandbox is reported before anything is made.
 func TestC11_WhatIsNotThereIsNotChecked(t *testing.T) {
 	not := 0
 	for _, r := range conform(t, false, func(call string, _, resp any, err error) (any, error) {
@@ -202,13 +202,13 @@ func TestC11_EachCheckCanFail(t *testing.T) {
 			}
 			return resp, err
 		},
-		"a sandbox that there is none of": func(_ string, _, resp any, err error) (any, error) {
+		"an unknown sandbox": func(_ string, _, resp any, err error) (any, error) {
 			if is(err, codes.NotFound) && strings.Contains(err.Error(), "is not registered") {
 				return nil, refuse(codes.Unknown)
 			}
 			return resp, err
 		},
-		"a file system that there is none of": func(_ string, req, resp any, err error) (any, error) {
+		"an unknown file system": func(_ string, req, resp any, err error) (any, error) {
 			if r, ok := req.(*crustv1alpha1.RuntimePublishVolumeRequest); ok && r.GetFileSystem() == "nofs" {
 				return nil, refuse(codes.Internal)
 			}

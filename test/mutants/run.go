@@ -119,7 +119,7 @@ func newTree(ctx context.Context, o options) (*tree, error) {
 	t := &tree{o: o, good: map[string]error{}}
 	for i := 0; ; i++ {
 		t.dir = filepath.Join(os.TempDir(), fmt.Sprint("m", i))
-		err := os.Mkdir(t.dir, 0o700)
+		err := os.Mkdir(t.dir, 0o711) // tests walk through it as other users
 		if err == nil {
 			break
 		} else if !errors.Is(err, os.ErrExist) || i > 1000 {

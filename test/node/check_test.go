@@ -201,11 +201,32 @@ func TestD08_NoRoomToLookFirst(t *testing.T) {
 	}
 }
 
+// damages make an image of each file system one that needs a person.
+var damages = map[string]func(*testing.T, string){
+	"ext4": noRoot,
+	"xfs": func(t *testing.T, img string) {
+		patch(t, img, 2*512, bytes.Repeat([]byte{0xff}, 512)) // the header of the first group's inodes (AGI)
+	},
+	"btrfs": func(t *testing.T, img string) {
+		// Both copies of its trees; the superblocks at 64 KiB and 64 MiB stay.
+		patch(t, img, 20<<20, bytes.Repeat([]byte{0xff}, 43<<20))
+		patch(t, img, 65<<20, bytes.Repeat([]byte{0xff}, 100<<20))
+	},
+	"f2fs": func(t *testing.T, img string) {
+		// The first blocks of the main area have the node of the root directory (f2fs.h: main_blkaddr of the superblock).
+		b, err := os.ReadFile(img)
+		ok(t, err)
+		const block = 4096
+		at := int64(binary.LittleEndian.Uint32(b[1024+92:])) * block
+		patch(t, img, at, bytes.Repeat([]byte{0xff}, block))
+	},
+}
+
 // D08: the check itself, for each file system, clean and damaged. (Nothing requests a check of a
-// btrfs before its mount.)
+// btrfs before its mount.) The kernel has no part in it.
 func TestD08_CheckOfEachFileSystem(t *testing.T) {
 	t.Parallel()
-	for _, name := range filesystems {
+	for _, name := range fstype.Formats() {
 		t.Run(name, func(t *testing.T) {
 			img := filepath.Join(t.TempDir(), "img")
 			ok(t, os.WriteFile(img, nil, 0o600))
@@ -225,19 +246,13 @@ func TestD08_CheckOfEachFileSystem(t *testing.T) {
 				}
 			}
 			check(fsprogs.Clean)
-			switch name {
-			case "ext4":
-				noRoot(t, img)
-			case "xfs":
-				patch(t, img, 2*512, bytes.Repeat([]byte{0xff}, 512)) // the header of the first group's inodes (AGI)
-			case "btrfs":
-				// Both copies of its trees; the superblocks at 64 KiB and 64 MiB stay.
-				patch(t, img, 20<<20, bytes.Repeat([]byte{0xff}, 43<<20))
-				patch(t, img, 65<<20, bytes.Repeat([]byte{0xff}, 100<<20))
+			if damages[name] == nil {
+				t.Fatalf("nothing damages %s", name)
 			}
+			damages[name](t, img)
 			check(fsprogs.NeedsHuman)
 			if row := fstype.Of(name); len(row.Resize) > 0 {
-				if row.Preen {
+				if row.CopyMetadata != nil {
 					run(t, "debugfs", "-w", "-R", "ssv state 1", img) // unmounted cleanly: only a full check looks
 				}
 				before := sum(t, img)

@@ -266,7 +266,9 @@ func TestD11_APoolThatHangsKeepsNobodyFromStarting(t *testing.T) {
 	n, _, _ := onOwnDisk(t)
 	n.Args = append(n.Args, "--pool", "other=loop:"+filepath.Join(n.Dir, "other"))
 	n.PoolHangs = true
+	begin := time.Now()
 	n.Begin()
+	usual := time.Since(begin)
 	v, target := up(t, n, t.Name(), csiclient.Volume{FSType: "ext4"})
 	img := image(n, v.ID)
 	t.Cleanup(func() {
@@ -284,7 +286,12 @@ func TestD11_APoolThatHangsKeepsNobodyFromStarting(t *testing.T) {
 	ok(t, syscall.Mount("none", n.Pool, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd())))
 	thaw := sync.OnceFunc(func() { fuse.Close(); run(t, "umount", "-l", n.Pool) })
 	t.Cleanup(thaw)
+	begin = time.Now()
 	n.Start()
+	// csi-node waits 5 s for a pool's disk.
+	if took := time.Since(begin); took > 10*(5*time.Second+usual) {
+		t.Errorf("beside a pool that hangs, a start took %v; the one before it took %v", took, usual)
+	}
 	made, err := n.Client.Create(ctxOf(t), "c", size, csiclient.Volume{FSType: "ext4"}, map[string]string{"pool": "other"}, nil)
 	ok(t, err)
 	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))

@@ -13,18 +13,44 @@ import (
 )
 
 // TestScale_ARestartLooksOnce: a start reads in proportion to the number of published volumes, not
-// to its square. It looks at all loop devices of the machine, so the test runs alone.
+// to its square. It looks at all loop devices of the machine, so the test runs alone, and once more
+// if others came or went meanwhile.
 func TestScale_ARestartLooksOnce(t *testing.T) {
+	const few, factor, tries = 10, 4, 5
+	for try := 1; ; try++ {
+		some, many, calm := readsOfARestart(t, few, few*factor)
+		t.Logf("%d reads for %d volumes, %d for %d", some, few, many, few*factor)
+		if !calm && try < tries {
+			continue
+		}
+		if many > 2*factor*some {
+			t.Errorf("%d reads for %d volumes, %d for %d", some, few, many, few*factor)
+		}
+		return
+	}
+}
+
+// readsOfARestart returns how many system calls that read a start makes for few and for many volumes. calm: nobody else's loop devices came
+// or went.
+func readsOfARestart(t *testing.T, few, many int) (forFew, forMany int, calm bool) {
+	t.Helper()
 	n := testnode.New(t, "")
+	var all []csiclient.Volume
+	calm = true
+	others := -1
 	reads := func() int {
 		t.Helper()
 		n.Restart()
 		io := read(t, fmt.Sprintf("/proc/%d/io", n.PID()))
 		number, err := strconv.Atoi(regexp.MustCompile(`syscr: (\d+)`).FindStringSubmatch(io)[1])
 		ok(t, err)
+		bound, err := filepath.Glob("/sys/block/loop*/loop")
+		ok(t, err)
+		now := len(bound) - len(all)
+		calm = calm && (others < 0 || others == now)
+		others = now
 		return number
 	}
-	var all []csiclient.Volume
 	publish := func(to int) {
 		t.Helper()
 		for len(all) < to {
@@ -32,19 +58,15 @@ func TestScale_ARestartLooksOnce(t *testing.T) {
 			all = append(all, v)
 		}
 	}
-	const few, factor = 10, 4
 	none := reads()
 	publish(few)
-	some := reads() - none
-	publish(few * factor)
-	many := reads() - none
-	t.Logf("%d reads for %d volumes, %d for %d", some, few, many, few*factor)
-	if many > 2*factor*some {
-		t.Errorf("%d reads for %d volumes, %d for %d", some, few, many, few*factor)
-	}
+	forFew = reads() - none
+	publish(many)
+	forMany = reads() - none
 	for i, v := range all {
 		down(t, n, v.ID, n.Target(fmt.Sprint("v", i)))
 	}
+	return forFew, forMany, calm
 }
 
 // TestScale_APromiseLooksAtNoFile: a new volume takes no longer if there are many, as long as it

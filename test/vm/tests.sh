@@ -17,7 +17,7 @@ go build -o "$S/bin/inside" ./test/node/inside
 (cd test/runtimes && CGO_ENABLED=1 go build -o "$S/bin/runc" github.com/opencontainers/runc)
 # A guest boots no guests: internal/microvm stays here, and so does what no kernel changes.
 skip="D01_Foreign|D02_Formatted|D06|D07|D08|D10|RandomCallSequences|Crustctl|AbortedWhile|ValidateCapabilities|VolumeWhoseFile|Ext4InodesTell|D09_CopiesBeside|SocketTakeover|SIGTERMFinishes|ADeferralOfANewer|TestA0[2-46-8]|TestA05_[^W]|TestA1[0135]|TestA12_(Looking|Whole|AForeign)|TestALow|TestB0|TestAudit|F04_Killed|A09_EachCapability|A01_AChangedDeviceIsStillTheVolumes/[^e]|R04_WhatWasApplied|DataSurvivesEverything|TestBad|DeleteSnapshotWhile|MetricsAndHealth|OfAPoolThatIsNot|D01_GivenOut|TestA14_TheNext|F09|TestStaticDevice|SingleWriter|ReaderOnlyMode|NoProgramOnTheWay|TestA09|SnapshotOfABusy|ExpandedWhile|RepublishWithAnotherGroup|PartOfAFile|GrowthDue|AWalkBeside|TestD0[345]|D11_AShutDown|D11_APoolThat|D11_GrowthOnTheNode|TestScale"
-short="TestS0|TestS1|TestNFS|C09|F07|R02|TestD11|A01_AMapped|A01_TheNodeSays|A01_APodCannotUnbind|A01_TheKubelets"
+short="TestS0|TestS1|TestNFS|C09|F07|R02|TestD11|A01_AMapped|A01_TheNodeSays|A01_APodCannotUnbind|A01_TheKubelets|A01_Udevd"
 everything=() # what runs where no argument says otherwise
 [ $# -gt 0 ] || everything=(-tags vm $(go list ./internal/... | grep -v /internal/microvm) ./pkg/... ./test/node)
 # The compiled tests lie in the share.

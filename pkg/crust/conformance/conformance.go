@@ -22,7 +22,7 @@ type Client interface {
 	crustv1alpha1.SandboxManagementClient
 }
 
-// Config says what to check.
+// Config says what to check. Client, Sandbox and KubeletDir are required.
 type Config struct {
 	Client Client
 	// Sandbox is the id of a sandbox that runs. Volumes are published to it and taken out again.
@@ -71,8 +71,8 @@ type notChecked string
 
 func (n notChecked) Error() string { return string(n) }
 
-// Run runs all checks, one after the other. The error is about the run itself, as for a server that cannot be reached or a sandbox that
-// there is none of, and about what could not be cleaned up.
+// Run runs all checks, one after the other. The error is about the run itself: the server cannot be reached, a sandbox does not exist, or
+// something could not be cleaned up.
 func Run(ctx context.Context, c Config) ([]Result, error) {
 	r := &run{Config: c}
 	if err := r.reach(ctx); err != nil {
@@ -85,8 +85,8 @@ func Run(ctx context.Context, c Config) ([]Result, error) {
 		{"capabilities are known, and each is there once", (*run).checkCapabilities},
 		{"file systems have names, and those that grow are among them", (*run).checkFileSystems},
 		{"arguments that are missing or wrong are INVALID_ARGUMENT", (*run).checkArguments},
-		{"a sandbox that there is none of is NOT_FOUND", (*run).checkUnknownSandbox},
-		{"a file system that there is none of is INVALID_ARGUMENT, and the device stays free", (*run).checkUnknownFileSystem},
+		{"an unknown sandbox is NOT_FOUND", (*run).checkUnknownSandbox},
+		{"an unknown file system is INVALID_ARGUMENT, and the device stays free", (*run).checkUnknownFileSystem},
 		{"a blank device is not mounted, and stays free", (*run).checkBlank},
 		{"a published volume holds its device, and can be published again", (*run).checkPublish},
 		{"a published device at another target is ALREADY_EXISTS", (*run).checkOtherTarget},
@@ -119,8 +119,8 @@ func Run(ctx context.Context, c Config) ([]Result, error) {
 
 // reach finds the sandboxes. A server without ListSandboxes is believed to have them.
 func (r *run) reach(ctx context.Context) error {
-	if r.Sandbox == "" {
-		return errors.New("no sandbox is named")
+	if r.Client == nil || r.Sandbox == "" || r.KubeletDir == "" {
+		return errors.New("a conformance.Config needs Client, Sandbox and KubeletDir")
 	}
 	list, err := r.Client.ListSandboxes(ctx, &crustv1alpha1.ListSandboxesRequest{})
 	if status.Code(err) == codes.Unimplemented {

@@ -17,11 +17,12 @@ import (
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fsprogs"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/mounter/superblock"
 )
 
 // diskSize, in bytes, is enough for every file system. The files are sparse.
-const diskSize = 320 << 20
+var diskSize = fstype.LargestMinimum()
 
 // disk is a loop device of the run's own, and the target of a volume on it.
 type disk struct {

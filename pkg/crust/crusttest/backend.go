@@ -1,6 +1,7 @@
 package crusttest
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"path/filepath"
@@ -34,15 +35,14 @@ type Kit struct {
 	Start func(t testing.TB, id string)
 	// NoSlots: its sandboxes are no sandbox.Binder.
 	NoSlots bool
-	// OneReader: a device can be in only one sandbox, even if it is only read.
-	OneReader bool
-	// Patience bounds each answer of a sandbox.
+	// Patience bounds each answer of a sandbox. 0 is a minute.
 	Patience time.Duration
 }
 
 // TestBackend runs a pod's life against a backend through a CRUST server. It checks the result in
 // the sandbox and on the host. It needs root.
 func TestBackend(t *testing.T, kit Kit) {
+	kit.Patience = cmp.Or(kit.Patience, time.Minute)
 	b := newBackendSuite(t, kit)
 	b.start()
 	t.Cleanup(b.stop)
@@ -130,8 +130,10 @@ func (b *backendSuite) register(id string) {
 // findFileSystem finds one that can be made here and mounted there.
 func (b *backendSuite) findFileSystem() {
 	b.t.Helper()
+	var list []string
 	for end := time.Now().Add(b.Patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) { // a guest may be booting
-		list, err := b.backend.FileSystems(b.ctx())
+		var err error
+		list, err = b.backend.FileSystems(b.ctx())
 		fatal(b.t, err)
 		for _, name := range fstype.Formats() {
 			if slices.Contains(list, name) {
@@ -140,7 +142,7 @@ func (b *backendSuite) findFileSystem() {
 			}
 		}
 	}
-	b.t.Fatalf("of %v its sandboxes mount none", fstype.Formats())
+	b.t.Fatalf("within %s, none of %v is among what its sandboxes mount: %v", b.Patience, fstype.Formats(), list)
 }
 
 // in returns what the server reports of a sandbox; nil if it knows none.
@@ -157,7 +159,7 @@ func (b *backendSuite) in(t testing.TB, id string) *crustv1alpha1.Sandbox {
 }
 
 // diskSize, in bytes, is enough for every file system. The files are sparse.
-const diskSize = 320 << 20
+var diskSize = fstype.LargestMinimum()
 
 // disk returns a blank device, and a function that doubles its size. The test's cleanup releases
 // it.

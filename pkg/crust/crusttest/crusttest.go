@@ -141,6 +141,9 @@ func (s *Server) RuntimePublishVolume(
 			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is published in sandbox %s", k[1], k[0])
 		}
 	}
+	if s.volumes == nil {
+		s.volumes = map[[2]string]*crustv1alpha1.RuntimePublishVolumeRequest{}
+	}
 	s.volumes[key] = proto.CloneOf(r)
 	return &crustv1alpha1.RuntimePublishVolumeResponse{Pending: s.Pending}, nil
 }
@@ -186,6 +189,9 @@ func (s *Server) RuntimeExpandVolume(
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.capacity == nil {
+		s.capacity = map[string]int64{}
+	}
 	s.capacity[r.GetHostVolumeId()] = r.GetRequiredBytes()
 	return &crustv1alpha1.RuntimeExpandVolumeResponse{CapacityBytes: r.GetRequiredBytes()}, nil
 }

@@ -128,7 +128,7 @@ func prepare(ctx context.Context, r Request, m *mounter.Detached, unfilled bool)
 			}
 		}
 		if r.Group != nil && !fstype.Of(r.Type).GroupByOption {
-			inodes := ownership.InodesOf(r.Type, r.Device.Path)
+			inodes := ownership.InodesOf(r.Device.Path, r.Type)
 			var p ownership.Progress
 			walk := func() error {
 				_, err := ownership.Apply(ctx, dir, *r.Group, r.Policy, inodes, &p)
@@ -152,9 +152,9 @@ func Grow(s *mounter.State, fstype string, dev mounter.Device) error {
 	return mounter.Grow(dir, fstype, dev)
 }
 
-// Beneath opens a relative path inside a volume. It follows symbolic links that stay inside. It
+// beneath opens a relative path inside a volume. It follows symbolic links that stay inside. It
 // refuses whatever leads out, including absolute links and other file systems.
-func Beneath(root *os.File, sub string) (*os.File, error) {
+func beneath(root *os.File, sub string) (*os.File, error) {
 	f, err := linux.Openat2(root, sub, linux.OPath, linux.ResolveBeneath|linux.ResolveNoMagic|linux.ResolveNoXdev)
 	switch {
 	case errors.Is(err, linux.EXDEV), errors.Is(err, linux.ELOOP):
@@ -166,7 +166,7 @@ func Beneath(root *os.File, sub string) (*os.File, error) {
 	return f, err
 }
 
-// Within calls f with a directory or file of a mounted volume: see Beneath. An empty sub is the volume's root.
+// Within calls f with a directory or file of a mounted volume: see beneath. An empty sub is the volume's root.
 func Within(s *mounter.State, sub string, f func(*os.File) error) error {
 	root, err := s.Dir()
 	if err != nil {
@@ -176,7 +176,7 @@ func Within(s *mounter.State, sub string, f func(*os.File) error) error {
 	if sub == "" {
 		return f(root)
 	}
-	found, err := Beneath(root, sub)
+	found, err := beneath(root, sub)
 	if err != nil {
 		return err
 	}

@@ -10,11 +10,10 @@ import (
 )
 
 // claim refuses a device that another sandbox has: no device is mounted in two at once if one
-// writes (C19). It also refuses nested targets in one sandbox. shared: another sandbox reads the
-// device too.
-func (m *Manager) claim(id string, v Volume) (shared bool, err error) {
+// writes (C19). It also refuses nested targets in one sandbox. It returns the other sandboxes that read the device.
+func (m *Manager) claim(id string, v Volume) (readers []Sandbox, err error) {
 	if err := m.mayBeOfAnother(id, v); err != nil {
-		return false, err
+		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -23,18 +22,18 @@ func (m *Manager) claim(id string, v Volume) (shared bool, err error) {
 			switch {
 			case other == id && source == v.Device.Path:
 			case r.Device.Same(v.Device) && (!r.ReadOnly || !v.ReadOnly):
-				return false, fault.New(fault.State,
+				return nil, fault.New(fault.State,
 					"device %s is in use by sandbox %s, at %s: a file system cannot be mounted in two places at "+
 						"once, unless both only read", v.Device.Path, other, r.Target)
 			case r.Device.Same(v.Device):
-				shared = true
+				readers = append(readers, b.sandbox())
 			case other == id && (within(r.Target, v.Target) || within(v.Target, r.Target)):
-				return false, fault.New(fault.State, "sandbox %s has device %s at %s; %s is the same place, or one lies in the other",
+				return nil, fault.New(fault.State, "sandbox %s has device %s at %s; %s is the same place, or one lies in the other",
 					id, source, r.Target, v.Target)
 			}
 		}
 	}
-	return shared, nil
+	return readers, nil
 }
 
 // mayBeOfAnother refuses a device that is in use but in no record, while some records are unusable.

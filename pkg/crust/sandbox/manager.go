@@ -19,21 +19,6 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// Config of a Manager.
-type Config struct {
-	StateDir string
-	// KubeletDir is the directory above every target.
-	KubeletDir string
-	Backend    Backend
-	Devices    Devices
-	Log        *slog.Logger // nil: no log
-	// Timeout bounds every call to a sandbox, so that one that hangs does not block its callers. 0
-	// is a minute.
-	Timeout time.Duration
-	// OwnershipTimeout bounds a publish that gives a volume's files to a group. 0 is ten minutes.
-	OwnershipTimeout time.Duration
-}
-
 // Manager keeps the sandboxes and their volumes.
 type Manager struct {
 	Config
@@ -105,6 +90,9 @@ const reachTime = 10 * time.Second
 // New takes over the sandboxes of an earlier process. One that cannot be reached keeps its volumes
 // and is tried again. One that has ended is cleaned up.
 func New(ctx context.Context, c Config) (*Manager, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	c.Timeout, c.OwnershipTimeout = cmp.Or(c.Timeout, time.Minute), cmp.Or(c.OwnershipTimeout, 10*time.Minute)
 	boot, err := mounter.BootID()

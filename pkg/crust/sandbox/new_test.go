@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
@@ -53,7 +54,7 @@ func TestNewStartsBesideWhatCannotBeRemoved(t *testing.T) {
 	}
 	b := &counting{}
 	for range 2 {
-		m, err := New(t.Context(), Config{StateDir: dir, Backend: b})
+		m, err := New(t.Context(), Config{StateDir: dir, KubeletDir: "/var/lib/kubelet", Backend: b})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,12 +82,27 @@ func TestNewForgetsTheSandboxesOfAnEarlierBoot(t *testing.T) {
 	if err := s.put(sandboxRecord{Kind: "another", Spec: Spec{ID: "a", reach: "{}"}, BootID: "an earlier one"}); err != nil {
 		t.Fatal(err)
 	}
-	m, err := New(t.Context(), Config{StateDir: dir, Backend: &awkward{}})
+	m, err := New(t.Context(), Config{StateDir: dir, KubeletDir: "/var/lib/kubelet", Backend: &awkward{}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	m.Stop()
 	if left, _, err := s.load(); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// C11: a Config without its parts is refused, and nothing is made in the current directory.
+func TestC11_AConfigWantsItsParts(t *testing.T) {
+	whole := Config{StateDir: t.TempDir(), KubeletDir: "/var/lib/kubelet", Backend: &counting{}}
+	for part, remove := range map[string]func(*Config){
+		"StateDir": func(c *Config) { c.StateDir = "" }, "KubeletDir": func(c *Config) { c.KubeletDir = "" },
+		"Backend": func(c *Config) { c.Backend = nil },
+	} {
+		c := whole
+		remove(&c)
+		if _, err := New(t.Context(), c); !fault.Is(err, fault.Invalid) {
+			t.Errorf("without %s: %v", part, err)
+		}
 	}
 }

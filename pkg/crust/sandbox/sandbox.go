@@ -29,8 +29,8 @@ type Volume struct {
 	ReadOnly bool
 	Group    *uint32 // the pod's fsGroup
 	Policy   ownership.Policy
-	// Shared: another sandbox of this server reads it too.
-	Shared bool
+	// Readers are other sandboxes of this server that read it, too.
+	Readers []Sandbox
 }
 
 // Serial returns a short name of the volume, the same for the same device. It has at most 36 bytes,
@@ -44,8 +44,8 @@ func (v Volume) Serial() string {
 type Place struct {
 	Device, Path string
 	// Pending: the sandbox has the volume, and mounts it when a container of it starts. It holds the device from now on (open(2)
-	// with O_EXCL), for a device that is not in use is given to others. Path is where the volume will be. Until it is mounted,
-	// Stats and Expand are a fault Unavailable. A repeated Publish tells whether it is.
+	// with O_EXCL), because a device that is not in use may be given to others. Path is where the volume will be. Until it is
+	// mounted, Stats and Expand are a fault Unavailable. A repeated Publish reports whether the volume is mounted.
 	Pending bool `json:"-"`
 }
 

@@ -43,7 +43,7 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) (isPending b
 	if away, ok := b.sandbox().(interface{ failed() error }); ok {
 		return false, fmt.Errorf("volume %s in sandbox %s: %w", source, id, away.failed()) // before the device is claimed
 	}
-	if v.Shared, err = m.claim(id, v); err != nil {
+	if v.Readers, err = m.claim(id, v); err != nil {
 		return false, err
 	}
 	limit := m.Timeout

@@ -47,7 +47,7 @@ func (p *Programs) Check(ctx context.Context, device, name string) (Outcome, str
 }
 
 func (p *Programs) check(ctx context.Context, t fstype.Type, device string, flags ...string) (Outcome, string, error) {
-	if t.Preen {
+	if t.CopyMetadata != nil {
 		return p.preen(ctx, t, device, flags...)
 	}
 	out, code, err := p.run(ctx, append(slices.Clone(t.Check), flags...), device)
@@ -57,23 +57,23 @@ func (p *Programs) check(ctx context.Context, t fstype.Type, device string, flag
 	return Clean, out, nil
 }
 
-// preen repairs an ext2/3/4 with e2fsck -p. That program writes before it notices that it must
+// preen makes the repairs that need no decision. e2fsck -p writes before it notices that it must
 // give up (it replays the journal, repairs some damage, and marks the superblock). So it runs
 // on a copy of the metadata first, which shows the outcome.
 func (p *Programs) preen(ctx context.Context, t fstype.Type, device string, flags ...string) (Outcome, string, error) {
 	argv := append(slices.Clone(t.Check), flags...)
-	if outcome, out, err := p.rehearse(ctx, argv, device); err != nil || outcome == NeedsHuman {
+	if outcome, out, err := p.rehearse(ctx, t.CopyMetadata, argv, device); err != nil || outcome == NeedsHuman {
 		return NeedsHuman, out, err
 	}
 	out, code, err := p.run(ctx, argv, device)
 	if err != nil {
 		return NeedsHuman, out, err
 	}
-	return preened(device, out, code)
+	return preened(argv, device, out, code)
 }
 
-// preened interprets the exit status of e2fsck(8).
-func preened(device, out string, code int) (Outcome, string, error) {
+// preened interprets an exit status of fsck(8).
+func preened(argv []string, device, out string, code int) (Outcome, string, error) {
 	const repaired, rebootNeeded, uncorrected = 1, 2, 4
 	switch {
 	case code == 0:
@@ -83,14 +83,14 @@ func preened(device, out string, code int) (Outcome, string, error) {
 	case code&uncorrected != 0:
 		return NeedsHuman, out, nil
 	default:
-		return NeedsHuman, out, fmt.Errorf("e2fsck -p %s: exit status %d: %s", device, code, out)
+		return NeedsHuman, out, fmt.Errorf("%s %s: exit status %d: %s", strings.Join(argv, " "), device, code, out)
 	}
 }
 
-// rehearse runs e2fsck on a sparse copy of the device's metadata (e2image -r): superblocks,
-// bitmaps, inodes, directories and the journal. The copy has no file data, which e2fsck does
-// not read.
-func (p *Programs) rehearse(ctx context.Context, argv []string, device string) (_ Outcome, _ string, err error) {
+// rehearse runs argv on a sparse copy of the device's metadata. The program copier makes the copy:
+// superblocks, bitmaps, inodes, directories and the journal. The copy has no file data, which a
+// check does not read.
+func (p *Programs) rehearse(ctx context.Context, copier, argv []string, device string) (_ Outcome, _ string, err error) {
 	f, err := os.CreateTemp(p.Scratch, copyPrefix)
 	if err != nil {
 		return NeedsHuman, "", err
@@ -99,7 +99,7 @@ func (p *Programs) rehearse(ctx context.Context, argv []string, device string) (
 	// Remove the file only at the end: the confined program needs a bind mount of it, and a
 	// file without a name cannot be mounted.
 	defer func() { err = errors.Join(err, os.Remove(f.Name())) }()
-	out, code, err := p.runOnCopy(ctx, f, device, "e2image", "-r", confine.Inside(device), confine.CopyPath)
+	out, code, err := p.runOnCopy(ctx, f, device, append(slices.Clone(copier), confine.Inside(device), confine.CopyPath)...)
 	if err != nil {
 		return NeedsHuman, out, err
 	}
@@ -116,7 +116,7 @@ func (p *Programs) rehearse(ctx context.Context, argv []string, device string) (
 	if err != nil {
 		return NeedsHuman, out, err
 	}
-	return preened(device, out, code)
+	return preened(argv, device, out, code)
 }
 
 const copyPrefix = "check-"
@@ -150,7 +150,7 @@ func (p *Programs) runOnCopy(ctx context.Context, f *os.File, device string, arg
 
 // CheckCommand returns the command with which a person examines a damaged, unmounted file
 // system. It changes nothing.
-func CheckCommand(name, device string) string {
+func CheckCommand(device, name string) string {
 	look := fstype.Of(name).Look
 	if len(look) == 0 {
 		look = []string{"fsck", "-n"} // selects the program by type

@@ -134,7 +134,7 @@ func grown(device string, program []string) error {
 	}
 	if now.Content != superblock.Known || mounter.Unfilled(now, size) {
 		return fmt.Errorf("%s %s: exit status 0, and the device of %d bytes holds %s of %d bytes: it did not grow; try again, or look at it "+
-			"with `%s`", strings.Join(program, " "), device, size, now, now.Size, CheckCommand(now.Type, device))
+			"with `%s`", strings.Join(program, " "), device, size, now, now.Size, CheckCommand(device, now.Type))
 	}
 	return nil
 }

@@ -40,8 +40,7 @@ func idmapAnswer(err error) (answer mounter.Answer, why string) {
 }
 
 func (p *Programs) tryIdmap(ctx context.Context, name, dir, nodesDir string) error {
-	const size = 320 << 20 // mkfs.xfs needs 300 MiB; almost nothing is written
-	file, err := linux.TempFile(dir, size)
+	file, err := linux.TempFile(dir, fstype.LargestMinimum()) // almost nothing is written
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ package fstype
 import (
 	"os"
 	"slices"
+	"strconv"
 )
 
 // Type is a row of the table. The zero value of each field means "no" or "unknown".
@@ -29,7 +30,8 @@ type Type struct {
 	// Apart is the superblock option that keeps a labelled share separate. Otherwise two
 	// volumes of one server would share a superblock or a session, and with it the label.
 	Apart string
-	// GroupByOption means that files have no owners on disk; the mount options set them.
+	// GroupByOption means that files have no owners on disk; the mount options set them: see
+	// GroupOptions.
 	GroupByOption bool
 	// LabelByMount means that kernels before 6.8 accept an SELinux label only through mount(2).
 	LabelByMount bool
@@ -40,6 +42,9 @@ type Type struct {
 	// Panic tells where the superblock can ask the kernel to panic. The content of a volume
 	// must not cause that.
 	Panic *Panic
+	// ErrorCount is the file in sysfs that tells how many errors the superblock recorded. %s stands
+	// for the kernel's name of the device.
+	ErrorCount string
 	// InodeTables means that pkg/mounter/ownership can read its inode tables from the device.
 	InodeTables bool
 
@@ -62,10 +67,12 @@ type Type struct {
 	Make, Whole []string
 	Force       string
 	Minimum     int64
-	// Check checks an unmounted file system. It changes nothing, unless Preen is set.
+	// Check checks an unmounted file system. It changes nothing, unless CopyMetadata is set.
 	Check []string
-	// Preen means that Check makes the repairs that need no decision, as e2fsck -p does.
-	Preen bool
+	// CopyMetadata copies a device's metadata into a file, whose path is appended after the device.
+	// It is set if Check makes the repairs that need no decision. Such a check runs on the copy
+	// first, and its exit statuses are those of fsck(8).
+	CopyMetadata []string
 	// Look is the check that changes nothing, for people.
 	Look []string
 	// NewID gives it a new identity, so that a copy can be mounted beside its origin.
@@ -76,9 +83,8 @@ type Type struct {
 	// Replayed means that Resize does not replay the log of a file system that was not unmounted. It
 	// refuses, or loses what was synced last. A mount before it replays the log.
 	Replayed bool
-	// Package is the Debian package with all of these programs and Others, which they call.
+	// Package is the Debian package with all of these programs.
 	Package string
-	Others  []string
 }
 
 // Panic describes a two-byte, little-endian number in a superblock.
@@ -112,13 +118,15 @@ func (t Type) Allowed() []string {
 // All returns the rows. The caller must not change them.
 func All() []Type { return table }
 
+// programs returns the fields that are programs.
+func (t Type) programs() [][]string {
+	return [][]string{t.Make, t.Check, t.CopyMetadata, t.Look, t.NewID, t.Resize}
+}
+
 // PackageOf returns the Debian package of a program, or "" if no row names it.
 func PackageOf(program string) string {
 	for _, t := range table {
-		if slices.Contains(t.Others, program) {
-			return t.Package
-		}
-		for _, argv := range [][]string{t.Make, t.Check, t.Look, t.NewID, t.Resize} {
+		for _, argv := range t.programs() {
 			if len(argv) > 0 && argv[0] == program {
 				return t.Package
 			}
@@ -131,8 +139,7 @@ func PackageOf(program string) string {
 func Programs() []string {
 	var list []string
 	for _, t := range table {
-		list = append(list, t.Others...)
-		for _, argv := range [][]string{t.Make, t.Check, t.Look, t.NewID, t.Resize} {
+		for _, argv := range t.programs() {
 			list = append(list, argv[:min(1, len(argv))]...)
 		}
 	}
@@ -145,6 +152,21 @@ func Formats() []string { return names(func(t Type) bool { return len(t.Make) > 
 
 // Default is the file system of a volume that requests none.
 func Default() string { return Formats()[0] }
+
+// LargestMinimum returns the size in bytes of a device on which each of Formats can be made.
+func LargestMinimum() int64 {
+	var most int64
+	for _, t := range table {
+		most = max(most, t.Minimum)
+	}
+	return most
+}
+
+// GroupOptions returns the mount options by which a file system with GroupByOption gives all its
+// files to a group, and lets nobody else read them. The first option names the group.
+func GroupOptions(gid uint32) []string {
+	return []string{"gid=" + strconv.FormatUint(uint64(gid), 10), "fmask=0117", "dmask=0007"}
+}
 
 // OnDevices lists the file systems of block devices that have no Driver in their row: the
 // kernel drivers worth reporting.

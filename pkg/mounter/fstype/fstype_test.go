@@ -35,7 +35,7 @@ func TestRowsAreWhole(t *testing.T) {
 		if len(row.Make) > 0 && row.Grows() == slices.Contains(neverGrow, row.Name) {
 			t.Errorf("%s: its row tells that it grows: %v", row.Name, row.Grows())
 		}
-		full := len(row.Check) > 0 && (len(row.Fully) > 0 || !row.Preen) // one that preens trusts the mark of a clean unmount
+		full := len(row.Check) > 0 && (len(row.Fully) > 0 || row.CopyMetadata == nil) // one that preens trusts the mark of a clean unmount
 		if row.GrowthIsPrivileged && len(row.Resize) == 0 || len(row.Resize) > 0 && !full {
 			t.Errorf("%s: growth without the privilege needs a program, and that a full check", row.Name)
 		}
@@ -50,7 +50,7 @@ func TestRowsAreWhole(t *testing.T) {
 				t.Errorf("%s: the package of %s is not known", row.Name, argv[0])
 			}
 		}
-		if len(row.Check) > 0 && (len(row.Look) == 0 || row.Preen == slices.Equal(row.Check, row.Look)) {
+		if len(row.Check) > 0 && (len(row.Look) == 0 || (row.CopyMetadata != nil) == slices.Equal(row.Check, row.Look)) {
 			t.Errorf("%s: the check that changes nothing is %q", row.Name, row.Look)
 		}
 	}

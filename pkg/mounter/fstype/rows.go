@@ -35,23 +35,23 @@ const (
 // lazy initialization could release the reserved space of a thick device.
 var table = []Type{
 	{
-		Name: Ext2, Like: Ext4, Panic: extPanic, IdmapSince: "5.12", Grow: growExt, GrowthIsPrivileged: true,
-		Check: []string{"e2fsck", "-p"}, Preen: true, Look: []string{"e2fsck", "-n"}, Package: "e2fsprogs",
+		Name: Ext2, Like: Ext4, Panic: extPanic, ErrorCount: extErrors, IdmapSince: "5.12", Grow: growExt, GrowthIsPrivileged: true,
+		Check: []string{"e2fsck", "-p"}, CopyMetadata: []string{"e2image", "-r"}, Look: []string{"e2fsck", "-n"}, Package: "e2fsprogs",
 		Resize: []string{"resize2fs"}, Fully: []string{"-f"},
 	},
 	{
-		Name: Ext3, Like: Ext4, Panic: extPanic, IdmapSince: "5.12", Grow: growExt, GrowthIsPrivileged: true,
-		Check: []string{"e2fsck", "-p"}, Preen: true, Look: []string{"e2fsck", "-n"}, Package: "e2fsprogs",
+		Name: Ext3, Like: Ext4, Panic: extPanic, ErrorCount: extErrors, IdmapSince: "5.12", Grow: growExt, GrowthIsPrivileged: true,
+		Check: []string{"e2fsck", "-p"}, CopyMetadata: []string{"e2image", "-r"}, Look: []string{"e2fsck", "-n"}, Package: "e2fsprogs",
 		Resize: []string{"resize2fs"}, Fully: []string{"-f"},
 	},
 	{
-		Name: Ext4, Panic: extPanic, IdmapSince: "5.12", InodeTables: true, Grow: growExt, GrowthIsPrivileged: true,
+		Name: Ext4, Panic: extPanic, ErrorCount: extErrors, IdmapSince: "5.12", InodeTables: true, Grow: growExt, GrowthIsPrivileged: true,
 		Head: 4 << 10, Minimum: 4 << 20, Force: "-F",
 		Make:  []string{"mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"},
 		Whole: []string{"-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"},
-		Check: []string{"e2fsck", "-p"}, Preen: true, Look: []string{"e2fsck", "-n"},
+		Check: []string{"e2fsck", "-p"}, CopyMetadata: []string{"e2image", "-r"}, Look: []string{"e2fsck", "-n"},
 		Resize: []string{"resize2fs"}, Fully: []string{"-f"},
-		Package: "e2fsprogs", Others: []string{"e2image"},
+		Package: "e2fsprogs",
 		Options: []string{
 			"acl", "noacl", "auto_da_alloc", "noauto_da_alloc", "barrier", "barrier=1", "commit=", "data=ordered", "data=journal",
 			"delalloc", "nodelalloc", "dioread_lock", "dioread_nolock", "discard", "nodiscard", "errors=continue",
@@ -137,6 +137,9 @@ var table = []Type{
 	{Name: "cifs", Share: true, Apart: "nosharesock"},
 	{Name: "smb3", Share: true, Apart: "nosharesock"},
 }
+
+// Documentation/ABI/testing/sysfs-fs-ext4.
+const extErrors = "/sys/fs/ext4/%s/errors_count"
 
 // fs/ext4/ext4.h: s_errors, EXT4_ERRORS_PANIC.
 var extPanic = &Panic{At: 1024 + 0x3c, Value: 3, Unless: "errors", Calm: "remount-ro"}

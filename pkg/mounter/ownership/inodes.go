@@ -47,7 +47,7 @@ func nothingToChange(ctx context.Context, inodes Inodes, gid uint32, root uint64
 
 // InodesOf returns the inodes of a file system of type name on a device. For a type without
 // InodeTables it returns the zero value.
-func InodesOf(name, device string) Inodes {
+func InodesOf(device, name string) Inodes {
 	if !fstype.Of(name).InodeTables {
 		return Inodes{}
 	}

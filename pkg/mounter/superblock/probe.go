@@ -1,11 +1,14 @@
 package superblock
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"sort"
 	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
 // Content is the answer of a probe.
@@ -143,14 +146,18 @@ func detect(m *image) []Result {
 }
 
 func readFull(r io.ReaderAt, off, n int64) ([]byte, error) {
-	b := make([]byte, n)
-	if got, err := r.ReadAt(b, off); int64(got) < n {
+	b := linux.AlignedBuffer(int(n))
+	return b, readInto(r, b, off)
+}
+
+func readInto(r io.ReaderAt, b []byte, off int64) error {
+	if got, err := r.ReadAt(b, off); got < len(b) {
 		if err == nil || errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
-		return nil, fmt.Errorf("read %d bytes at offset %d: %w", n, off, err)
+		return fmt.Errorf("read %d bytes at offset %d: %w", len(b), off, err)
 	}
-	return b, nil
+	return nil
 }
 
 // firstNonZero examines everything that Blank promises, and describes where it found data.
@@ -164,19 +171,20 @@ func firstNonZero(r io.ReaderAt, m *image) (string, error) {
 		return fmt.Sprintf("data that is no known format at offset %d", m.size-int64(len(m.tail))+int64(off)), nil
 	}
 	const step = 4096
-	// Read the part in which the copies are close together in one piece.
-	if n := min(closeBy, m.size) - headSize; n > 0 {
-		b, err := readFull(r, headSize, n)
-		if err != nil {
+	buf := linux.AlignedBuffer(headSize)
+	// Read the part in which the copies are close together in large pieces.
+	for off, end := int64(headSize), min(closeBy, m.size); off < end; off += int64(len(buf)) {
+		b := buf[:min(int64(len(buf)), end-off)]
+		if err := readInto(r, b, off); err != nil {
 			return "", err
 		}
 		if i := nonZero(b); i >= 0 {
-			return fmt.Sprintf("no known format at the start, but data at offset %d (%s)", headSize+i, nameBackup(b[i&^(step-1):])), nil
+			return fmt.Sprintf("no known format at the start, but data at offset %d (%s)", off+int64(i), nameBackup(b[i&^(step-1):])), nil
 		}
 	}
 	for _, off := range backupPlaces(m.size) {
-		b, err := readFull(r, off, min(step, m.size-off))
-		if err != nil {
+		b := buf[:min(step, m.size-off)]
+		if err := readInto(r, b, off); err != nil {
 			return "", err
 		}
 		if i := nonZero(b); i >= 0 {
@@ -241,10 +249,19 @@ func nameBackup(b []byte) string {
 	}
 }
 
+// nonZero returns where the first byte is that is not zero, or -1. It compares blocks, which is many times faster than a look at each
+// byte.
 func nonZero(b []byte) int {
-	for i, c := range b {
-		if c != 0 {
-			return i
+	const block = 4096
+	for from := 0; from < len(b); from += block {
+		part := b[from:min(from+block, len(b))]
+		if bytes.Equal(part, zeroBytes[:len(part)]) {
+			continue
+		}
+		for i, c := range part {
+			if c != 0 {
+				return from + i
+			}
 		}
 	}
 	return -1

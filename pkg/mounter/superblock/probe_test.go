@@ -2,9 +2,11 @@ package superblock
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -235,5 +237,42 @@ func TestD08_ErrorsThatF2FSRecords(t *testing.T) {
 		if r := probeFile(t, path); r.Content != Known || !strings.Contains(r.NeedsCheck, "recorded errors") {
 			t.Errorf("at %d: %+v", at, r)
 		}
+	}
+}
+
+// oneByte is a device on which one byte is not zero.
+type oneByte int64
+
+func (at oneByte) ReadAt(b []byte, off int64) (int, error) {
+	clear(b)
+	if i := int64(at) - off; i >= 0 && i < int64(len(b)) {
+		b[i] = 1
+	}
+	return len(b), nil
+}
+
+func TestD01_OneByteIsSeenWhereverItIsRead(t *testing.T) {
+	const size = 1 << 30
+	for _, piece := range []int64{0, headSize - 4096, headSize, headSize + 4096, 2*headSize - 4096, 2 * headSize, closeBy - 4096, 64 << 20,
+		size / 64, size - tailSize, size - 4096} {
+		for _, at := range []int64{0, 1, 2047, 2048, 4095} {
+			r, err := Probe(oneByte(piece+at), size)
+			if err != nil || r.Content != Unknown || !strings.Contains(r.Detail, fmt.Sprintf(" at offset %d", piece+at)) {
+				t.Errorf("at %d: %+v %v", piece+at, r, err)
+			}
+		}
+	}
+}
+
+// A node may format many volumes at once.
+func TestAProofOfBlankTakesLittleMemory(t *testing.T) {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if r, err := Probe(zeros{}, 1<<30); err != nil || r.Content != Blank {
+		t.Fatal(r, err)
+	}
+	runtime.ReadMemStats(&after)
+	if took := after.TotalAlloc - before.TotalAlloc; took > 2<<20 {
+		t.Errorf("it took %d KiB", took>>10)
 	}
 }

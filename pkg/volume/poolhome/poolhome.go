@@ -47,7 +47,7 @@ type known struct {
 	Dir string `json:"dir"`
 }
 
-// Options are the options of Open.
+// Options are the options of Open. Name, Dir, State and Open are required.
 type Options struct {
 	Name, Dir string
 	State     string       // the directory of the node's records of its pools
@@ -93,6 +93,9 @@ const patience = 5 * time.Second
 // not answer, unless it was never available: the first time, the directory is created and gets
 // an identity.
 func Open(o Options) (*Pool, error) {
+	if o.Name == "" || o.Dir == "" || o.State == "" || o.Open == nil {
+		return nil, fault.New(fault.Invalid, "pool %q: poolhome.Options needs Name, Dir, State and Open", o.Name)
+	}
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	p := &Pool{o: o}
 	_, err := os.Lstat(p.statePath())

@@ -57,3 +57,18 @@ func TestB03_ARecordThatNamesNoIdentity(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// B03: Options without their parts are refused. Without Open, the first look at the pool would end the program.
+func TestB03_APoolWantsItsParts(t *testing.T) {
+	whole := Options{Name: "p", Dir: t.TempDir(), State: t.TempDir(), Open: func() (volume.Pool, error) { return one{}, nil }}
+	for part, remove := range map[string]func(*Options){
+		"Name": func(o *Options) { o.Name = "" }, "Dir": func(o *Options) { o.Dir = "" }, "State": func(o *Options) { o.State = "" },
+		"Open": func(o *Options) { o.Open = nil },
+	} {
+		o := whole
+		remove(&o)
+		if _, err := Open(o); !fault.Is(err, fault.Invalid) {
+			t.Errorf("without %s: %v", part, err)
+		}
+	}
+}

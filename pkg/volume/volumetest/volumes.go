@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,7 +32,7 @@ func whatIsMadeIsFound(s *suite) {
 	look := func() {
 		s.Helper()
 		all := s.List()
-		if len(all) != len(want) || !slices.IsSortedFunc(all, func(a, b volume.Volume) int { return compare(a.ID, b.ID) }) {
+		if len(all) != len(want) || !slices.IsSortedFunc(all, func(a, b volume.Volume) int { return strings.Compare(a.ID, b.ID) }) {
 			s.Errorf("the list is %+v", all)
 		}
 		for _, v := range all {
@@ -63,16 +64,6 @@ func whatIsMadeIsFound(s *suite) {
 	look()
 	s.reopen()
 	look()
-}
-
-func compare(a, b string) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }
 
 // nobodyElsesIsFound: ids of other pools, of snapshots, of nothing, and texts that are not ids.

@@ -19,6 +19,10 @@ import (
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 )
 
+// hugeForMonitor is four times the longest message that a pod's monitor takes. Much more, and an emulated guest would not get to send it
+// in the time of a call, or not have the memory.
+const hugeForMonitor = 16 << 20
+
 // podAgent takes the place of the agent of a pod's containers. The file /mode has the mode, which the test changes.
 type podAgent struct{ guestv1.UnimplementedPodServer }
 
@@ -79,7 +83,7 @@ func (*podAgent) now() string {
 func (a *podAgent) text() string {
 	switch a.now() {
 	case "huge":
-		return strings.Repeat("A", huge)
+		return strings.Repeat("A", hugeForMonitor)
 	case "silent":
 		select {}
 	}

@@ -37,7 +37,7 @@ const (
 type Config struct {
 	// Runtime is Go or Rust.
 	Runtime string
-	// FileSystems are those that the kernel of Kata's guests has. Nothing tells them before a guest has run.
+	// FileSystems are those that the kernel of Kata's guests has. They are unknown until a guest has run, so name them.
 	FileSystems []string
 	// Volumes is the directory of Kata's records of volumes; empty: Kata's own.
 	Volumes string
@@ -112,7 +112,7 @@ func (b *Backend) Mounts(fstype string) bool { return slices.Contains(b.Config.F
 // Grows returns false.
 func (b *Backend) Grows(string) bool { return false }
 
-// Process fails: the end of a sandbox whose process is not known would not be seen, and its volumes would never be let go.
+// Process returns an error. Without a process the server could not see the sandbox end, and would never release its volumes.
 func (b *Backend) Process(context.Context, sandbox.Spec) (int, error) {
 	return 0, fault.New(fault.Invalid, "pid is missing: give that of the sandbox's hypervisor or shim, whose end is the sandbox's")
 }

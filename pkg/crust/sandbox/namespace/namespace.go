@@ -36,8 +36,11 @@ type Backend struct {
 	kubeletDir string
 }
 
-// New keeps the backend's state in dir.
+// New keeps the backend's state in dir. kubeletDir is the directory above every target. Both are required.
 func New(dir, kubeletDir string) (*Backend, error) {
+	if dir == "" || kubeletDir == "" {
+		return nil, fault.New(fault.Invalid, "namespace.New needs a directory for its state and the kubelet's directory")
+	}
 	b := &Backend{dir: dir, kubeletDir: kubeletDir}
 	pins := filepath.Join(dir, "ns")
 	if err := os.MkdirAll(pins, 0o700); err != nil {
@@ -100,7 +103,7 @@ func (b *Backend) Mounts(fstype string) bool {
 	return err != nil || slices.Contains(list, fstype)
 }
 
-// Grows tells it of this kernel and process.
+// Grows reports whether this process can grow the file system with this kernel.
 func (b *Backend) Grows(fstype string) bool { return mounter.Grows(fstype) }
 
 // Process returns 0: a namespace registered without a process lives until it is deregistered.
@@ -212,7 +215,7 @@ func (s *mountNamespace) Publish(ctx context.Context, v sandbox.Volume) (sandbox
 		if err != nil {
 			return err
 		}
-		if busy && !v.Shared {
+		if busy && len(v.Readers) == 0 {
 			return fault.New(fault.State, "%s is in use outside of this sandbox, so it was not mounted%s",
 				v.Device.Path, mounter.HeldBy(v.Device).After("; "))
 		}

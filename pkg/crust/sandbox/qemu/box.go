@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 type machine struct {
 	b     *Backend
 	how   registration
+	pid   int // QEMU's
 	conn  *grpc.ClientConn
 	guest guestv1.GuestClient
 	gone  <-chan struct{}
@@ -126,17 +128,46 @@ func (s *machine) within(ctx context.Context, f func(context.Context, *qmp.Clien
 	return s.explain(f(ctx, q))
 }
 
-// disk is the volume as the machine's disk. Nobody else on the host may use the device.
-func disk(v sandbox.Volume) qmp.Disk {
-	return qmp.Disk{Name: v.Serial(), Path: v.Device.Path, Major: v.Device.Major, Minor: v.Device.Minor,
+// plug gives the guest the volume as a disk. Nobody else on the host may use the device, except machines that only read it: they share the
+// claim of the first.
+func (s *machine) plug(ctx context.Context, q *qmp.Client, v sandbox.Volume) error {
+	d := qmp.Disk{Name: v.Serial(), Path: v.Device.Path, Major: v.Device.Major, Minor: v.Device.Minor,
 		ReadOnly: v.ReadOnly || v.Device.ReadOnly}
+	if d.File = s.b.claimed(ctx, v.Readers, d); d.File != nil {
+		defer d.File.Close()
+	}
+	return q.Plug(ctx, d)
+}
+
+// claimed returns the descriptor of a disk that one of these machines reads, nil if there is none.
+func (b *Backend) claimed(ctx context.Context, readers []sandbox.Sandbox, d qmp.Disk) *os.File {
+	for _, r := range readers {
+		m, ok := r.(*machine)
+		if !ok {
+			continue // it cannot be reached
+		}
+		var f *os.File
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		err := m.within(ctx, func(ctx context.Context, q *qmp.Client) (err error) {
+			f, err = q.File(ctx, m.pid, d)
+			return err
+		})
+		cancel()
+		if err != nil {
+			b.log.Warn("whether a microVM reads a device cannot be told", "device", d.Path, "pid", m.pid, "error", err)
+		}
+		if f != nil {
+			return f
+		}
+	}
+	return nil
 }
 
 func (s *machine) Publish(ctx context.Context, v sandbox.Volume) (sandbox.Place, error) {
 	var r *guestv1.MountResponse
 	err := s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
 		actx, end := tracing.Begin(ctx, "plug in disk")
-		err := q.Plug(actx, disk(v))
+		err := s.plug(actx, q, v)
 		end(err)
 		if err != nil {
 			return err

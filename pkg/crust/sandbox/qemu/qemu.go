@@ -64,8 +64,8 @@ func New(dir string, log *slog.Logger) (*Backend, error) {
 
 func (b *Backend) facts() string { return filepath.Join(b.dir, "guest"+record.Extension) }
 
-// Know reads what the guests of this node can from a file that came with their image, so that volumes are deferred to the first of them,
-// too. What a guest has reported of another kernel is forgotten.
+// Know reads the guests' capabilities from a file of their image, so that volumes are deferred to the first guest, too. It discards what a
+// guest with another kernel reported.
 func (b *Backend) Know(file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -141,7 +141,7 @@ func (b *Backend) Mounts(fstype string) bool {
 	return b.known.Kernel == "" || slices.Contains(b.known.FileSystems, fstype)
 }
 
-// Grows tells it of crust-guest, which has all capabilities.
+// Grows reports whether crust-guest can grow the file system. It has every capability that this needs.
 func (b *Backend) Grows(name string) bool { return fstype.Of(name).Grow != nil }
 
 // askAgain is the pause after a guest did not report: it may boot for longer than a query waits.
@@ -219,7 +219,7 @@ func (b *Backend) Open(ctx context.Context, o sandbox.Opening) (sandbox.Sandbox,
 		return nil, errors.Join(err, q.Close())
 	}
 	life, end := context.WithCancel(context.Background())
-	s := &machine{b: b, how: how, q: q, conn: conn, guest: guestv1.NewGuestClient(conn), gone: o.Ended, end: end}
+	s := &machine{b: b, how: how, pid: o.PID, q: q, conn: conn, guest: guestv1.NewGuestClient(conn), gone: o.Ended, end: end}
 	asked := make(chan struct{})
 	b.mu.Lock()
 	b.asked[s] = asked

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// udevRule is the file of deploy/udev, below any of udevd's directories of rules.
+const udevRule = "59-crust.rules"
+
+// udevd tells whether the node's udevd reads volumes (docs/crust.md). root is the root of the file system. udevd's notes about the
+// devices of volumes decide; the rule's file does where no volume is attached.
+func udevd(root string) finding {
+	f := finding{What: "udevd reads no volume", Answer: "yes"}
+	if _, err := os.Stat(root + "/run/udev/control"); errors.Is(err, os.ErrNotExist) {
+		f.Answer = "yes: no udevd runs here"
+		return f
+	} else if err != nil {
+		f.Answer = "cannot tell: " + err.Error()
+		return f
+	}
+	const way = "only if guests or pods on this node may be hostile: install deploy/udev/" + udevRule + " (docs/crust.md)"
+	backing, err := filepath.Glob(root + "/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		f.Answer = "cannot tell: " + err.Error()
+		return f
+	}
+	noted := false
+	for _, file := range backing {
+		shown, err := os.ReadFile(file)
+		path := strings.TrimSpace(string(shown))
+		image, _ := filepath.Match("v*.img", filepath.Base(path))
+		if err != nil || !image || filepath.Base(filepath.Dir(path)) != "volumes" {
+			continue
+		}
+		device := filepath.Dir(filepath.Dir(file))
+		numbers, err := os.ReadFile(device + "/dev")
+		if err != nil {
+			continue // it was detached just now
+		}
+		notes, err := os.ReadFile(root + "/run/udev/data/b" + strings.TrimSpace(string(numbers)))
+		if errors.Is(err, os.ErrNotExist) {
+			continue // udevd has not seen it yet
+		}
+		if err != nil {
+			f.Answer = "cannot tell: " + err.Error()
+			return f
+		}
+		if noted = strings.Contains(string(notes), "\nE:CRUST=1\n"); !noted {
+			f.Answer, f.Do = "no: it has looked at /dev/"+filepath.Base(device)+", over "+path, way
+			return f
+		}
+	}
+	for _, dir := range []string{"/etc", "/run", "/usr/lib", "/lib"} {
+		if _, err := os.Stat(root + dir + "/udev/rules.d/" + udevRule); err == nil {
+			noted = true
+		}
+	}
+	if !noted {
+		f.Answer, f.Do = "no: it has no rule "+udevRule, way
+	}
+	return f
+}
