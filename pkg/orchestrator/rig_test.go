@@ -115,9 +115,9 @@ func (d *driver) last() *csi.NodePublishVolumeRequest {
 	return d.published[len(d.published)-1]
 }
 
-// sandboxes serves the runtime's SandboxManagement, as busy as a test sets it.
+// sandboxes is the runtime's SandboxManagement, as busy as a test sets it.
 type sandboxes struct {
-	crustv1alpha1.UnimplementedSandboxManagementServer
+	*crusttest.Server
 	asked, busy atomic.Int32
 	fail        atomic.Bool
 	register    func(*crustv1alpha1.RegisterSandboxRequest) error // nil: all are accepted
@@ -132,14 +132,8 @@ func (s *sandboxes) RegisterSandbox(
 	return &crustv1alpha1.RegisterSandboxResponse{}, nil
 }
 
-func (*sandboxes) DeregisterSandbox(
-	context.Context, *crustv1alpha1.DeregisterSandboxRequest,
-) (*crustv1alpha1.DeregisterSandboxResponse, error) {
-	return &crustv1alpha1.DeregisterSandboxResponse{}, nil
-}
-
 func (s *sandboxes) UnpublishVolume(
-	context.Context, *crustv1alpha1.UnpublishVolumeRequest,
+	ctx context.Context, r *crustv1alpha1.UnpublishVolumeRequest,
 ) (*crustv1alpha1.UnpublishVolumeResponse, error) {
 	if s.fail.Load() {
 		return nil, status.Error(codes.Unavailable, "restarting")
@@ -147,7 +141,7 @@ func (s *sandboxes) UnpublishVolume(
 	if s.asked.Add(1) <= s.busy.Load() {
 		return nil, status.Error(codes.Aborted, "busy with it")
 	}
-	return &crustv1alpha1.UnpublishVolumeResponse{}, nil
+	return s.Server.UnpublishVolume(ctx, r)
 }
 
 // rig is an agent between a kubelet's client and a driver.
@@ -202,7 +196,8 @@ type tracings struct{ agent, driver, runtime *otlp.Tracing }
 func newTracedRig(t testing.TB, traces tracings, objects ...runtime.Object) *rig {
 	t.Helper()
 	r := &rig{t: t, driver: &driver{deferred: map[string]bool{}, options: map[string]string{"noatime": ""}}, runtime: crusttest.New(),
-		events: eventrecorder.NewFakeRecorder(100), records: t.TempDir(), manager: &sandboxes{}}
+		events: eventrecorder.NewFakeRecorder(100), records: t.TempDir()}
+	r.manager = &sandboxes{Server: r.runtime}
 	ds := grpc.NewServer(traces.driver.Server()...)
 	csi.RegisterNodeServer(ds, r.driver)
 	own := serve(t, ds, "csi.sock")

@@ -24,6 +24,7 @@ import (
 // Server is a runtime that keeps its volumes in a map. Set its fields before the first call.
 type Server struct {
 	crustv1alpha1.UnimplementedRuntimeAssistedStorageManagementServer
+	crustv1alpha1.UnimplementedSandboxManagementServer
 
 	// Capabilities, FileSystems and Growing (those that it grows; empty: see VOLUME_RESIZE) are its
 	// answers.
@@ -36,10 +37,11 @@ type Server struct {
 	// It may block.
 	Fail func(ctx context.Context, call string, request proto.Message) error
 
-	mu       sync.Mutex
-	calls    []string
-	volumes  map[[2]string]*crustv1alpha1.RuntimePublishVolumeRequest
-	capacity map[string]int64
+	mu        sync.Mutex
+	calls     []string
+	volumes   map[[2]string]*crustv1alpha1.RuntimePublishVolumeRequest
+	capacity  map[string]int64
+	sandboxes map[string]*crustv1alpha1.Sandbox
 }
 
 // New returns a server with every capability on each file system that can be made.
@@ -62,7 +64,7 @@ func (s *Server) Client() (client crustv1alpha1.RuntimeAssistedStorageManagement
 	const buffer = 64 << 10
 	l := bufconn.Listen(buffer)
 	g := grpc.NewServer(crust.Limits()...)
-	crustv1alpha1.RegisterRuntimeAssistedStorageManagementServer(g, s)
+	s.Register(g)
 	go func() { _ = g.Serve(l) }() // ends with g.Stop
 	conn, err := grpc.NewClient("passthrough:///crusttest", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
