@@ -194,7 +194,7 @@ func run(args []string) error {
 	defer m.Stop()
 	log.Info("starting", "version", version.String(), "backend", o.backend, "capabilities", fmt.Sprint(backend.Capabilities()))
 	g := rpcserver.New(log, metrics, append(traces.Server(), crust.Limits()...)...)
-	(&sandbox.Server{Manager: m}).Serve(g)
+	(&sandbox.Server{Manager: m}).RegisterServices(g)
 	if err := servers.HTTP(o.MetricsAddress, metrics.Handler(func() error { return nil })); err != nil {
 		return err
 	}

@@ -55,7 +55,7 @@ func conforms(t *testing.T, late bool, b breaks, id string) ([]conformance.Resul
 			resp, err := next(ctx, req)
 			return b(info.FullMethod[strings.LastIndex(info.FullMethod, "/")+1:], req, resp, err)
 		}, faultgrpc.UnaryInterceptor))...)
-	s.Serve(g)
+	s.RegisterServices(g)
 	c := serve(t, g)
 	defer g.Stop()
 	for _, id := range []string{"one", "two"} {

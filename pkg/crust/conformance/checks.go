@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
@@ -309,9 +310,9 @@ func (r *run) checkList(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		want := "published"
+		want := crust.StatePublished
 		if pending {
-			want = "pending"
+			want = crust.StatePending
 		}
 		for _, s := range list.GetSandboxes() {
 			for _, v := range s.GetVolumes() {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -220,7 +221,7 @@ func (b *backendSuite) publish(t testing.TB, id string, v sandbox.Volume) error 
 		_, _, err := b.server.Stats(b.ctx(), id, v.Device.Path)
 		fatal(t, err)
 		for _, listed := range b.in(t, id).GetVolumes() {
-			if listed.GetHostVolumeId() == v.Device.Path && listed.GetState() != "published" {
+			if listed.GetHostVolumeId() == v.Device.Path && listed.GetState() != crust.StatePublished {
 				t.Errorf("%s has stats and is listed as %s", v.Device.Path, listed.GetState())
 			}
 		}
@@ -257,7 +258,7 @@ func (b *backendSuite) waits(t testing.TB, id string, v sandbox.Volume) string {
 	_, _, err := b.server.Resolve(b.ctx(), id, v.Target+"/sub")
 	wants(t, "a directory of a volume that is not mounted yet", err, fault.State)
 	for _, listed := range b.in(t, id).GetVolumes() {
-		if listed.GetHostVolumeId() == v.Device.Path && listed.GetState() != "pending" {
+		if listed.GetHostVolumeId() == v.Device.Path && listed.GetState() != crust.StatePending {
 			t.Errorf("%s is listed as %s", v.Device.Path, listed.GetState())
 		}
 	}

@@ -64,7 +64,7 @@ func (s *Server) Client() (client crustv1alpha1.RuntimeAssistedStorageManagement
 	const buffer = 64 << 10
 	l := bufconn.Listen(buffer)
 	g := grpc.NewServer(crust.Limits()...)
-	s.Register(g)
+	s.RegisterServices(g)
 	go func() { _ = g.Serve(l) }() // ends with g.Stop
 	conn, err := grpc.NewClient("passthrough:///crusttest", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))

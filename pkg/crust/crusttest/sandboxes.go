@@ -10,12 +10,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// Register makes a gRPC server serve s: the calls of KEP-2857, and of SandboxManagement those about sandboxes and UnpublishVolume.
+// RegisterServices makes a gRPC server serve s: the calls of KEP-2857, and of SandboxManagement those about sandboxes and UnpublishVolume.
 // Without the second service, s is a runtime that knows its own sandboxes: register only the first.
-func (s *Server) Register(g grpc.ServiceRegistrar) {
+func (s *Server) RegisterServices(g grpc.ServiceRegistrar) {
 	crustv1alpha1.RegisterRuntimeAssistedStorageManagementServer(g, s)
 	crustv1alpha1.RegisterSandboxManagementServer(g, s)
 }
@@ -83,9 +84,9 @@ func (s *Server) ListSandboxes(
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	state := "published"
+	state := crust.StatePublished
 	if s.Pending {
-		state = "pending"
+		state = crust.StatePending
 	}
 	resp := &crustv1alpha1.ListSandboxesResponse{}
 	for _, id := range slices.Sorted(maps.Keys(s.sandboxes)) {

@@ -12,9 +12,9 @@ import (
 // An orchestrator that takes a volume out of its sandbox can give it to another.
 func TestAVolumeMovesFromSandboxToSandbox(t *testing.T) {
 	s := New()
+	qemu, kata := &crustv1alpha1.RegisterSandboxRequest_Qemu{}, &crustv1alpha1.RegisterSandboxRequest_Kata{}
 	for _, id := range []string{"b", "a"} {
-		if _, err := s.RegisterSandbox(t.Context(), &crustv1alpha1.RegisterSandboxRequest{SandboxId: id, Pid: 1,
-			Kind: &crustv1alpha1.RegisterSandboxRequest_Qemu{}}); err != nil {
+		if _, err := s.RegisterSandbox(t.Context(), &crustv1alpha1.RegisterSandboxRequest{SandboxId: id, Pid: 1, Kind: qemu}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -24,7 +24,7 @@ func TestAVolumeMovesFromSandboxToSandbox(t *testing.T) {
 	}{
 		{&crustv1alpha1.RegisterSandboxRequest{SandboxId: "a", Pid: 1}, codes.OK},
 		{&crustv1alpha1.RegisterSandboxRequest{SandboxId: "a", Pid: 2}, codes.AlreadyExists},
-		{&crustv1alpha1.RegisterSandboxRequest{SandboxId: "a", Pid: 1, Kind: &crustv1alpha1.RegisterSandboxRequest_Kata{}}, codes.AlreadyExists},
+		{&crustv1alpha1.RegisterSandboxRequest{SandboxId: "a", Pid: 1, Kind: kata}, codes.AlreadyExists},
 	} {
 		if _, err := s.RegisterSandbox(t.Context(), c.again); status.Code(err) != c.want {
 			t.Errorf("%v: %v", c.again, err)
@@ -32,7 +32,8 @@ func TestAVolumeMovesFromSandboxToSandbox(t *testing.T) {
 	}
 	publish := func(sandbox string, want codes.Code) {
 		t.Helper()
-		_, err := s.RuntimePublishVolume(t.Context(), &crustv1alpha1.RuntimePublishVolumeRequest{SandboxId: sandbox, HostVolumeId: "/dev/v"})
+		r := &crustv1alpha1.RuntimePublishVolumeRequest{SandboxId: sandbox, HostVolumeId: "/dev/v"}
+		_, err := s.RuntimePublishVolume(t.Context(), r)
 		if status.Code(err) != want {
 			t.Errorf("in %s: %v, want %s", sandbox, err, want)
 		}
@@ -56,7 +57,8 @@ func TestAVolumeMovesFromSandboxToSandbox(t *testing.T) {
 	publish("b", codes.FailedPrecondition)
 	in("a:/dev/v:published b ")
 	for range 2 {
-		if _, err := s.UnpublishVolume(t.Context(), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: "a", HostVolumeId: "/dev/v"}); err != nil {
+		r := &crustv1alpha1.UnpublishVolumeRequest{SandboxId: "a", HostVolumeId: "/dev/v"}
+		if _, err := s.UnpublishVolume(t.Context(), r); err != nil {
 			t.Error(err)
 		}
 	}

@@ -64,7 +64,7 @@ func Example() {
 	l, err := net.Listen("unix", filepath.Join(dir, "crust.sock")) // crust.Listen admits root only
 	check(err)
 	g := grpc.NewServer(append(crust.Limits(), grpc.UnaryInterceptor(faultgrpc.UnaryInterceptor))...)
-	(&sandbox.Server{Manager: m}).Serve(g)
+	(&sandbox.Server{Manager: m}).RegisterServices(g)
 	go g.Serve(l)
 
 	conn, err := grpc.NewClient("unix://"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))

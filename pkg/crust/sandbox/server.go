@@ -25,9 +25,9 @@ type Server struct {
 	*Manager
 }
 
-// Serve registers both services. g needs the interceptors of package faultgrpc, for the codes of
+// RegisterServices registers both services. g needs the interceptors of package faultgrpc, for the codes of
 // errors (an orchestrator repeats a call by its code), and the options of crust.Limits.
-func (s *Server) Serve(g *grpc.Server) {
+func (s *Server) RegisterServices(g grpc.ServiceRegistrar) {
 	crustv1alpha1.RegisterRuntimeAssistedStorageManagementServer(g, s)
 	crustv1alpha1.RegisterSandboxManagementServer(g, s)
 }

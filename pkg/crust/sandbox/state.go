@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
@@ -15,11 +16,11 @@ type sandboxRecord struct {
 	Volumes map[string]volumeRecord `json:"volumes,omitempty"` // by device path
 }
 
-// The states of a volume.
+// Short names for this package.
 const (
-	publishing = "publishing"
-	pending    = "pending" // see Place
-	published  = "published"
+	publishing = crust.StatePublishing
+	pending    = crust.StatePending
+	published  = crust.StatePublished
 )
 
 // volumeRecord is written before a volume is touched, and again when it is mounted.

@@ -23,7 +23,7 @@ func TestC11_KataConforms(t *testing.T) {
 	w.sandbox("one")
 	w.sandbox("two")
 	g := grpc.NewServer(append(crust.Limits(), grpc.ChainUnaryInterceptor(faultgrpc.UnaryInterceptor))...)
-	w.server.Serve(g)
+	w.server.RegisterServices(g)
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	check(t, err)
 	go func() { _ = g.Serve(l) }() // until Stop
