@@ -276,7 +276,7 @@ func (s *server) Resolve(_ context.Context, r *guestv1.ResolveRequest) (*guestv1
 			resp.Path = filepath.Join(s.root.Path(), r.GetSerial())
 			return nil
 		}
-		return engine.Within(st, r.GetSubPath(), func(f *os.File) (err error) {
+		return engine.SubPath(st, r.GetSubPath(), func(f *os.File) (err error) {
 			resp.Path, err = mounter.BindAt(f, filepath.Join(s.dir, "binds", r.GetSerial()), engine.Name(r.GetSubPath()))
 			return err
 		})

@@ -66,6 +66,11 @@ func Mkdirat(dir *os.File, name string, mode uint32) error {
 	return call("mkdirat", func() error { return unix.Mkdirat(fdOf(dir), name, mode) })
 }
 
+// Fchmod is fchmod(2). The mode has the set-group-ID bit where the kernel has it, unlike an os.FileMode.
+func Fchmod(f *os.File, mode uint32) error {
+	return call("fchmod", func() error { return unix.Fchmod(fdOf(f), mode) })
+}
+
 // Rmdirat is unlinkat(2) with AT_REMOVEDIR: it removes an empty directory that is not a mount
 // point.
 func Rmdirat(dir *os.File, name string) error {
@@ -146,8 +151,11 @@ const (
 	StNosymfollow = 0x2000 // since Linux 5.10; golang.org/x/sys lacks it
 )
 
-// Cgroup2 is Statfs.Type of cgroups, version 2.
-const Cgroup2 = unix.CGROUP2_SUPER_MAGIC
+// Values of Statfs.Type.
+const (
+	Cgroup2 = unix.CGROUP2_SUPER_MAGIC // cgroups, version 2
+	Tmpfs   = unix.TMPFS_MAGIC
+)
 
 // Fstatfs is fstatfs(2).
 func Fstatfs(f *os.File) (Statfs, error) {

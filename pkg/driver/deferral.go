@@ -137,7 +137,9 @@ func (d *Driver) deferTo(p *publication, want deferral) error {
 		}
 		failpoint.Hit("defer.recorded")
 	}
-	if err := d.hostTarget(p.target, mounter.AttachPlaceholder); err != nil {
+	if err := d.hostTarget(p.target, func(t *mounter.Target) error {
+		return mounter.AttachPlaceholder(t, p.attrs.subPaths...)
+	}); err != nil {
 		err = fmt.Errorf("volume %s: the placeholder at its target: %w", p.id, err)
 		if known {
 			return err

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -71,7 +72,7 @@ func FuzzAttributes(f *testing.F) {
 				more[key] = value
 			}
 		}
-		if b, err2 := parseAttributes(more, node); a != b || (err == nil) != (err2 == nil) {
+		if b, err2 := parseAttributes(more, node); !reflect.DeepEqual(a, b) || (err == nil) != (err2 == nil) {
 			t.Errorf("%q is %+v (%v), and with other people's keys %+v (%v)", m, a, err, b, err2)
 		}
 		p, err := ParseParameters(m)

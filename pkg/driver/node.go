@@ -33,7 +33,7 @@ func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRe
 		types = append(types, csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
 	}
 	if d.Defers {
-		types = append(types, crust.NodeCapability)
+		types = append(types, crust.NodeCapability, crust.SubPathCapability)
 	}
 	for _, t := range types {
 		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{

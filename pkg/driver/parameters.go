@@ -91,6 +91,8 @@ type attributes struct {
 	ownUserns bool   // the pod has a user namespace: the runtime will id-map the mount
 	// hostKernel: the runtime that gets the volume mounts it with this kernel.
 	hostKernel bool
+	// subPaths are the directories that a kubelet binds; nil if it binds none.
+	subPaths []string
 }
 
 // parseAttributes parses a volume context. It ignores keys of other domains (kubelet, sidecars). static, which may be nil, knows the
@@ -110,12 +112,13 @@ func parseAttributes(m map[string]string, static volume.StaticSource) (attribute
 			}
 		}
 		switch {
-		case key == attrPodGroup, key == crust.ContextGroupPolicy, key == crust.ContextHostUsers, key == crust.ContextKernel:
+		case key == attrPodGroup, key == crust.ContextGroupPolicy, key == crust.ContextHostUsers, key == crust.ContextKernel,
+			key == crust.ContextSubPaths:
 			continue
 		case strings.Contains(key, "/"):
 			if strings.HasPrefix(key, "csi.crust.dev/") {
-				return attributes{}, fault.New(fault.Invalid, "attribute %q is unknown; known are %s and %s",
-					key, crust.ContextHostUsers, crust.ContextKernel)
+				return attributes{}, fault.New(fault.Invalid, "attribute %q is unknown; known are %s, %s and %s",
+					key, crust.ContextHostUsers, crust.ContextKernel, crust.ContextSubPaths)
 			}
 			continue
 		}
@@ -141,6 +144,12 @@ func parseAttributes(m map[string]string, static volume.StaticSource) (attribute
 	default:
 		return attributes{}, fault.New(fault.Invalid, "attribute %s=%q: the value must be host or guest", crust.ContextKernel,
 			m[crust.ContextKernel])
+	}
+	if text := m[crust.ContextSubPaths]; text != "" {
+		var err error
+		if a.subPaths, err = crust.ParseSubPaths(text); err != nil {
+			return attributes{}, err
+		}
 	}
 	switch m[crust.ContextHostUsers] {
 	case "", "true":

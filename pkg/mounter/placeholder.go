@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/linux"
@@ -24,13 +26,17 @@ const placeholderAttrs = linux.MountAttrRdonly | linux.MountAttrNosuid | linux.M
 //
 // The target is unbindable only in the mount namespace that this runs in: mount propagation
 // does not copy that property.
-func AttachPlaceholder(t *Target) error {
+//
+// With directories (of crust.ParseSubPaths), the placeholder has these, as unusable as itself, and can be bound: a kubelet
+// binds them for containers that mount a subPath.
+func AttachPlaceholder(t *Target, directories ...string) error {
 	s, err := t.Glance()
 	if err != nil {
 		return err
 	}
+	bindable := len(directories) > 0
 	there, err := s.Placeholder()
-	if there && err == nil {
+	if there && err == nil && !bindable {
 		// A crash may have left it before it became unbindable.
 		err = linux.MakeUnbindable(s.file)
 	}
@@ -42,7 +48,7 @@ func AttachPlaceholder(t *Target) error {
 	if err != nil {
 		return err
 	}
-	d, err := placeholder("000", context)
+	d, err := emptyTree(placeholderSource, 0, context, directories)
 	if err != nil {
 		return err
 	}
@@ -51,7 +57,7 @@ func AttachPlaceholder(t *Target) error {
 		return err
 	}
 	err = failpoint.Err("placeholder.attached")
-	if err == nil {
+	if err == nil && !bindable {
 		err = linux.MakeUnbindable(d.mount)
 	}
 	if err != nil {
@@ -60,45 +66,44 @@ func AttachPlaceholder(t *Target) error {
 	return nil
 }
 
-// placeholder makes a detached placeholder of this mode, and of this SELinux label if it is not empty.
-func placeholder(mode, context string) (*Detached, error) {
-	ctx, err := tmpfs([2]string{"source", placeholderSource}, [2]string{"mode", mode}, [2]string{"nr_inodes", "1"},
-		[2]string{"context", context})
-	if err != nil {
-		return nil, fmt.Errorf("placeholder: %w", err)
-	}
-	defer ctx.Close()
-	// Make the superblock read-only, not only this mount. crun clears the mount's own flag, and
-	// then root in the container could open the directory.
-	if err := linux.FsconfigFlag(ctx, "ro"); err != nil {
-		return nil, fmt.Errorf("placeholder: %w", err)
-	}
-	if err := linux.FsconfigCreate(ctx); err != nil {
-		return nil, fmt.Errorf("placeholder: %w", err)
-	}
-	mount, err := linux.Fsmount(ctx, placeholderAttrs)
-	if err != nil {
-		return nil, err
-	}
-	return &Detached{mount: mount, isDir: true, what: "placeholder"}, nil
-}
-
 // OpenShelf makes a detached file system that nobody can write to, like a placeholder's. It has one empty directory, on which
 // something can be mounted. Name is its source in the mount table.
 func OpenShelf(name, directory string) (*Detached, error) {
-	ctx, err := tmpfs([2]string{"source", name}, [2]string{"mode", "755"}, [2]string{"nr_inodes", "2"})
+	return emptyTree(name, 0o755, "", []string{directory})
+}
+
+// emptyTree makes a detached file system that consists of these directories and its root, all of this mode, and of this SELinux label
+// if it is not empty. Nobody can write to it: it has no room for anything else.
+func emptyTree(source string, mode uint32, context string, directories []string) (*Detached, error) {
+	directories = slices.DeleteFunc(slices.Clone(directories), func(dir string) bool { return dir == "." })
+	// The owner makes directories in it, also without CAP_DAC_OVERRIDE.
+	ctx, err := tmpfs([2]string{"source", source}, [2]string{"mode", "700"}, [2]string{"nr_inodes", strconv.Itoa(1 + len(directories))},
+		[2]string{"context", context})
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", source, err)
 	}
 	defer ctx.Close()
 	if err := linux.FsconfigCreate(ctx); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", source, err)
 	}
 	mount, err := linux.Fsmount(ctx, placeholderAttrs&^linux.MountAttrRdonly)
 	if err != nil {
 		return nil, err
 	}
-	if err = linux.Mkdirat(mount, directory, 0o755); err == nil {
+	for _, dir := range directories {
+		if err == nil {
+			err = linux.Mkdirat(mount, dir, 0o700)
+		}
+	}
+	// Those inside others come first: then the others can still be passed.
+	for _, dir := range slices.Backward(append([]string{"."}, directories...)) {
+		if err == nil {
+			err = chmodDirectory(mount, dir, mode)
+		}
+	}
+	// Make the superblock read-only, not only this mount. crun clears the mount's own flag, and
+	// then root in the container could open the directory.
+	if err == nil {
 		err = linux.FsconfigFlag(ctx, "ro")
 	}
 	if err == nil {
@@ -108,9 +113,17 @@ func OpenShelf(name, directory string) (*Detached, error) {
 		err = linux.MountSetattr(mount, linux.MountAttr{Set: linux.MountAttrRdonly}, false)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", name, err), mount.Close())
+		return nil, errors.Join(fmt.Errorf("%s: %w", source, err), mount.Close())
 	}
-	return &Detached{mount: mount, isDir: true, what: name}, nil
+	return &Detached{mount: mount, isDir: true, what: source}, nil
+}
+
+func chmodDirectory(root *os.File, path string, mode uint32) error {
+	f, err := linux.Openat2(root, path, os.O_RDONLY|linux.ODirectory, linux.ResolveBeneath|linux.ResolveNoSymlinks)
+	if err != nil {
+		return err
+	}
+	return errors.Join(linux.Fchmod(f, mode), f.Close())
 }
 
 // tmpfs begins a tmpfs with these options, without those that are empty.
@@ -137,7 +150,7 @@ func placeholderContext() (string, error) {
 	if SELinux().Answer == No {
 		return "", nil
 	}
-	probe, err := placeholder("700", "") // its mode lets a process without CAP_DAC_OVERRIDE open it
+	probe, err := emptyTree(placeholderSource, 0o700, "", nil) // its mode lets a process without CAP_DAC_OVERRIDE open it
 	if err != nil {
 		return "", err
 	}
@@ -219,7 +232,7 @@ func IsPlaceholder(path string) (bool, error) {
 	for {
 		f, err := linux.Openat2(linux.CWD, path, linux.OPath, 0)
 		if errors.Is(err, linux.ENOENT) || errors.Is(err, linux.EACCES) {
-			// A placeholder has no entries.
+			// A placeholder has no other entries.
 			parent := filepath.Dir(path)
 			if parent == path {
 				return false, nil
@@ -231,8 +244,12 @@ func IsPlaceholder(path string) (bool, error) {
 			return false, err
 		}
 		defer f.Close()
+		fs, err := linux.Fstatfs(f)
+		if err != nil || fs.Type != linux.Tmpfs {
+			return false, err
+		}
 		st, err := linux.StatxFile(f)
-		if err != nil || !st.MountRoot {
+		if err != nil {
 			return false, err
 		}
 		return (&State{Occupant: MountPoint, stat: st, file: f}).Placeholder()

@@ -276,11 +276,7 @@ func (a *Agent) publishOrDefer(
 			return a.byHost(ctx, req, next, d, decision.Why)
 		}
 	}
-	delete(req.GetVolumeContext(), crust.ContextKernel) // it is the agent's to say
-	if d.HostKernel {
-		req.VolumeContext[crust.ContextKernel] = "host"
-	}
-	if err := crust.SetSupportedFilesystems(req, d.Filesystems); err != nil {
+	if err := d.describe(req); err != nil {
 		return nil, err
 	}
 	if err := failpoint.Err("agent.decided"); err != nil {

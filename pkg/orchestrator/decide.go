@@ -33,15 +33,16 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 		return crust.Decision{}, err
 	}
 	ask.Allowed, ask.Exclusive, ask.ReadOnly = v.allowed, v.exclusive, readOnly(req)
-	if v.subPath {
-		return no("the pod uses a subPath of it, and this kubelet binds that on the host before the runtime is asked")
-	}
 	caps, err := csi.NewNodeClient(a.Driver).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
 	if err != nil {
 		return crust.Decision{}, fmt.Errorf("the driver's capabilities: %w", err)
 	}
-	ask.NodeDefers = slices.ContainsFunc(caps.GetCapabilities(),
-		func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == crust.NodeCapability })
+	offers := func(want csi.NodeServiceCapability_RPC_Type) bool {
+		return slices.ContainsFunc(caps.GetCapabilities(),
+			func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == want })
+	}
+	ask.NodeDefers = offers(crust.NodeCapability)
+	ask.SubPath, d.SubPaths = len(v.subPaths) > 0 || v.withVariables, v.subPaths
 	if c := pod.Spec.SecurityContext; c != nil {
 		if c.FSGroup != nil {
 			gid := uint32(*c.FSGroup)
@@ -65,6 +66,17 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 	if decision := crust.Decide(ask); !decision.Defer {
 		return decision, nil
 	}
+	// Kubelets bind sub-paths on the host before they ask the runtime.
+	switch {
+	case v.withVariables:
+		return no("the pod uses a subPathExpr of it, and only its kubelet knows the value")
+	case ask.SubPath && !offers(crust.SubPathCapability):
+		return no("the pod uses a subPath of it, and the driver has no place where a kubelet could bind that")
+	case ask.SubPath:
+		if _, err := d.subPaths(); err != nil {
+			return no(err.Error())
+		}
+	}
 	list, supported, err := a.runtimes.supports(ctx, d.Socket)
 	if err != nil {
 		return crust.Decision{}, fmt.Errorf("the runtime at %s: %w", d.Socket, err)
@@ -72,6 +84,23 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 	ask.Capabilities, ask.Filesystems, d.Filesystems = list, supported.GetFileSystems(), supported.GetFileSystems()
 	d.HostKernel = slices.Contains(ask.Capabilities, crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL)
 	return crust.Decide(ask), nil
+}
+
+// describe adds to a driver's request what the agent, and nobody else, says of the runtime and of the pod.
+func (d Deferral) describe(req *csi.NodePublishVolumeRequest) error {
+	delete(req.GetVolumeContext(), crust.ContextKernel)
+	delete(req.GetVolumeContext(), crust.ContextSubPaths)
+	if d.HostKernel {
+		req.VolumeContext[crust.ContextKernel] = "host"
+	}
+	if len(d.SubPaths) > 0 {
+		text, err := d.subPaths()
+		if err != nil {
+			return err
+		}
+		req.VolumeContext[crust.ContextSubPaths] = text
+	}
+	return crust.SetSupportedFilesystems(req, d.Filesystems)
 }
 
 // everything has every capability.

@@ -270,14 +270,20 @@ func TestC21_WhoSaysNo(t *testing.T) {
 		objects []runtime.Object
 		change  func(*corev1.Pod)
 		request func(*csi.NodePublishVolumeRequest)
+		driver  func(*driver)
 		why     string // empty: no event
 	}{
 		"no RuntimeClass": {objects: storage("true", corev1.ReadWriteOncePod),
 			change: func(p *corev1.Pod) { p.Spec.RuntimeClassName = nil }},
 		"the StorageClass": {objects: storage("false", corev1.ReadWriteOncePod), why: "StorageClass"},
 		"the access mode":  {objects: storage("true", corev1.ReadWriteOnce), why: "ReadWriteOncePod"},
-		"a subPath": {objects: storage("true", corev1.ReadWriteOncePod), why: "subPath",
+		"a subPath, and the driver": {objects: storage("true", corev1.ReadWriteOncePod), why: "no place where a kubelet could bind",
+			driver: func(d *driver) { d.noSubPaths = true },
 			change: func(p *corev1.Pod) { p.Spec.Containers[0].VolumeMounts[0].SubPath = "a" }},
+		"a subPath that is too long": {objects: storage("true", corev1.ReadWriteOncePod), why: "of names of up to 255 bytes",
+			change: func(p *corev1.Pod) { p.Spec.Containers[0].VolumeMounts[0].SubPath = strings.Repeat("n", 256) }},
+		"a subPath with variables": {objects: storage("true", corev1.ReadWriteOncePod), why: "only its kubelet knows the value",
+			change: func(p *corev1.Pod) { p.Spec.Containers[0].VolumeMounts[0].SubPathExpr = "$(POD)" }},
 		"a block volume": {objects: storage("true", corev1.ReadWriteOncePod), why: "raw block",
 			request: func(r *csi.NodePublishVolumeRequest) {
 				r.VolumeCapability.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
@@ -290,6 +296,9 @@ func TestC21_WhoSaysNo(t *testing.T) {
 			req := request()
 			if c.request != nil {
 				c.request(req)
+			}
+			if c.driver != nil {
+				c.driver(r.driver)
 			}
 			_, err := r.kubelet.NodePublishVolume(r.ctx(), req)
 			ok(t, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -81,7 +82,10 @@ func (p *Pods) Socket(ctx context.Context, pod *corev1.Pod) (string, error) {
 type volume struct {
 	allowed   bool // by the StorageClass
 	exclusive bool // no second pod can have it
-	subPath   bool
+	// subPaths are what the pod's containers mount of it, by the end of the path at which a kubelet binds them: "container/index", of the
+	// container's list of mounts. withVariables: some of them contain variables.
+	subPaths      map[string]string
+	withVariables bool
 }
 
 // use returns how a pod uses a PersistentVolume.
@@ -119,21 +123,28 @@ func (p *Pods) use(ctx context.Context, pod *corev1.Pod, name string) (volume, e
 			claim = pod.Name + "-" + in.Name
 		}
 		if claim == pv.Spec.ClaimRef.Name {
-			v.subPath = v.subPath || usesSubPath(pod, in.Name)
+			v.noteSubPaths(pod, in.Name)
 		}
 	}
 	return v, nil
 }
 
-func usesSubPath(pod *corev1.Pod, volume string) bool {
+// noteSubPaths notes what of a pod's volume of that name its containers mount. Ephemeral containers have no subPath.
+func (v *volume) noteSubPaths(pod *corev1.Pod, name string) {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-		for _, m := range c.VolumeMounts {
-			if m.Name == volume && (m.SubPath != "" || m.SubPathExpr != "") {
-				return true
+		for i, m := range c.VolumeMounts {
+			if m.Name != name {
+				continue
+			}
+			v.withVariables = v.withVariables || m.SubPathExpr != ""
+			if m.SubPath != "" {
+				if v.subPaths == nil {
+					v.subPaths = map[string]string{}
+				}
+				v.subPaths[c.Name+"/"+strconv.Itoa(i)] = m.SubPath
 			}
 		}
 	}
-	return false
 }
 
 // labelled tells whether a pod or one of its containers has SELinux options.

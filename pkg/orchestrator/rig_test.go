@@ -49,12 +49,20 @@ type driver struct {
 	deadline  time.Duration
 	fail      error
 	options   map[string]string
+
+	noSubPaths bool // its placeholders have no directories
 }
 
 func (d *driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{
-		Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: crust.NodeCapability}},
-	}}}, nil
+	resp := &csi.NodeGetCapabilitiesResponse{}
+	for _, c := range []csi.NodeServiceCapability_RPC_Type{crust.NodeCapability, crust.SubPathCapability} {
+		if c != crust.SubPathCapability || !d.noSubPaths {
+			resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
+				Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: c}},
+			})
+		}
+	}
+	return resp, nil
 }
 
 func (d *driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {

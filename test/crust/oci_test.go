@@ -153,8 +153,12 @@ func TestC15_C24_ContainersSeeTheSandboxesVolumes(t *testing.T) {
 					t.Errorf("subPath %s: %v %s", sub, err, out)
 				}
 			}
-			if out, err := start(true, p.target+"/none", "ls /data"); err == nil || !strings.Contains(out, "does not exist") {
-				t.Errorf("subPath none: %v %s", err, out)
+			if out, err := start(true, p.target+"/sub/dir/f/none", "ls /data"); err == nil || !strings.Contains(out, "could not be made") {
+				t.Errorf("subPath below a file: %v %s", err, out)
+			}
+			out, err = start(true, p.target+"/sub/new/dir", "echo made >/data/f")
+			if err != nil || sh(t, sb, "cat %s/sub/new/dir/f", p.target) != "made" {
+				t.Errorf("subPath that is new: %v %s", err, out)
 			}
 			if lines := onHost(t, p.info.Source); lines != "" {
 				t.Errorf("the host's mount table: %s", lines)

@@ -145,8 +145,14 @@ func TestC15_SubPathsInAGuest(t *testing.T) {
 		_, err := resolve(p.target + sub)
 		refused(t, err, codes.InvalidArgument, "leads out of the volume")
 	}
-	_, err := resolve(p.target + "/none")
-	refused(t, err, codes.FailedPrecondition, "does not exist")
+	_, err := resolve(p.target + "/sub/dir/f/none")
+	refused(t, err, codes.FailedPrecondition, "could not be made")
+	made, err := resolve(p.target + "/inside/new/dir")
+	ok(t, err)
+	if out := sh(t, m, "echo new >%s/f; cd %s; chmod 0750 .; cat sub/dir/new/dir/f; stat -c %%a sub/dir/new", made.GetPath(), m.Path(p.target)); out !=
+		"new\n755" {
+		t.Errorf("a directory that was missing: %q", out)
+	}
 	// Cleaned as a path, this is another place of the host.
 	for _, other := range []string{p.target + "/../other", p.target + "-not", "/etc"} {
 		r, err := resolve(other)

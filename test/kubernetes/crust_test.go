@@ -227,10 +227,13 @@ func TestC21_Stories2To5(t *testing.T) {
 	}{
 		"story2": {runtime: without(crustv1alpha1.RuntimeCapability_RPC_FS_GROUP_CHANGE_POLICY_ALWAYS), pod: group(1234),
 			why: "the runtime does not do fsGroup with policy Always"},
-		"story2-subpath": {change: func(y string) string {
+		"story2-subpath": {runtime: without(crustv1alpha1.RuntimeCapability_RPC_SUBPATH), change: func(y string) string {
 			return strings.Replace(y, "mountPath: /data}", "mountPath: /data, subPath: a/b}", 1)
-		},
-			why: "the pod uses a subPath of it, and this kubelet binds that on the host"},
+		}, why: "the runtime does not do subPath"},
+		"subpath-expr": {change: func(y string) string {
+			y = strings.Replace(y, "volumeMounts:", "env: [{name: WHERE, value: there}], volumeMounts:", 1)
+			return strings.Replace(y, "mountPath: /data}", "mountPath: /data, subPathExpr: $(WHERE)}", 1)
+		}, why: "the pod uses a subPathExpr of it, and only its kubelet knows the value"},
 		"story3":       {},
 		"story4":       {class: "crust-ext4", why: "the volume's StorageClass does not allow runtime-assisted mounts"},
 		"story5":       {runtime: btrfs, why: "its file system is none of btrfs"},

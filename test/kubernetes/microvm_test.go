@@ -58,7 +58,8 @@ containers: [{name: c, image: "localhost/test/busybox:1", resources: {requests: 
   command: [sh, -c, "echo hello from $(uname -r); mkdir -p /tmp/w; echo page >/tmp/w/f; trap 'echo stopped >/data/end; exit 0' TERM; httpd -p 8080 -h /tmp/w; while :; do sleep 0.1; done"],
   readinessProbe: {httpGet: {path: /f, port: 8080}, periodSeconds: 1},
   volumeDevices: [{name: raw, devicePath: /blocks/raw}],
-  volumeMounts: [{name: data, mountPath: /data}, {name: words, mountPath: /words}, {name: sub, mountPath: /empty}]}],
+  volumeMounts: [{name: data, mountPath: /data}, {name: data, mountPath: /part, subPath: a/part},
+    {name: data, mountPath: /init, subPath: init, readOnly: true}, {name: words, mountPath: /words}, {name: sub, mountPath: /empty}]}],
 volumes: [{name: data, persistentVolumeClaim: {claimName: data}}, {name: raw, persistentVolumeClaim: {claimName: raw}}, {name: words, configMap: {name: words}}, {name: sub, emptyDir: {}}]}}`, microVM))
 	s.until(4*time.Minute, "the pod is ready: the kubelet's probe reaches it", func() (string, bool) {
 		got := s.get("pod/p", ".status.conditions[?(@.type==\"Ready\")].status")
@@ -78,6 +79,10 @@ volumes: [{name: data, persistentVolumeClaim: {claimName: data}}, {name: raw, pe
 	if got := s.run("p", "cat /data/init /words/word; echo; stat -c %g /data /data/init; echo x >/empty/f && cat /empty/f; hostname"); got !=
 		"begun\nfrom the API server\n4321\n4321\nx\np" {
 		t.Errorf("in the pod: %q", got)
+	}
+	if got := s.run("p", "cat /init; echo part >/part/f; cat /data/a/part/f; stat -c '%a %g' /part; grep -c ' - ext4 /dev/sd' /proc/self/mountinfo"); got !=
+		"begun\npart\n2775 4321\n3" {
+		t.Errorf("sub-paths in the pod: %q", got)
 	}
 	if got := s.run("p", "ls /var/run/secrets/kubernetes.io/serviceaccount"); !strings.Contains(got, "token") {
 		t.Errorf("the pod's account: %q", got)

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -206,8 +207,11 @@ func (b memoryBox) Resolve(_ context.Context, v sandbox.Volume, sub string) (str
 	if err != nil {
 		return "", err
 	}
-	if _, ok := d.files[sub]; sub != "" && !ok {
-		return "", fmt.Errorf("%s: %w", sub, fs.ErrNotExist)
+	// Every directory is there, unless a file is.
+	for dir := path.Dir(sub); dir != "."; dir = path.Dir(dir) {
+		if _, isFile := d.files[dir]; isFile {
+			return "", fmt.Errorf("%s: %w", dir, fs.ErrExist)
+		}
 	}
 	return strings.TrimSuffix("/"+v.Serial()+"/"+sub, "/"), nil
 }

@@ -294,7 +294,11 @@ func (r *run) checkResolve(ctx context.Context) error {
 				all = errors.Join(all, fmt.Errorf("%s is none of the volume's, and is at %v, %w", source, at, err))
 			}
 		}
-		if at, err := resolve(d.target + "/none"); err == nil {
+		at, err = resolve(d.target + "/none/below")
+		switch makes := r.supports(crustv1alpha1.RuntimeCapability_RPC_SUBPATH) && !pending; {
+		case makes && (err != nil || at.GetForeign() || at.GetPath() == ""):
+			all = errors.Join(all, fmt.Errorf("a subPath that the volume does not have is not made: %v, %w", at, err))
+		case !makes && err == nil:
 			all = errors.Join(all, fmt.Errorf("what is not in the volume is at %v", at))
 		}
 		return all

@@ -172,7 +172,14 @@ func (b *backendSuite) paths(t *testing.T) {
 	b.published(t, "one", v)
 	b.put(t, "one", v.Target+"/f", "inside")
 	b.has(t, "one", v.Target+"/./f", "inside")
-	for _, source := range []string{v.Target + "/none", v.Target + "/f/none"} {
+	none := []string{v.Target + "/f/none"}
+	if b.supports(crustv1alpha1.RuntimeCapability_RPC_SUBPATH) { // what is missing is made, as a kubelet makes it
+		b.put(t, "one", v.Target+"/new/dir/f", "made")
+		b.has(t, "one", v.Target+"/new/dir/f", "made")
+	} else {
+		none = append(none, v.Target+"/none")
+	}
+	for _, source := range none {
 		if path, _, err := b.server.Resolve(b.ctx(), "one", source); err == nil {
 			t.Errorf("%s is at %s", source, path)
 		}

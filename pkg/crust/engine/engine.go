@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 
-	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
@@ -150,38 +149,6 @@ func Grow(s *mounter.State, fstype string, dev mounter.Device) error {
 	}
 	defer dir.Close()
 	return mounter.Grow(dir, fstype, dev)
-}
-
-// beneath opens a relative path inside a volume. It follows symbolic links that stay inside. It
-// refuses whatever leads out, including absolute links and other file systems.
-func beneath(root *os.File, sub string) (*os.File, error) {
-	f, err := linux.Openat2(root, sub, linux.OPath, linux.ResolveBeneath|linux.ResolveNoMagic|linux.ResolveNoXdev)
-	switch {
-	case errors.Is(err, linux.EXDEV), errors.Is(err, linux.ELOOP):
-		return nil, fault.New(fault.Invalid, "subPath %q leads out of the volume (by \"..\", a symbolic link or a mount); it was refused",
-			sub)
-	case errors.Is(err, linux.ENOENT), errors.Is(err, linux.ENOTDIR):
-		return nil, fault.New(fault.State, "subPath %q does not exist in the volume", sub)
-	}
-	return f, err
-}
-
-// Within calls f with a directory or file of a mounted volume: see beneath. An empty sub is the volume's root.
-func Within(s *mounter.State, sub string, f func(*os.File) error) error {
-	root, err := s.Dir()
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	if sub == "" {
-		return f(root)
-	}
-	found, err := beneath(root, sub)
-	if err != nil {
-		return err
-	}
-	defer found.Close()
-	return f(found)
 }
 
 // Name returns a file name for a path or an id.

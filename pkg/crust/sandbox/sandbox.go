@@ -135,7 +135,8 @@ type Sandbox interface {
 	// Expand grows the file system to the device's size, in bytes.
 	Expand(ctx context.Context, v Volume, deviceSize int64) error
 	// Resolve returns a path inside the sandbox that shows sub, which is relative to the volume's
-	// root. The path leads nowhere else.
+	// root. The path leads nowhere else. Directories that are missing are made, as a kubelet makes those of a subPath: of root, with
+	// the permissions of the volume's root.
 	Resolve(ctx context.Context, v Volume, sub string) (string, error)
 	// MountNamespace is a path of the sandbox's mount namespace, valid while this process runs;
 	// empty if it has none on this kernel.

@@ -862,7 +862,9 @@ type ResolveMountResponse struct {
 	// Not one of a volume of the sandbox: to be mounted as it is.
 	Foreign bool `protobuf:"varint,1,opt,name=foreign,proto3" json:"foreign,omitempty"`
 	// The path, in the sandbox's mount namespace or in its guest, that shows the
-	// volume's directory or file and can be bound.
+	// volume's directory or file and can be bound. What is missing of a path below
+	// the volume's root is made, as a kubelet makes it: directories of root with
+	// the permissions of the volume's root.
 	Path          string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

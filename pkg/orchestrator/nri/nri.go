@@ -22,6 +22,7 @@ type hooks interface {
 	Resume(sandboxes []orchestrator.Sandbox)
 	SandboxStarted(ctx context.Context, s orchestrator.Sandbox) error
 	ContainerStarts(ctx context.Context, s orchestrator.Sandbox) error
+	MountSource(s orchestrator.Sandbox, source string) (string, error)
 	SandboxEnds(ctx context.Context, s orchestrator.Sandbox)
 }
 
@@ -53,10 +54,27 @@ func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	return p.agent.SandboxStarted(ctx, sandbox(pod))
 }
 
-// CreateContainer refuses a container whose pod's volumes are not there.
-func (p *Plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, _ *api.Container) (*api.ContainerAdjustment,
+// CreateContainer refuses a container whose pod's volumes are not there. It changes the sources of mounts that the sandbox has.
+func (p *Plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment,
 	[]*api.ContainerUpdate, error) {
-	return nil, nil, p.agent.ContainerStarts(ctx, sandbox(pod))
+	if err := p.agent.ContainerStarts(ctx, sandbox(pod)); err != nil {
+		return nil, nil, err
+	}
+	var change *api.ContainerAdjustment
+	for _, m := range c.GetMounts() {
+		source, err := p.agent.MountSource(sandbox(pod), m.GetSource())
+		if err != nil {
+			return nil, nil, fmt.Errorf("mount at %s: %w", m.GetDestination(), err)
+		}
+		if source == m.GetSource() {
+			continue
+		}
+		if change == nil {
+			change = &api.ContainerAdjustment{}
+		}
+		change.AddMount(&api.Mount{Destination: m.GetDestination(), Type: m.GetType(), Source: source, Options: m.GetOptions()})
+	}
+	return change, nil, nil
 }
 
 // StopPodSandbox lets go of the sandbox. It never fails: the sandbox ends in any case.

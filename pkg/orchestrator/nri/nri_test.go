@@ -39,6 +39,13 @@ func (c *called) ContainerStarts(_ context.Context, s orchestrator.Sandbox) erro
 	return c.err
 }
 
+func (c *called) MountSource(_ orchestrator.Sandbox, source string) (string, error) {
+	if source == "/bad" {
+		return "", c.err
+	}
+	return strings.Replace(source, "/bound/", "/volume/", 1), nil
+}
+
 func (c *called) SandboxEnds(_ context.Context, s orchestrator.Sandbox) { c.note("SandboxEnds", s) }
 
 // Each hook reaches the agent with the pod's sandbox. An agent's error fails the pod or keeps the
@@ -68,6 +75,39 @@ func TestC22_HooksReachTheAgent(t *testing.T) {
 		t.Errorf("with: %+v", c.sandboxes)
 	}
 }
+
+// C15: a mount whose source is another for the runtime gets that source. Nothing else of it changes, and no other mount.
+func TestC15_TheRuntimeGetsTheSourcesOfSubPaths(t *testing.T) {
+	c := &called{}
+	p := &Plugin{agent: c, log: slog.New(slog.DiscardHandler)}
+	container := &api.Container{Mounts: []*api.Mount{
+		{Destination: "/etc/hosts", Type: "bind", Source: "/pods/hosts"},
+		{Destination: "/data", Type: "bind", Source: "/bound/c/0", Options: []string{"rbind", "ro"}},
+	}}
+	got, _, err := p.CreateContainer(t.Context(), &api.PodSandbox{Id: "sb", Uid: "u1"}, container)
+	if err != nil || len(got.GetMounts()) != 1 {
+		t.Fatalf("%v, %v", got, err)
+	}
+	if m := got.GetMounts()[0]; m.GetDestination() != "/data" || m.GetType() != "bind" || m.GetSource() != "/volume/c/0" ||
+		!slices.Equal(m.GetOptions(), []string{"rbind", "ro"}) {
+		t.Errorf("%v", m)
+	}
+	container.Mounts = container.GetMounts()[:1]
+	if got, _, err := p.CreateContainer(t.Context(), &api.PodSandbox{}, container); got != nil || err != nil {
+		t.Errorf("no mount is another: %v, %v", got, err)
+	}
+	container.Mounts[0].Source, c.err = "/bad", errors.New("none")
+	c2 := &strict{called{err: c.err}}
+	p.agent = c2
+	if _, _, err := p.CreateContainer(t.Context(), &api.PodSandbox{}, container); !errors.Is(err, c.err) {
+		t.Errorf("a mount that is not known: %v", err)
+	}
+}
+
+// strict lets containers start, and knows no mounts.
+type strict struct{ called }
+
+func (*strict) ContainerStarts(context.Context, orchestrator.Sandbox) error { return nil }
 
 // A caller that wants no word of the connection gives nil. A failed attempt is then only logged, and
 // others follow.

@@ -50,7 +50,7 @@ func (s *mountNamespace) Resolve(_ context.Context, v sandbox.Volume, sub string
 			path = v.Target
 			return nil
 		}
-		return engine.Within(st, sub, func(f *os.File) (err error) {
+		return engine.SubPath(st, sub, func(f *os.File) (err error) {
 			path, err = mounter.BindAt(f, s.binds(v), engine.Name(sub))
 			return err
 		})

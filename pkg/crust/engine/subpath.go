@@ -1,0 +1,121 @@
+package engine
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
+)
+
+// beneath opens a relative path inside a volume. It follows symbolic links that stay inside. It
+// refuses whatever leads out, including absolute links and other file systems.
+func beneath(root *os.File, sub string) (*os.File, error) {
+	f, err := linux.Openat2(root, sub, linux.OPath, linux.ResolveBeneath|linux.ResolveNoMagic|linux.ResolveNoXdev)
+	switch {
+	case errors.Is(err, linux.EXDEV), errors.Is(err, linux.ELOOP):
+		return nil, fault.New(fault.Invalid, "subPath %q leads out of the volume (by \"..\", a symbolic link or a mount); it was refused",
+			sub)
+	case errors.Is(err, linux.ENOENT), errors.Is(err, linux.ENOTDIR):
+		return nil, fault.New(fault.State, "subPath %q: %w", sub, errMissing)
+	}
+	return f, err
+}
+
+var errMissing = errors.New("it does not exist in the volume")
+
+// Within calls f with a directory or file of a mounted volume: see beneath. An empty sub is the volume's root.
+func Within(s *mounter.State, sub string, f func(*os.File) error) error {
+	root, err := s.Dir()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if sub == "" {
+		return f(root)
+	}
+	found, err := beneath(root, sub)
+	if err != nil {
+		return err
+	}
+	defer found.Close()
+	return f(found)
+}
+
+// SubPath is Within for what a container mounts. What is missing of the path is made, as a kubelet makes it: directories of root with the
+// permissions of the volume's root.
+func SubPath(s *mounter.State, sub string, f func(*os.File) error) error {
+	err := Within(s, sub, f)
+	if !errors.Is(err, errMissing) {
+		return err
+	}
+	root, err := s.Dir()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if err := makeDirectories(root, sub); err != nil {
+		return err
+	}
+	return Within(s, sub, f)
+}
+
+// makeDirectories makes what is missing of a path inside a volume. A pod can change the volume meanwhile: each directory is made in
+// one that is open, and no link is followed from the first that is made.
+func makeDirectories(root *os.File, sub string) error {
+	st, err := linux.StatxFile(root)
+	if err != nil {
+		return err
+	}
+	const permissions, setgid = 0o777, 0o2000
+	mode := uint32(st.Mode) & (permissions | setgid)
+	names := strings.Split(filepath.Clean(sub), "/")
+	parent := root
+	defer func() {
+		if parent != root {
+			parent.Close()
+		}
+	}()
+	made := false
+	for i, name := range names {
+		var next *os.File
+		err := errMissing
+		if !made {
+			next, err = beneath(root, filepath.Join(names[:i+1]...))
+		}
+		if errors.Is(err, errMissing) {
+			next, err = makeDirectory(parent, name, mode)
+			made = true
+		}
+		if err != nil {
+			return fault.New(fault.State, "subPath %q does not exist in the volume, and could not be made: %w", sub, err)
+		}
+		if parent != root {
+			parent.Close()
+		}
+		parent = next
+	}
+	return nil
+}
+
+// makeDirectory makes a directory of this mode, also where a umask says less, or opens one that another container has just made.
+func makeDirectory(parent *os.File, name string, mode uint32) (*os.File, error) {
+	made := linux.Mkdirat(parent, name, 0o700)
+	if made != nil && !errors.Is(made, linux.EEXIST) {
+		return nil, made
+	}
+	f, err := linux.Openat2(parent, name, os.O_RDONLY|linux.ODirectory, linux.ResolveBeneath|linux.ResolveNoSymlinks|linux.ResolveNoXdev)
+	if err != nil {
+		return nil, err
+	}
+	if made == nil {
+		err = linux.Fchmod(f, mode)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

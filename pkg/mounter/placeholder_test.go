@@ -1,0 +1,59 @@
+package mounter
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// C15, C24: a kubelet binds a directory of a placeholder for a container that mounts a subPath. What it binds is as unusable as the
+// placeholder, whatever the container's runtime does with it.
+func TestC15_C24_APlaceholderWithDirectories(t *testing.T) {
+	r := openRoot(t)
+	target, err := r.Target(r.Path() + "/m")
+	check(t, err)
+	defer target.Close()
+	for range 2 { // the second is a repeated call
+		check(t, AttachPlaceholder(target, ".", "a", "a/b", "c"))
+	}
+	defer unmountAt(t, r, "m")
+	at, bound, other := r.Path()+"/m", r.Path()+"/bound", r.Path()+"/other"
+	for _, dir := range []string{bound, other} {
+		check(t, os.Mkdir(dir, 0o755))
+	}
+	mount := func(args ...string) {
+		t.Helper()
+		if out, err := exec.Command("mount", args...).CombinedOutput(); err != nil {
+			t.Fatalf("mount %v: %v: %s", args, err, out)
+		}
+	}
+	mount("--bind", at+"/a", bound)
+	defer unmountAt(t, r, "bound")
+	mount("-t", "tmpfs", "other", other)
+	defer unmountAt(t, r, "other")
+	check(t, os.Mkdir(other+"/dir", 0o755))
+	mount("-o", "remount,bind,rw", bound) // as crun does
+	for _, dir := range []string{at, at + "/a", at + "/a/b", at + "/c", bound, bound + "/b"} {
+		st, err := os.Stat(dir)
+		if err != nil || st.Mode() != os.ModeDir {
+			t.Errorf("%s: %v, %v", dir, st, err)
+		}
+		if err := os.Mkdir(dir+"/more", 0o755); !errors.Is(err, linux.EROFS) {
+			t.Errorf("%s can be written to: %v", dir, err)
+		}
+		for _, path := range []string{dir, dir + "/none/below"} {
+			if is, err := IsPlaceholder(path); !is || err != nil {
+				t.Errorf("%s is of a placeholder: %v, %v", path, is, err)
+			}
+		}
+	}
+	for _, path := range []string{r.Path(), other, other + "/dir", other + "/none", "/", "/proc/self", filepath.Dir(r.Path())} {
+		if is, err := IsPlaceholder(path); is || err != nil {
+			t.Errorf("%s is of a placeholder: %v, %v", path, is, err)
+		}
+	}
+}
