@@ -62,8 +62,8 @@ for kind; do
 		skip+=(volume-expand 'support expansion of pvcs')
 	fi
 	more=$here/storage/microvm/$kind.yaml
-	# The mount of a guest's virtiofs, by which it gets what the node mounted, has options of its own.
-	[ -z "${MICROVM:-}" ] || [ -e "$more" ] || skip+=('provision storage with mount options')
+	# The mount of a guest's virtiofs, by which it gets what the node mounted, has a type and options of its own.
+	[ -z "${MICROVM:-}" ] || [ -e "$more" ] || skip+=('provision storage with mount options' '\(ext4\)\] volumes should store data')
 	[ -z "${MICROVM:-}" ] || [ ! -e "$more" ] || cluster exec kubectl apply -f "$more" >/dev/null
 	cluster exec env "KUBE_TEST_REPO_LIST=$KUBE_TEST_REPO_LIST" "$bin/ginkgo" -procs="${PROCS:-10}" -no-color -timeout=60m \
 		-focus="$focus" -skip="$(IFS="|"; echo "${skip[*]}")" -output-dir="$out/$kind" -json-report=report.json \
