@@ -295,13 +295,10 @@ func (s *server) unbind(serial string) error {
 	}
 	for _, n := range names {
 		path := filepath.Join(dir, n.Name())
-		for err == nil { // a directory that was replaced is bound on top of the one before
-			err = linux.Unmount(path)
-		}
-		if !errors.Is(err, linux.EINVAL) {
+		if err := linux.Unmount(path); err != nil && !errors.Is(err, linux.EINVAL) {
 			return err
 		}
-		if err = os.Remove(path); err != nil {
+		if err := os.Remove(path); err != nil {
 			return err
 		}
 	}

@@ -346,7 +346,7 @@ func (s *spec) enter(ctx context.Context, client *crust.Client, id, namespace st
 		}
 		deferred, err := mounter.IsPlaceholder(source)
 		if err == nil && deferred {
-			err = fmt.Errorf("%s is of a volume that was deferred, and was not published to sandbox %s", source, id)
+			err = podvm.NotPublished(source, id)
 		}
 		return source, err
 	})

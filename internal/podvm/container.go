@@ -157,7 +157,7 @@ func (r *Runtime) place(ctx context.Context, p *Pod, config object, container, n
 	case deferred && away:
 		return "", err
 	case deferred:
-		return "", fmt.Errorf("%s is of a volume that was deferred, and was not published to sandbox %s", source, p.ID)
+		return "", NotPublished(source, p.ID)
 	case text(mount, "destination") == "/dev/shm" && isMemoryOf(p.ID, source):
 		return podguest.Memory, nil
 	}
@@ -166,6 +166,15 @@ func (r *Runtime) place(ctx context.Context, p *Pod, config object, container, n
 		return "", err
 	}
 	return filepath.Join(podguest.Shared, container, name), p.share(container, name, source, a)
+}
+
+// NotPublished is the error of a mount whose source is of a deferred volume that the sandbox does not have.
+func NotPublished(source, sandbox string) error {
+	why := "was not published to sandbox " + sandbox
+	if strings.Contains(source, "/volume-subpaths/") { // what a kubelet binds of a placeholder
+		why = "is not the path that crust-agent names for a subPath: is it running, and has it a connection to NRI?"
+	}
+	return fmt.Errorf("%s is of a volume that was deferred, and %s", source, why)
 }
 
 // isMemoryOf tells whether a path is where the container runtime keeps a pod's /dev/shm. A volume may be mounted there, too.

@@ -30,7 +30,8 @@ func TestC12_C24_WhatAContainersMountIs(t *testing.T) {
 	dir := t.TempDir()
 	plain, deferred, volumes := filepath.Join(dir, "plain"), filepath.Join(dir, "deferred"), filepath.Join(dir, "volumes", "shm")
 	memory := filepath.Join(dir, "sandboxes", "pod", "shm")
-	for _, d := range []string{plain, volumes, memory} {
+	bound := filepath.Join(dir, "volume-subpaths", "pv", "c", "0")
+	for _, d := range []string{plain, volumes, memory, bound} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -43,13 +44,16 @@ func TestC12_C24_WhatAContainersMountIs(t *testing.T) {
 	target, err := root.Target(deferred)
 	if err == nil {
 		defer target.Close()
-		err = mounter.AttachPlaceholder(target)
+		err = mounter.AttachPlaceholder(target, ".", "a")
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	if out, err := exec.Command("mount", "--bind", deferred+"/a", bound).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	t.Cleanup(func() {
-		if err := detach(deferred); err != nil {
+		if err := errors.Join(detach(bound), detach(deferred)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -65,6 +69,8 @@ func TestC12_C24_WhatAContainersMountIs(t *testing.T) {
 		"memory of another":       {source: volumes, destination: "/dev/shm", want: podguest.Shared + "/one/memory of another"},
 		"the host's":              {source: plain, destination: "/conf", want: podguest.Shared + "/one/the host's"},
 		"nobody published it":     {source: deferred, destination: "/data", refused: "was not published"},
+		"nobody published a part": {source: deferred + "/a", destination: "/data", refused: "was not published"},
+		"the kubelet's bind":      {source: bound, destination: "/data", refused: "crust-agent"},
 		"crustd is away":          {source: plain, destination: "/conf", err: away, want: podguest.Shared + "/one/crustd is away"},
 		"crustd is away, memory":  {source: memory, destination: "/dev/shm", err: away, want: podguest.Memory},
 		"a slot":                  {source: crust.SlotsDir + "/a", destination: "/data", resolved: "/slots/a", want: "/slots/a"},

@@ -51,7 +51,7 @@ func ParseSubPaths(text string) ([]string, error) {
 		const longestName, longestPath = 255, 4000 // of the kernel's: NAME_MAX, and PATH_MAX with room for the target
 		if sub != filepath.Clean(sub) || !filepath.IsLocal(sub) || strings.Contains(sub, "\x00") || len(sub) > longestPath ||
 			slices.ContainsFunc(strings.Split(sub, "/"), func(name string) bool { return len(name) > longestName }) {
-			return nil, fault.New(fault.Invalid, "subPath %q: a path inside the volume is needed, of names of up to %d bytes", sub, longestName)
+			return nil, fault.New(fault.Invalid, "subPath %.80q: a path inside the volume is needed, of names of up to %d bytes", sub, longestName)
 		}
 		for dir := sub; !all[dir]; dir = filepath.Dir(dir) {
 			if all[dir] = true; len(all) > maxSubPathDirectories {

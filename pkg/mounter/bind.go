@@ -6,14 +6,17 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
 // BindAt bind-mounts the file or directory that f is open on at dir/name, in the mount
-// namespace of this process, and returns that path. Only the caller may use dir.
+// namespace of this process, and returns that path. Only the caller may use dir. If something else
+// was bound there, such as a file that its owner has replaced since, that stays: a container that
+// is just being created may have its path. The path is then dir/name.1 and so on, at most 999.
 func BindAt(f *os.File, dir, name string) (string, error) {
-	path := filepath.Join(dir, name)
 	st, err := linux.StatxFile(f)
 	if err != nil {
 		return "", err
@@ -21,6 +24,21 @@ func BindAt(f *os.File, dir, name string) (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
+	const most = 999
+	for n := range most + 1 {
+		path := filepath.Join(dir, name)
+		if n > 0 {
+			path += "." + strconv.Itoa(n)
+		}
+		if bound, err := bindAt(f, st, path); bound || err != nil {
+			return path, err
+		}
+	}
+	return "", fault.New(fault.State, "what was at %s was replaced %d times since the volume was published", filepath.Join(dir, name), most)
+}
+
+// bindAt binds at one place. bound is false if something else has the place.
+func bindAt(f *os.File, st linux.Statx, path string) (bound bool, err error) {
 	if st.IsDir() {
 		err = os.Mkdir(path, 0o700)
 	} else {
@@ -30,21 +48,27 @@ func BindAt(f *os.File, dir, name string) (string, error) {
 		}
 	}
 	if err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", err
+		return false, err
+	}
+	place, err := linux.Openat(linux.CWD, path, linux.OPath|linux.ONofollow, 0)
+	if err != nil {
+		return false, err
+	}
+	defer place.Close()
+	now, err := linux.StatxFile(place)
+	if err != nil {
+		return false, err
+	}
+	if now.MountRoot {
+		return now.Ino == st.Ino && now.DevMajor == st.DevMajor && now.DevMinor == st.DevMinor, nil
+	}
+	if now.IsDir() != st.IsDir() {
+		return false, nil
 	}
 	clone, err := linux.OpenTreeClone(f)
 	if err != nil {
-		return "", fmt.Errorf("bind at %s: %w", path, err)
+		return false, fmt.Errorf("bind at %s: %w", path, err)
 	}
 	defer clone.Close()
-	place, err := linux.Openat(linux.CWD, path, linux.OPath|linux.ONofollow, 0)
-	if err != nil {
-		return "", err
-	}
-	defer place.Close()
-	if now, err := linux.StatxFile(place); err != nil || now.MountRoot && now.Ino == st.Ino && now.DevMajor == st.DevMajor &&
-		now.DevMinor == st.DevMinor {
-		return path, err // already bound
-	}
-	return path, linux.MoveMount(clone, place)
+	return true, linux.MoveMount(clone, place)
 }

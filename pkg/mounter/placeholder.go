@@ -76,9 +76,12 @@ func OpenShelf(name, directory string) (*Detached, error) {
 // if it is not empty. Nobody can write to it: it has no room for anything else.
 func emptyTree(source string, mode uint32, context string, directories []string) (*Detached, error) {
 	directories = slices.DeleteFunc(slices.Clone(directories), func(dir string) bool { return dir == "." })
-	// The owner makes directories in it, also without CAP_DAC_OVERRIDE.
-	ctx, err := tmpfs([2]string{"source", source}, [2]string{"mode", "700"}, [2]string{"nr_inodes", strconv.Itoa(1 + len(directories))},
-		[2]string{"context", context})
+	first := mode
+	if len(directories) > 0 {
+		first = 0o700 // so that its owner makes directories in it also without CAP_DAC_OVERRIDE
+	}
+	ctx, err := tmpfs([2]string{"source", source}, [2]string{"mode", strconv.FormatUint(uint64(first), 8)},
+		[2]string{"nr_inodes", strconv.Itoa(1 + len(directories))}, [2]string{"context", context})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", source, err)
 	}
@@ -97,7 +100,7 @@ func emptyTree(source string, mode uint32, context string, directories []string)
 	}
 	// Those inside others come first: then the others can still be passed.
 	for _, dir := range slices.Backward(append([]string{"."}, directories...)) {
-		if err == nil {
+		if err == nil && first != mode {
 			err = chmodDirectory(mount, dir, mode)
 		}
 	}

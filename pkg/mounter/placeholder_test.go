@@ -57,3 +57,55 @@ func TestC15_C24_APlaceholderWithDirectories(t *testing.T) {
 		}
 	}
 }
+
+// C15: a pod removes or replaces what it mounts as a subPath, and its container starts again. What was bound for a container that is
+// just being created stays where it was.
+func TestC15_ASubPathThatWasReplacedIsBoundAgain(t *testing.T) {
+	dir, places := t.TempDir(), t.TempDir()
+	path := dir + "/x"
+	bind := func() string {
+		t.Helper()
+		f, err := linux.Openat2(linux.CWD, path, linux.OPath, 0)
+		check(t, err)
+		defer f.Close()
+		at, err := BindAt(f, places, "name")
+		check(t, err)
+		return at
+	}
+	t.Cleanup(func() {
+		bound, err := filepath.Glob(places + "/*")
+		check(t, err)
+		for _, at := range bound {
+			check(t, linux.Unmount(at))
+		}
+	})
+	file := func(text string) {
+		t.Helper()
+		check(t, errors.Join(os.WriteFile(dir+"/next", []byte(text), 0o644), os.Rename(dir+"/next", path)))
+	}
+	check(t, os.Mkdir(path, 0o755))
+	first := bind()
+	check(t, os.WriteFile(path+"/f", []byte("first"), 0o644))
+	if bind() != first {
+		t.Error("the same directory is bound twice")
+	}
+	check(t, os.RemoveAll(path))
+	file("one")
+	if b, err := os.ReadFile(bind()); string(b) != "one" || err != nil {
+		t.Errorf("a file in the place of a directory: %q, %v", b, err)
+	}
+	old := bind()
+	file("two")
+	if b, err := os.ReadFile(bind()); string(b) != "two" || err != nil {
+		t.Errorf("a file that was replaced: %q, %v", b, err)
+	}
+	if b, err := os.ReadFile(old); string(b) != "one" || err != nil {
+		t.Errorf("at the path from before: %q, %v", b, err)
+	}
+	check(t, os.Remove(path))
+	check(t, os.Mkdir(path, 0o755))
+	check(t, os.WriteFile(path+"/f", []byte("again"), 0o644))
+	if b, err := os.ReadFile(bind() + "/f"); string(b) != "again" || err != nil {
+		t.Errorf("a directory again: %q, %v", b, err)
+	}
+}

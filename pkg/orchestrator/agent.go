@@ -159,6 +159,7 @@ func forward[T any, P interface {
 // forgets events after an hour.
 func (a *Agent) tell(k PodKey, kind, reason, text, about string) {
 	const repeat, most = 10 * time.Minute, 10_000
+	text = plain.Text(text, plain.Most) // a pod's words in it can be of any length
 	id := strings.Join([]string{k.UID, reason, about, text}, " ")
 	a.mu.Lock()
 	now := time.Now()
@@ -172,7 +173,7 @@ func (a *Agent) tell(k PodKey, kind, reason, text, about string) {
 	a.mu.Unlock()
 	if again && a.Events != nil {
 		a.Events.Event(&corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: k.Namespace, Name: k.Name, UID: types.UID(k.UID)},
-			kind, reason, plain.Text(text, plain.Most))
+			kind, reason, text)
 	}
 }
 
@@ -276,7 +277,7 @@ func (a *Agent) publishOrDefer(
 			return a.byHost(ctx, req, next, d, decision.Why)
 		}
 	}
-	if err := d.describe(req); err != nil {
+	if err := a.describe(ctx, req, d); err != nil {
 		return nil, err
 	}
 	if err := failpoint.Err("agent.decided"); err != nil {

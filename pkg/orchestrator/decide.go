@@ -33,15 +33,11 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 		return crust.Decision{}, err
 	}
 	ask.Allowed, ask.Exclusive, ask.ReadOnly = v.allowed, v.exclusive, readOnly(req)
-	caps, err := csi.NewNodeClient(a.Driver).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	offered, err := a.offered(ctx)
 	if err != nil {
-		return crust.Decision{}, fmt.Errorf("the driver's capabilities: %w", err)
+		return crust.Decision{}, err
 	}
-	offers := func(want csi.NodeServiceCapability_RPC_Type) bool {
-		return slices.ContainsFunc(caps.GetCapabilities(),
-			func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == want })
-	}
-	ask.NodeDefers = offers(crust.NodeCapability)
+	ask.NodeDefers = slices.Contains(offered, crust.NodeCapability)
 	ask.SubPath, d.SubPaths = len(v.subPaths) > 0 || v.withVariables, v.subPaths
 	if c := pod.Spec.SecurityContext; c != nil {
 		if c.FSGroup != nil {
@@ -70,7 +66,7 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 	switch {
 	case v.withVariables:
 		return no("the pod uses a subPathExpr of it, and only its kubelet knows the value")
-	case ask.SubPath && !offers(crust.SubPathCapability):
+	case ask.SubPath && !slices.Contains(offered, crust.SubPathCapability):
 		return no("the pod uses a subPath of it, and the driver has no place where a kubelet could bind that")
 	case ask.SubPath:
 		if _, err := d.subPaths(); err != nil {
@@ -83,22 +79,45 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 	}
 	ask.Capabilities, ask.Filesystems, d.Filesystems = list, supported.GetFileSystems(), supported.GetFileSystems()
 	d.HostKernel = slices.Contains(ask.Capabilities, crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL)
+	if users := pod.Spec.HostUsers; ask.SubPath && d.HostKernel && users != nil && !*users {
+		// NRI has no id mappings of mounts: one that a plugin changes loses them.
+		return no("the pod uses a subPath of it and has hostUsers: false, and the mount would not be id-mapped")
+	}
 	return crust.Decide(ask), nil
 }
 
+// offered are the driver's capabilities.
+func (a *Agent) offered(ctx context.Context) (types []csi.NodeServiceCapability_RPC_Type, err error) {
+	caps, err := csi.NewNodeClient(a.Driver).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("the driver's capabilities: %w", err)
+	}
+	for _, c := range caps.GetCapabilities() {
+		types = append(types, c.GetRpc().GetType())
+	}
+	return types, nil
+}
+
 // describe adds to a driver's request what the agent, and nobody else, says of the runtime and of the pod.
-func (d Deferral) describe(req *csi.NodePublishVolumeRequest) error {
+func (a *Agent) describe(ctx context.Context, req *csi.NodePublishVolumeRequest, d Deferral) error {
 	delete(req.GetVolumeContext(), crust.ContextKernel)
 	delete(req.GetVolumeContext(), crust.ContextSubPaths)
 	if d.HostKernel {
 		req.VolumeContext[crust.ContextKernel] = "host"
 	}
 	if len(d.SubPaths) > 0 {
+		offered, err := a.offered(ctx)
+		if err != nil {
+			return uncertain("volume %s: %s", d.VolumeID, err)
+		}
 		text, err := d.subPaths()
 		if err != nil {
 			return err
 		}
-		req.VolumeContext[crust.ContextSubPaths] = text
+		// An older driver since, which refuses words that it does not know. The directories are there already.
+		if slices.Contains(offered, crust.SubPathCapability) {
+			req.VolumeContext[crust.ContextSubPaths] = text
+		}
 	}
 	return crust.SetSupportedFilesystems(req, d.Filesystems)
 }

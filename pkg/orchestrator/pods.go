@@ -3,6 +3,7 @@ package orchestrator
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -141,7 +142,7 @@ func (v *volume) noteSubPaths(pod *corev1.Pod, name string) {
 				if v.subPaths == nil {
 					v.subPaths = map[string]string{}
 				}
-				v.subPaths[c.Name+"/"+strconv.Itoa(i)] = m.SubPath
+				v.subPaths[c.Name+"/"+strconv.Itoa(i)] = filepath.Clean(m.SubPath)
 			}
 		}
 	}

@@ -1,7 +1,6 @@
 package orchestrator
 
 import (
-	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -15,22 +14,25 @@ func (d Deferral) subPaths() (string, error) {
 	return crust.FormatSubPaths(slices.Collect(maps.Values(d.SubPaths)))
 }
 
-// MountSource returns the source that the runtime is to be given for a mount of a pod's container. A kubelet binds the subPath of a
+// MountSources returns the sources that the runtime is to be given for the mounts of a pod's container. A kubelet binds the subPath of a
 // volume on the host, where a deferred volume is not. Of that bind, the result is the path below the volume's target, as KEP-2857 has it.
-// The result is the same source for any other mount. Call it for each mount before a container is created, after ContainerStarts.
-func (a *Agent) MountSource(s Sandbox, source string) (string, error) {
-	clean := filepath.Clean(source)
+// Other sources stay as they are. Call it before a container is created, after ContainerStarts.
+func (a *Agent) MountSources(s Sandbox, sources []string) []string {
+	volumes := map[string]Deferral{}
 	for _, d := range a.Records.Of(s.PodUID) {
-		// By the end of the path, because the container runtime may have followed links that lead to the kubelet's directory.
-		_, mount, found := strings.Cut(clean, filepath.Join("/pods", s.PodUID, "volume-subpaths", d.Volume)+"/")
-		if !found || d.Volume == "" {
-			continue
+		if d.Volume != "" && len(d.SubPaths) > 0 {
+			volumes[d.Volume] = d
 		}
-		sub, known := d.SubPaths[mount]
-		if !known {
-			return "", fmt.Errorf("volume %s: %s is no subPath that the pod had when its volume was deferred", d.Volume, mount)
-		}
-		return filepath.Join(d.Target, sub), nil
 	}
-	return source, nil
+	sources = slices.Clone(sources)
+	for i, source := range sources {
+		// By the end of the path, because the container runtime may have followed links that lead to the kubelet's directory.
+		_, bind, _ := strings.Cut(filepath.Clean(source), "/pods/"+s.PodUID+"/volume-subpaths/")
+		volume, mount, _ := strings.Cut(bind, "/")
+		// A volume of the pod's own may have the name of the persistent volume.
+		if sub, known := volumes[volume].SubPaths[mount]; known {
+			sources[i] = filepath.Join(volumes[volume].Target, sub)
+		}
+	}
+	return sources
 }

@@ -29,6 +29,12 @@ func TestC15_C21_SubPathsOfADeferredVolume(t *testing.T) {
 			t.Errorf("the driver is told of %s", got)
 		}
 	}
+	r.driver.noSubPaths = true // an older version, which refuses words that it does not know
+	_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
+	ok(t, err)
+	if got := r.driver.last().GetVolumeContext()[crust.ContextSubPaths]; got != "" {
+		t.Errorf("an older driver is told of %s", got)
+	}
 	records, err := LoadRecords(r.records, "boot")
 	ok(t, err)
 	r.agent.Records = records
@@ -48,35 +54,64 @@ func TestC15_C21_SubPathsOfADeferredVolume(t *testing.T) {
 		pod + "/volume-subpaths/pv-1/" + container + "/2":   target + "/c",
 		pod + "/volume-subpaths/pv-1/init/0/":               target + "/a/b",
 		"/data/kubelet/pods/u1/volume-subpaths/pv-1/init/0": target + "/a/b", // the kubelet's directory is a link
-		target:                               target,
-		pod + "/volume-subpaths/pv-2/init/0": pod + "/volume-subpaths/pv-2/init/0",
-		"/var/lib/kubelet/pods/u2/volume-subpaths/pv-1/init/0": "/var/lib/kubelet/pods/u2/volume-subpaths/pv-1/init/0",
-		pod + "/etc-hosts": pod + "/etc-hosts",
+		// Anything else is none of the volume's: another volume of the pod's, of another pod, without a subPath.
+		target:                                "",
+		pod + "/volume-subpaths/pv-2/init/0":  "",
+		pod + "/volume-subpaths/pv-10/init/0": "",
+		"/var/lib/kubelet/pods/u2/volume-subpaths/pv-1/init/0": "",
+		pod + "/etc-hosts": "",
 		"":                 "",
+		pod + "/volume-subpaths/pv-1/" + container + "/0": "",
+		pod + "/volume-subpaths/pv-1/none/1":              "",
+		pod + "/volume-subpaths/pv-1/init/0/more":         "",
+		pod + "/volume-subpaths/pv-1/init":                "",
+		pod + "/volume-subpaths/pv-1":                     "",
 	} {
-		if got, err := r.agent.MountSource(Sandbox{ID: "sb", PodUID: "u1"}, source); err != nil || got != want {
-			t.Errorf("%s: %q, %v; want %s", source, got, err, want)
+		if want == "" {
+			want = source
 		}
-	}
-	for _, source := range []string{"/" + container + "/0", "/none/1", "/init/0/more", "/init"} {
-		if got, err := r.agent.MountSource(Sandbox{ID: "sb", PodUID: "u1"}, pod+"/volume-subpaths/pv-1"+source); err == nil {
-			t.Errorf("%s is taken for %s", source, got)
+		got := r.agent.MountSources(Sandbox{ID: "sb", PodUID: "u1"}, []string{"/x", source})
+		if len(got) != 2 || got[0] != "/x" || got[1] != want {
+			t.Errorf("%s: %q; want %s", source, got, want)
 		}
 	}
 }
 
-// C21: story 2. The pod has a subPath, and the runtime has none.
-func TestC21_ARuntimeWithoutSubPaths(t *testing.T) {
-	r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(func(p *corev1.Pod) {
-		p.Spec.Containers[0].VolumeMounts[0].SubPath = "a"
-	}))...)
-	r.runtime.Capabilities = []crust.Capability{crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS}
-	_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
-	ok(t, err)
-	if said := r.said(); !strings.Contains(said, EventMountedByHost) || !strings.Contains(said, "the runtime does not do subPath") {
-		t.Errorf("events: %q", said)
-	}
-	if got := r.driver.last().GetVolumeContext()[crust.ContextSubPaths]; got != "" {
-		t.Errorf("a driver that mounts the volume is told of %s", got)
+// C21, U04: story 2. The pod has a subPath, and the runtime has none, or the container's mount would not be id-mapped.
+func TestC21_U04_RuntimesAndSubPaths(t *testing.T) {
+	const (
+		stats = crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS
+		sub   = crustv1alpha1.RuntimeCapability_RPC_SUBPATH
+		host  = crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL
+	)
+	for name, c := range map[string]struct {
+		has   []crust.Capability
+		users *bool
+		why   string // empty: it is deferred
+	}{
+		"without":                {[]crust.Capability{stats, host}, nil, "the runtime does not do subPath"},
+		"with":                   {[]crust.Capability{sub, host}, nil, ""},
+		"hostUsers is true":      {[]crust.Capability{sub, host}, new(true), ""},
+		"hostUsers is false":     {[]crust.Capability{sub, host}, new(false), "the mount would not be id-mapped"},
+		"users of its own guest": {[]crust.Capability{sub}, new(false), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(func(p *corev1.Pod) {
+				p.Spec.Containers[0].VolumeMounts[0].SubPath, p.Spec.HostUsers = "a", c.users
+			}))...)
+			r.runtime.Capabilities = c.has
+			_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
+			ok(t, err)
+			said, event, told := r.said(), EventMountedByHost, ""
+			if c.why == "" {
+				event, told = EventDeferred, `["a"]`
+			}
+			if !strings.Contains(said, event) || !strings.Contains(said, c.why) {
+				t.Errorf("events: %q", said)
+			}
+			if got := r.driver.last().GetVolumeContext()[crust.ContextSubPaths]; got != told {
+				t.Errorf("the driver is told of %q", got)
+			}
+		})
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-csi/crust-csi/internal/plain"
 )
 
 // A runtime's text, and so a guest's, reaches the kubelet and a pod's events as plain text.
@@ -44,5 +46,23 @@ func TestALow_EventsHavePlainWords(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// C21: a pod decides how long the words of an event are. The agent remembers events, and its memory is the node's.
+func TestC21_APodsLongWordsAreNotKept(t *testing.T) {
+	r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(func(p *corev1.Pod) {
+		p.Spec.Containers[0].VolumeMounts[0].SubPath = strings.Repeat("n", 1<<20)
+	}))...)
+	_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
+	ok(t, err)
+	if said := r.said(); !strings.Contains(said, "a path inside the volume is needed") || len(said) > 1000 {
+		t.Errorf("event of %d bytes: %.300s", len(said), said)
+	}
+	r.agent.tell(PodKey{UID: "u1"}, corev1.EventTypeWarning, EventFailed, strings.Repeat("long ", 1<<20), "")
+	for event := range r.agent.told {
+		if len(event) > 2*plain.Most {
+			t.Errorf("%d bytes are kept of %.80s", len(event), event)
+		}
 	}
 }

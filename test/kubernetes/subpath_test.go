@@ -19,7 +19,7 @@ func TestC15_C21_SubPathsOfADeferredVolume(t *testing.T) {
 	s.apply(fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {terminationGracePeriodSeconds: 1, %s, securityContext: {fsGroup: 4321},
 initContainers: [{name: first, %s, command: [sh, -c, "mkdir /data/there && echo text >/data/file && ln -s /etc /data/evil && echo first >/new/f"],
   volumeMounts: [{name: data, mountPath: /data}, {name: data, mountPath: /new, subPath: by/the/first}]}],
-containers: [{name: c, %s, volumeMounts: [{name: data, mountPath: /there, subPath: there/}, {name: data, mountPath: /file, subPath: file, readOnly: true},
+containers: [{name: c, %s, command: [sh, -c, "until [ -e /made/end ]; do sleep 0.1; done; rm /made/end"], volumeMounts: [{name: data, mountPath: /there, subPath: there/}, {name: data, mountPath: /file, subPath: file, readOnly: true},
   {name: data, mountPath: /new, subPath: by/the/first}, {name: data, mountPath: /made, subPath: made}, {name: data, mountPath: /whole, subPath: .}]},
   {name: out, %s, volumeMounts: [{name: data, mountPath: /evil, subPath: evil}]}],
 volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]}}`, sandboxed, image, image, image))
@@ -42,13 +42,14 @@ volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]}}`, sandboxed,
 	if got := onNode(t, "grep volume-subpaths /proc/1/mountinfo | grep -v 'tmpfs crust-deferred' || true"); strings.Contains(got, s.get("pod/p", ".metadata.uid")) {
 		t.Errorf("the node has bound\n%s", got)
 	}
-	_, _ = s.tryRun("p", "kill -TERM 1; sleep 60") // the container ends, and is started again
+	// The container ends, and is started again. What it had is not what it was: a directory is gone, and a file was replaced.
+	s.run("p", "cd /whole && rm -rf there && echo new >next && mv next file; >/made/end")
 	s.until(2*time.Minute, "the container has restarted", func() (string, bool) {
 		got := s.get("pod/p", ".status.containerStatuses[?(@.name=='c')].restartCount")
 		return got, got != "0" && got != ""
 	})
 	runs()
-	if got := s.run("p", "cat /made/f /file"); got != "again\ntext" {
+	if got := s.run("p", "cat /made/f /file; ls /there; echo back >/whole/there/f; cat /there/f"); got != "again\nnew\nback" {
 		t.Errorf("after a restart: %q", got)
 	}
 	target := s.target("p", "data")
@@ -57,7 +58,7 @@ volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]}}`, sandboxed,
 		t.Errorf("left: %s", got)
 	}
 	s.pod("q", []string{"data:/data"})
-	if got := s.run("q", "cat /data/made/f /data/by/the/first/f /data/file"); got != "again\nfirst\ntext" {
+	if got := s.run("q", "cat /data/made/f /data/by/the/first/f /data/file"); got != "again\nfirst\nnew" {
 		t.Errorf("the node's pod reads %q", got)
 	}
 }

@@ -101,6 +101,24 @@ func makeDirectories(root *os.File, sub string) error {
 	return nil
 }
 
+// openUp gives a directory that was just made its mode. A process of the pod can have put another directory in its place by now: that one
+// has something in it, or is not as it was made.
+func openUp(f *os.File, mode uint32) error {
+	const made, permissions = 0o700, 0o5777 // the set-group-ID bit may be inherited
+	st, err := linux.StatxFile(f)
+	if err != nil {
+		return err
+	}
+	empty, err := linux.DirEmpty(f)
+	if err != nil {
+		return err
+	}
+	if !empty || uint32(st.Mode)&permissions != made || st.UID != uint32(os.Geteuid()) {
+		return errors.New("another directory was put in its place")
+	}
+	return linux.Fchmod(f, mode)
+}
+
 // makeDirectory makes a directory of this mode, also where a umask says less, or opens one that another container has just made.
 func makeDirectory(parent *os.File, name string, mode uint32) (*os.File, error) {
 	made := linux.Mkdirat(parent, name, 0o700)
@@ -112,7 +130,7 @@ func makeDirectory(parent *os.File, name string, mode uint32) (*os.File, error) 
 		return nil, err
 	}
 	if made == nil {
-		err = linux.Fchmod(f, mode)
+		err = openUp(f, mode)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -115,5 +116,34 @@ func TestC15_C20_ASubPathThatCannotBeMade(t *testing.T) {
 	names, err := os.ReadDir(at)
 	if must(t, err); len(names) != 5 {
 		t.Errorf("made: %v", names)
+	}
+}
+
+// C15, C20: a process of the pod puts another directory in the place of one that was just made. It keeps its permissions.
+func TestC15_C20_ADirectoryThatWasExchangedIsNotOpenedUp(t *testing.T) {
+	at, _ := mounted(t)
+	for name, c := range map[string]struct {
+		mode os.FileMode
+		uid  int
+		full bool
+		want bool
+	}{
+		"made": {0o700, 0, false, true}, "full": {0o700, 0, true, false}, "another's": {0o700, 1000, false, false},
+		"read by all": {0o755, 0, false, false},
+	} {
+		dir := filepath.Join(at, name)
+		must(t, os.Mkdir(dir, 0o700))
+		must(t, errors.Join(os.Chown(dir, c.uid, 3000), os.Chmod(dir, c.mode)))
+		if c.full {
+			must(t, os.WriteFile(dir+"/f", nil, 0o600))
+		}
+		f, err := os.Open(dir)
+		must(t, err)
+		err = openUp(f, 0o777)
+		st, serr := f.Stat()
+		must(t, errors.Join(serr, f.Close()))
+		if opened := st.Mode().Perm() == 0o777; opened != c.want || (err == nil) != c.want {
+			t.Errorf("%s: %v, %v", name, st.Mode(), err)
+		}
 	}
 }

@@ -22,7 +22,7 @@ type hooks interface {
 	Resume(sandboxes []orchestrator.Sandbox)
 	SandboxStarted(ctx context.Context, s orchestrator.Sandbox) error
 	ContainerStarts(ctx context.Context, s orchestrator.Sandbox) error
-	MountSource(s orchestrator.Sandbox, source string) (string, error)
+	MountSources(s orchestrator.Sandbox, sources []string) []string
 	SandboxEnds(ctx context.Context, s orchestrator.Sandbox)
 }
 
@@ -60,18 +60,20 @@ func (p *Plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, c *ap
 	if err := p.agent.ContainerStarts(ctx, sandbox(pod)); err != nil {
 		return nil, nil, err
 	}
+	mounts := c.GetMounts()
+	sources := make([]string, len(mounts))
+	for i, m := range mounts {
+		sources[i] = m.GetSource()
+	}
 	var change *api.ContainerAdjustment
-	for _, m := range c.GetMounts() {
-		source, err := p.agent.MountSource(sandbox(pod), m.GetSource())
-		if err != nil {
-			return nil, nil, fmt.Errorf("mount at %s: %w", m.GetDestination(), err)
-		}
-		if source == m.GetSource() {
+	for i, source := range p.agent.MountSources(sandbox(pod), sources) {
+		if source == sources[i] {
 			continue
 		}
 		if change == nil {
 			change = &api.ContainerAdjustment{}
 		}
+		m := mounts[i]
 		change.AddMount(&api.Mount{Destination: m.GetDestination(), Type: m.GetType(), Source: source, Options: m.GetOptions()})
 	}
 	return change, nil, nil
