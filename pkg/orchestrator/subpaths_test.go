@@ -30,7 +30,9 @@ func TestC15_C21_SubPathsOfADeferredVolume(t *testing.T) {
 		}
 	}
 	r.driver.noSubPaths = true // an older version, which refuses words that it does not know
-	_, err := r.kubelet.NodePublishVolume(r.ctx(), request())
+	req := request()
+	req.VolumeContext[crust.ContextSubPaths] = `["../else"]`
+	_, err := r.kubelet.NodePublishVolume(r.ctx(), req)
 	ok(t, err)
 	if got := r.driver.last().GetVolumeContext()[crust.ContextSubPaths]; got != "" {
 		t.Errorf("an older driver is told of %s", got)
