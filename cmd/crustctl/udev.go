@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// udevRule is the file of deploy/udev, below any of udevd's directories of rules.
+// udevRule is the name of the rule's file, in deploy/udev and in udevd's directories of rules.
 const udevRule = "59-crust.rules"
 
 // udevd tells whether the node's udevd reads volumes (docs/crust.md). root is the root of the file system. udevd's notes about the

@@ -170,11 +170,11 @@ func (r *Runtime) place(ctx context.Context, p *Pod, config object, container, n
 
 // NotPublished is the error of a mount whose source is of a deferred volume that the sandbox does not have.
 func NotPublished(source, sandbox string) error {
-	why := "was not published to sandbox " + sandbox
 	if strings.Contains(source, "/volume-subpaths/") { // what a kubelet binds of a placeholder
-		why = "is not the path that crust-agent names for a subPath: is it running, and has it a connection to NRI?"
+		return fmt.Errorf("%s is a subPath of a deferred volume, and crust-agent has not replaced it: check that it runs and is connected "+
+			"to NRI", source)
 	}
-	return fmt.Errorf("%s is of a volume that was deferred, and %s", source, why)
+	return fmt.Errorf("%s is of a volume that was deferred, and was not published to sandbox %s", source, sandbox)
 }
 
 // isMemoryOf tells whether a path is where the container runtime keeps a pod's /dev/shm. A volume may be mounted there, too.

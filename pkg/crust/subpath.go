@@ -12,7 +12,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// ContextSubPaths is a JSON list of the directories of a volume that the pod's containers mount (subPath). An orchestrator adds it to the
+// ContextSubPaths is a JSON list of the subPaths of a volume that the pod's containers mount. An orchestrator adds it to the
 // volume context of NodePublishVolume, if the driver has SubPathCapability and may defer the volume. The driver then makes these
 // directories, empty, in what it puts at the target in the volume's place: a kubelet binds them on the host before it asks the runtime for
 // a container, and fails if they are not there. FormatSubPaths and ParseSubPaths convert.
@@ -22,7 +22,7 @@ const ContextSubPaths = "csi.crust.dev/subPaths"
 const SubPathCapability csi.NodeServiceCapability_RPC_Type = 285702
 
 // maxSubPathDirectories bounds what a pod can make a driver keep for one volume: an inode of about 1 KiB for each directory.
-const maxSubPathDirectories = 256
+const maxSubPathDirectories = 255
 
 // FormatSubPaths is the value of ContextSubPaths for sub-paths of a pod. The error is that of ParseSubPaths.
 func FormatSubPaths(subs []string) (string, error) {
@@ -39,27 +39,27 @@ func FormatSubPaths(subs []string) (string, error) {
 	return string(b), err
 }
 
-// ParseSubPaths returns the directories of a list of FormatSubPaths, those above them included. Each follows the one that it is in. The
-// volume's root, ".", is the first. A path that leads out, or 256 directories or more, are a fault Invalid.
+// ParseSubPaths returns the directories that a placeholder needs: "." first, then each path of the list and its parents, parents before
+// children. The error is fault.Invalid for a path that leads out of the volume, a name or path that is too long, or more than 255
+// directories.
 func ParseSubPaths(text string) ([]string, error) {
 	var subs []string
 	if err := json.Unmarshal([]byte(text), &subs); err != nil || len(subs) == 0 {
 		return nil, fault.New(fault.Invalid, "%s: a list of relative paths in JSON is needed", ContextSubPaths)
 	}
-	all := map[string]bool{".": true}
+	all := map[string]bool{}
 	for _, sub := range subs {
 		const longestName, longestPath = 255, 4000 // of the kernel's: NAME_MAX, and PATH_MAX with room for the target
 		if sub != filepath.Clean(sub) || !filepath.IsLocal(sub) || strings.Contains(sub, "\x00") || len(sub) > longestPath ||
 			slices.ContainsFunc(strings.Split(sub, "/"), func(name string) bool { return len(name) > longestName }) {
 			return nil, fault.New(fault.Invalid, "subPath %.80q: a path inside the volume is needed, of names of up to %d bytes", sub, longestName)
 		}
-		for dir := sub; !all[dir]; dir = filepath.Dir(dir) {
+		for dir := sub; dir != "." && !all[dir]; dir = filepath.Dir(dir) {
 			if all[dir] = true; len(all) > maxSubPathDirectories {
-				return nil, fault.New(fault.Invalid, "the subPaths of one volume have more than %d directories", maxSubPathDirectories-1)
+				return nil, fault.New(fault.Invalid, "the subPaths of one volume have more than %d directories", maxSubPathDirectories)
 			}
 		}
 	}
-	delete(all, ".")
 	// A path sorts before what begins with it.
 	return append([]string{"."}, slices.Sorted(maps.Keys(all))...), nil
 }

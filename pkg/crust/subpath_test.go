@@ -36,11 +36,11 @@ func TestC15_SubPathsAsDirectories(t *testing.T) {
 		}
 		return subs
 	}
-	if _, err := FormatSubPaths(many(maxSubPathDirectories - 1)); err != nil {
+	if _, err := FormatSubPaths(many(maxSubPathDirectories)); err != nil {
 		t.Error(err)
 	}
-	for _, subs := range [][]string{{".."}, {"a/../.."}, {"/a"}, {strings.Repeat("n", 256)}, {"a\x00b"}, many(maxSubPathDirectories),
-		{strings.Repeat("d/", maxSubPathDirectories)}} {
+	for _, subs := range [][]string{{".."}, {"a/../.."}, {"/a"}, {strings.Repeat("n", 256)}, {"a\x00b"}, many(maxSubPathDirectories + 1),
+		{strings.Repeat("d/", maxSubPathDirectories+1)}} {
 		if text, err := FormatSubPaths(subs); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%.60q: %.60s, %v", subs, text, err)
 		}

@@ -17,6 +17,9 @@ func TestTheNumbersOnTheWire(t *testing.T) {
 	if NodeCapability != 2857 {
 		t.Errorf("the capability of a node plugin is %d, not 2857", NodeCapability)
 	}
+	if SubPathCapability != 285702 || ContextSubPaths != "csi.crust.dev/subPaths" {
+		t.Errorf("sub-paths are the capability %d and the attribute %s", SubPathCapability, ContextSubPaths)
+	}
 	for name, c := range map[string]struct {
 		message proto.Message
 		set     func(m proto.Message) error

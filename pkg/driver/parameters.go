@@ -91,7 +91,7 @@ type attributes struct {
 	ownUserns bool   // the pod has a user namespace: the runtime will id-map the mount
 	// hostKernel: the runtime that gets the volume mounts it with this kernel.
 	hostKernel bool
-	// subPaths are the directories that a kubelet binds; nil if it binds none.
+	// subPaths are the directories of a placeholder; nil for none.
 	subPaths []string
 }
 

@@ -13,9 +13,10 @@ import (
 )
 
 // BindAt bind-mounts the file or directory that f is open on at dir/name, in the mount
-// namespace of this process, and returns that path. Only the caller may use dir. If something else
-// was bound there, such as a file that its owner has replaced since, that stays: a container that
-// is just being created may have its path. The path is then dir/name.1 and so on, at most 999.
+// namespace of this process, and returns that path. Only the caller may use dir. If another file is
+// already bound there (its owner has replaced it since), that bind stays, because a container that
+// is being created may have its path. BindAt uses dir/name.1 to dir/name.999 instead; when these are
+// used up, the error is fault.State.
 func BindAt(f *os.File, dir, name string) (string, error) {
 	st, err := linux.StatxFile(f)
 	if err != nil {

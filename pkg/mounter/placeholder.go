@@ -27,18 +27,16 @@ const placeholderAttrs = linux.MountAttrRdonly | linux.MountAttrNosuid | linux.M
 // The target is unbindable only in the mount namespace that this runs in: mount propagation
 // does not copy that property.
 //
-// With directories (of crust.ParseSubPaths), the placeholder has these, as unusable as itself, and can be bound: a kubelet
-// binds them for containers that mount a subPath.
+// With directories as crust.ParseSubPaths returns them, it contains them, just as unusable, and is not unbindable: a kubelet binds
+// them for subPaths.
 func AttachPlaceholder(t *Target, directories ...string) error {
 	s, err := t.Glance()
 	if err != nil {
 		return err
 	}
-	bindable := len(directories) > 0
 	there, err := s.Placeholder()
-	if there && err == nil && !bindable {
-		// A crash may have left it before it became unbindable.
-		err = linux.MakeUnbindable(s.file)
+	if there && err == nil {
+		err = finishPlaceholder(s)
 	}
 	s.Close()
 	if there || err != nil {
@@ -57,7 +55,7 @@ func AttachPlaceholder(t *Target, directories ...string) error {
 		return err
 	}
 	err = failpoint.Err("placeholder.attached")
-	if err == nil && !bindable {
+	if err == nil && len(directories) == 0 {
 		err = linux.MakeUnbindable(d.mount)
 	}
 	if err != nil {
@@ -66,19 +64,27 @@ func AttachPlaceholder(t *Target, directories ...string) error {
 	return nil
 }
 
+// finishPlaceholder makes a placeholder without directories unbindable. A crash may have left it before that.
+func finishPlaceholder(s *State) error {
+	fs, err := linux.Fstatfs(s.file)
+	if err != nil || fs.Inodes > 1 { // see emptyTree
+		return err
+	}
+	return linux.MakeUnbindable(s.file)
+}
+
 // OpenShelf makes a detached file system that nobody can write to, like a placeholder's. It has one empty directory, on which
 // something can be mounted. Name is its source in the mount table.
 func OpenShelf(name, directory string) (*Detached, error) {
-	return emptyTree(name, 0o755, "", []string{directory})
+	return emptyTree(name, 0o755, "", []string{".", directory})
 }
 
-// emptyTree makes a detached file system that consists of these directories and its root, all of this mode, and of this SELinux label
-// if it is not empty. Nobody can write to it: it has no room for anything else.
+// emptyTree makes a detached file system of these directories, of which the root, ".", is the first. It has only the root if there are
+// none, and then, and only then, room for one inode. All have this mode, and this SELinux label if it is not empty. Nobody can write to it.
 func emptyTree(source string, mode uint32, context string, directories []string) (*Detached, error) {
-	directories = slices.DeleteFunc(slices.Clone(directories), func(dir string) bool { return dir == "." })
 	first := mode
 	if len(directories) > 0 {
-		first = 0o700 // so that its owner makes directories in it also without CAP_DAC_OVERRIDE
+		first = 0o700 // its owner makes directories in it also without CAP_DAC_OVERRIDE
 	}
 	ctx, err := tmpfs([2]string{"source", source}, [2]string{"mode", strconv.FormatUint(uint64(first), 8)},
 		[2]string{"nr_inodes", strconv.Itoa(1 + len(directories))}, [2]string{"context", context})
@@ -93,16 +99,8 @@ func emptyTree(source string, mode uint32, context string, directories []string)
 	if err != nil {
 		return nil, err
 	}
-	for _, dir := range directories {
-		if err == nil {
-			err = linux.Mkdirat(mount, dir, 0o700)
-		}
-	}
-	// Those inside others come first: then the others can still be passed.
-	for _, dir := range slices.Backward(append([]string{"."}, directories...)) {
-		if err == nil && first != mode {
-			err = chmodDirectory(mount, dir, mode)
-		}
+	if len(directories) > 0 {
+		err = fill(mount, directories, mode)
 	}
 	// Make the superblock read-only, not only this mount. crun clears the mount's own flag, and
 	// then root in the container could open the directory.
@@ -121,12 +119,27 @@ func emptyTree(source string, mode uint32, context string, directories []string)
 	return &Detached{mount: mount, isDir: true, what: source}, nil
 }
 
-func chmodDirectory(root *os.File, path string, mode uint32) error {
-	f, err := linux.Openat2(root, path, os.O_RDONLY|linux.ODirectory, linux.ResolveBeneath|linux.ResolveNoSymlinks)
-	if err != nil {
-		return err
+// fill makes the directories, and gives them and the root their mode.
+func fill(root *os.File, directories []string, mode uint32) error {
+	if directories[0] != "." {
+		return fault.New(fault.Invalid, "directories %q: the first must be the root, \".\"", directories)
 	}
-	return errors.Join(linux.Fchmod(f, mode), f.Close())
+	for _, dir := range directories[1:] {
+		if err := linux.Mkdirat(root, dir, 0o700); err != nil {
+			return err
+		}
+	}
+	// Those inside others come first: then the others can still be passed.
+	for _, dir := range slices.Backward(directories) {
+		f, err := linux.Openat2(root, dir, os.O_RDONLY|linux.ODirectory, linux.ResolveBeneath|linux.ResolveNoSymlinks)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(linux.Fchmod(f, mode), f.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // tmpfs begins a tmpfs with these options, without those that are empty.
@@ -235,7 +248,7 @@ func IsPlaceholder(path string) (bool, error) {
 	for {
 		f, err := linux.Openat2(linux.CWD, path, linux.OPath, 0)
 		if errors.Is(err, linux.ENOENT) || errors.Is(err, linux.EACCES) {
-			// A placeholder has no other entries.
+			// The path may be below a placeholder, where it does not exist.
 			parent := filepath.Dir(path)
 			if parent == path {
 				return false, nil

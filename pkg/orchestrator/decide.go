@@ -38,7 +38,7 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 		return crust.Decision{}, err
 	}
 	ask.NodeDefers = slices.Contains(offered, crust.NodeCapability)
-	ask.SubPath, d.SubPaths = len(v.subPaths) > 0 || v.withVariables, v.subPaths
+	ask.SubPath, d.SubPaths = len(v.subPaths) > 0 || v.subPathExpr, v.subPaths
 	if c := pod.Spec.SecurityContext; c != nil {
 		if c.FSGroup != nil {
 			gid := uint32(*c.FSGroup)
@@ -64,10 +64,10 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 	}
 	// Kubelets bind sub-paths on the host before they ask the runtime.
 	switch {
-	case v.withVariables:
-		return no("the pod uses a subPathExpr of it, and only its kubelet knows the value")
+	case v.subPathExpr:
+		return no("the pod uses a subPathExpr of it, and only the kubelet knows its value")
 	case ask.SubPath && !slices.Contains(offered, crust.SubPathCapability):
-		return no("the pod uses a subPath of it, and the driver has no place where a kubelet could bind that")
+		return no("the pod uses a subPath of it, and the CSI driver's placeholder has no directories for that")
 	case ask.SubPath:
 		if _, err := d.subPaths(); err != nil {
 			return no(err.Error())
@@ -80,7 +80,7 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 	ask.Capabilities, ask.Filesystems, d.Filesystems = list, supported.GetFileSystems(), supported.GetFileSystems()
 	d.HostKernel = slices.Contains(ask.Capabilities, crustv1alpha1.RuntimeCapability_RPC_HOST_KERNEL)
 	if users := pod.Spec.HostUsers; ask.SubPath && d.HostKernel && users != nil && !*users {
-		// NRI has no id mappings of mounts: one that a plugin changes loses them.
+		// NRI's mounts carry no id mappings: a mount that a plugin changes loses its own.
 		return no("the pod uses a subPath of it and has hostUsers: false, and the mount would not be id-mapped")
 	}
 	return crust.Decide(ask), nil
@@ -98,7 +98,7 @@ func (a *Agent) offered(ctx context.Context) (types []csi.NodeServiceCapability_
 	return types, nil
 }
 
-// describe adds to a driver's request what the agent, and nobody else, says of the runtime and of the pod.
+// describe sets the attributes that only the agent may set, and removes the caller's.
 func (a *Agent) describe(ctx context.Context, req *csi.NodePublishVolumeRequest, d Deferral) error {
 	delete(req.GetVolumeContext(), crust.ContextKernel)
 	delete(req.GetVolumeContext(), crust.ContextSubPaths)
@@ -114,7 +114,7 @@ func (a *Agent) describe(ctx context.Context, req *csi.NodePublishVolumeRequest,
 		if err != nil {
 			return err
 		}
-		// An older driver since, which refuses words that it does not know. The directories are there already.
+		// The driver may have been replaced by an older one, which refuses attributes that it does not know.
 		if slices.Contains(offered, crust.SubPathCapability) {
 			req.VolumeContext[crust.ContextSubPaths] = text
 		}

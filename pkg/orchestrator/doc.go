@@ -6,5 +6,6 @@
 // kubelet omits, decides with the pod's spec ([Pods]), stores a record of each deferral
 // ([Records]), and carries it out when the container runtime reports a [Sandbox]. Package nri is
 // the runtime's plugin that reports them. A program that learns of sandboxes in another way calls
-// [Agent.Resume], [Agent.SandboxStarted], [Agent.ContainerStarts] and [Agent.SandboxEnds].
+// [Agent.Resume], [Agent.SandboxStarted], [Agent.ContainerStarts], [Agent.MountSources] and
+// [Agent.SandboxEnds].
 package orchestrator

@@ -81,12 +81,10 @@ func (p *Pods) Socket(ctx context.Context, pod *corev1.Pod) (string, error) {
 
 // volume is a pod's use of a PersistentVolume.
 type volume struct {
-	allowed   bool // by the StorageClass
-	exclusive bool // no second pod can have it
-	// subPaths are what the pod's containers mount of it, by the end of the path at which a kubelet binds them: "container/index", of the
-	// container's list of mounts. withVariables: some of them contain variables.
-	subPaths      map[string]string
-	withVariables bool
+	allowed     bool              // by the StorageClass
+	exclusive   bool              // no second pod can have it
+	subPaths    map[string]string // see Deferral
+	subPathExpr bool              // a container mounts a subPathExpr
 }
 
 // use returns how a pod uses a PersistentVolume.
@@ -130,14 +128,14 @@ func (p *Pods) use(ctx context.Context, pod *corev1.Pod, name string) (volume, e
 	return v, nil
 }
 
-// noteSubPaths notes what of a pod's volume of that name its containers mount. Ephemeral containers have no subPath.
+// noteSubPaths adds the subPaths of the pod's volume with this name. Ephemeral containers have none.
 func (v *volume) noteSubPaths(pod *corev1.Pod, name string) {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		for i, m := range c.VolumeMounts {
 			if m.Name != name {
 				continue
 			}
-			v.withVariables = v.withVariables || m.SubPathExpr != ""
+			v.subPathExpr = v.subPathExpr || m.SubPathExpr != ""
 			if m.SubPath != "" {
 				if v.subPaths == nil {
 					v.subPaths = map[string]string{}

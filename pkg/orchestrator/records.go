@@ -31,8 +31,7 @@ type Deferral struct {
 	// What the pod asks for.
 	Group       *uint32 `json:"group,omitempty"`
 	GroupPolicy string  `json:"groupPolicy,omitempty"`
-	// SubPaths are the directories that the pod's containers mount, by the end of the path at which the kubelet binds them:
-	// volume-subpaths/VOLUME/CONTAINER/INDEX beside the pod's other directories.
+	// SubPaths has the subPath of each mount, by CONTAINER/INDEX, as in the kubelet's path volume-subpaths/VOLUME/CONTAINER/INDEX.
 	SubPaths map[string]string `json:"subPaths,omitempty"`
 	// Sandbox in which it is published, or was tried; empty before.
 	Sandbox   string `json:"sandbox,omitempty"`

@@ -14,9 +14,9 @@ func (d Deferral) subPaths() (string, error) {
 	return crust.FormatSubPaths(slices.Collect(maps.Values(d.SubPaths)))
 }
 
-// MountSources returns the sources that the runtime is to be given for the mounts of a pod's container. A kubelet binds the subPath of a
-// volume on the host, where a deferred volume is not. Of that bind, the result is the path below the volume's target, as KEP-2857 has it.
-// Other sources stay as they are. Call it before a container is created, after ContainerStarts.
+// MountSources returns the sources that the runtime gets for a container's mounts. A kubelet binds a volume's subPath on the host, where
+// a deferred volume is not mounted. The source of such a bind becomes the path below the volume's target, as KEP-2857 specifies. Other
+// sources stay. Call it before a container is created, after ContainerStarts.
 func (a *Agent) MountSources(s Sandbox, sources []string) []string {
 	volumes := map[string]Deferral{}
 	for _, d := range a.Records.Of(s.PodUID) {
@@ -26,10 +26,10 @@ func (a *Agent) MountSources(s Sandbox, sources []string) []string {
 	}
 	sources = slices.Clone(sources)
 	for i, source := range sources {
-		// By the end of the path, because the container runtime may have followed links that lead to the kubelet's directory.
+		// Only the end of the path is compared, because the container runtime may have resolved links to the kubelet's directory.
 		_, bind, _ := strings.Cut(filepath.Clean(source), "/pods/"+s.PodUID+"/volume-subpaths/")
 		volume, mount, _ := strings.Cut(bind, "/")
-		// A volume of the pod's own may have the name of the persistent volume.
+		// Another volume of the pod may have the PersistentVolume's name; its mounts have other indexes.
 		if sub, known := volumes[volume].SubPaths[mount]; known {
 			sources[i] = filepath.Join(volumes[volume].Target, sub)
 		}

@@ -233,7 +233,7 @@ func TestC21_Stories2To5(t *testing.T) {
 		"subpath-expr": {change: func(y string) string {
 			return strings.NewReplacer("volumeMounts:", "env: [{name: WHERE, value: there}], volumeMounts:",
 				"mountPath: /data}", "mountPath: /data, subPathExpr: $(WHERE)}").Replace(y)
-		}, why: "the pod uses a subPathExpr of it, and only its kubelet knows the value"},
+		}, why: "the pod uses a subPathExpr of it, and only the kubelet knows its value"},
 		"story3":       {},
 		"story4":       {class: "crust-ext4", why: "the volume's StorageClass does not allow runtime-assisted mounts"},
 		"story5":       {runtime: btrfs, why: "its file system is none of btrfs"},

@@ -78,7 +78,7 @@ type module struct {
 	imports  types.Importer
 }
 
-// source is a package as its files say.
+// source is a package as go list describes it.
 type source struct {
 	ImportPath, Dir, Export string
 	GoFiles                 []string
@@ -144,6 +144,6 @@ func (m *module) check(file string, text []byte) error {
 	if p.Module != nil && p.Module.GoVersion != "" {
 		config.GoVersion = "go" + p.Module.GoVersion
 	}
-	_, _ = config.Check(p.ImportPath, m.set, files, nil) // Error has been told
+	_, _ = config.Check(p.ImportPath, m.set, files, nil) // config.Error has collected the errors
 	return errors.Join(all...)
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// Server is a runtime that keeps its volumes in a map. Set its fields before the first call.
+// Server is a runtime that keeps its sandboxes and volumes in memory. Set its fields before the first call.
 type Server struct {
 	crustv1alpha1.UnimplementedRuntimeAssistedStorageManagementServer
 	crustv1alpha1.UnimplementedSandboxManagementServer

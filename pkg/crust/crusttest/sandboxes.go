@@ -9,20 +9,21 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
-// RegisterServices makes a gRPC server serve s: the calls of KEP-2857, and of SandboxManagement those about sandboxes and UnpublishVolume.
-// Without the second service, s is a runtime that knows its own sandboxes: register only the first.
+// RegisterServices registers s as both services. Of SandboxManagement it serves the calls about sandboxes, and UnpublishVolume. To imitate
+// a runtime without SandboxManagement, register only the first.
 func (s *Server) RegisterServices(g grpc.ServiceRegistrar) {
 	crustv1alpha1.RegisterRuntimeAssistedStorageManagementServer(g, s)
 	crustv1alpha1.RegisterSandboxManagementServer(g, s)
 }
 
-// RegisterSandbox records a sandbox, or finds it known with that process and kind. A call that names no kind finds any kind. If there is
-// none, the sandbox becomes a namespace.
+// RegisterSandbox records a sandbox, or accepts a repeat with the same process and kind. Without a kind, a new sandbox is a namespace, and
+// a repeat matches any.
 func (s *Server) RegisterSandbox(
 	ctx context.Context, r *crustv1alpha1.RegisterSandboxRequest,
 ) (*crustv1alpha1.RegisterSandboxResponse, error) {
@@ -91,7 +92,7 @@ func (s *Server) ListSandboxes(
 	resp := &crustv1alpha1.ListSandboxesResponse{}
 	for _, id := range slices.Sorted(maps.Keys(s.sandboxes)) {
 		have := s.sandboxes[id]
-		is := &crustv1alpha1.Sandbox{SandboxId: id, Kind: have.GetKind(), Pid: have.GetPid()}
+		is := proto.CloneOf(have)
 		for key, v := range s.volumes {
 			if key[0] == id {
 				is.Volumes = append(is.Volumes, &crustv1alpha1.Volume{HostVolumeId: v.GetHostVolumeId(),

@@ -45,8 +45,8 @@ func Within(s *mounter.State, sub string, f func(*os.File) error) error {
 	return f(found)
 }
 
-// SubPath is Within for what a container mounts. What is missing of the path is made, as a kubelet makes it: directories of root with the
-// permissions of the volume's root.
+// SubPath is Within for what a container mounts. It first makes missing directories, as a kubelet does: owned by root, with the
+// permissions and the set-group-ID bit of the volume's root.
 func SubPath(s *mounter.State, sub string, f func(*os.File) error) error {
 	err := Within(s, sub, f)
 	if !errors.Is(err, errMissing) {
@@ -63,15 +63,14 @@ func SubPath(s *mounter.State, sub string, f func(*os.File) error) error {
 	return Within(s, sub, f)
 }
 
-// makeDirectories makes what is missing of a path inside a volume. A pod can change the volume meanwhile: each directory is made in
-// one that is open, and no link is followed from the first that is made.
+// makeDirectories makes what is missing of a path inside a volume. A pod can change the volume meanwhile. So each directory is made inside
+// an open one, and after the first new one no link is followed.
 func makeDirectories(root *os.File, sub string) error {
 	st, err := linux.StatxFile(root)
 	if err != nil {
 		return err
 	}
-	const permissions, setgid = 0o777, 0o2000
-	mode := uint32(st.Mode) & (permissions | setgid)
+	mode := uint32(st.Mode) & 0o2777
 	names := strings.Split(filepath.Clean(sub), "/")
 	parent := root
 	defer func() {
@@ -101,10 +100,10 @@ func makeDirectories(root *os.File, sub string) error {
 	return nil
 }
 
-// openUp gives a directory that was just made its mode. A process of the pod can have put another directory in its place by now: that one
-// has something in it, or is not as it was made.
-func openUp(f *os.File, mode uint32) error {
-	const made, permissions = 0o700, 0o5777 // the set-group-ID bit may be inherited
+// setMode sets the mode of a directory that was just made. A pod may have replaced it meanwhile: one that is not empty, or has another
+// owner or mode, is refused.
+func setMode(f *os.File, mode uint32) error {
+	const made, checked = 0o700, 0o5777 // the set-group-ID bit may be inherited
 	st, err := linux.StatxFile(f)
 	if err != nil {
 		return err
@@ -113,7 +112,7 @@ func openUp(f *os.File, mode uint32) error {
 	if err != nil {
 		return err
 	}
-	if !empty || uint32(st.Mode)&permissions != made || st.UID != uint32(os.Geteuid()) {
+	if !empty || uint32(st.Mode)&checked != made || st.UID != uint32(os.Geteuid()) {
 		return errors.New("another directory was put in its place")
 	}
 	return linux.Fchmod(f, mode)
@@ -130,7 +129,7 @@ func makeDirectory(parent *os.File, name string, mode uint32) (*os.File, error) 
 		return nil, err
 	}
 	if made == nil {
-		err = openUp(f, mode)
+		err = setMode(f, mode)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

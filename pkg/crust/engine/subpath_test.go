@@ -139,7 +139,7 @@ func TestC15_C20_ADirectoryThatWasExchangedIsNotOpenedUp(t *testing.T) {
 		}
 		f, err := os.Open(dir)
 		must(t, err)
-		err = openUp(f, 0o777)
+		err = setMode(f, 0o777)
 		st, serr := f.Stat()
 		must(t, errors.Join(serr, f.Close()))
 		if opened := st.Mode().Perm() == 0o777; opened != c.want || (err == nil) != c.want {

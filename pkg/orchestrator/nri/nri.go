@@ -54,7 +54,7 @@ func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	return p.agent.SandboxStarted(ctx, sandbox(pod))
 }
 
-// CreateContainer refuses a container whose pod's volumes are not there. It changes the sources of mounts that the sandbox has.
+// CreateContainer refuses a container whose pod's volumes are not there. It replaces the sources of mounts by those of MountSources.
 func (p *Plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment,
 	[]*api.ContainerUpdate, error) {
 	if err := p.agent.ContainerStarts(ctx, sandbox(pod)); err != nil {
