@@ -3,9 +3,7 @@ package orchestrator
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -84,7 +82,7 @@ type volume struct {
 	allowed     bool              // by the StorageClass
 	exclusive   bool              // no second pod can have it
 	subPaths    map[string]string // see Deferral
-	subPathExpr bool              // a container mounts a subPathExpr
+	subPathExpr bool              // a container mounts a subPathExpr whose value only the kubelet knows
 }
 
 // use returns how a pod uses a PersistentVolume.
@@ -126,24 +124,6 @@ func (p *Pods) use(ctx context.Context, pod *corev1.Pod, name string) (volume, e
 		}
 	}
 	return v, nil
-}
-
-// noteSubPaths adds the subPaths of the pod's volume with this name. Ephemeral containers have none.
-func (v *volume) noteSubPaths(pod *corev1.Pod, name string) {
-	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-		for i, m := range c.VolumeMounts {
-			if m.Name != name {
-				continue
-			}
-			v.subPathExpr = v.subPathExpr || m.SubPathExpr != ""
-			if m.SubPath != "" {
-				if v.subPaths == nil {
-					v.subPaths = map[string]string{}
-				}
-				v.subPaths[c.Name+"/"+strconv.Itoa(i)] = filepath.Clean(m.SubPath)
-			}
-		}
-	}
 }
 
 // labelled tells whether a pod or one of its containers has SELinux options.

@@ -4,7 +4,10 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
@@ -12,6 +15,84 @@ import (
 // subPaths returns them as crust.ContextSubPaths wants them.
 func (d Deferral) subPaths() (string, error) {
 	return crust.FormatSubPaths(slices.Collect(maps.Values(d.SubPaths)))
+}
+
+// noteSubPaths adds the subPaths of the pod's volume with this name. Ephemeral containers have none.
+func (v *volume) noteSubPaths(pod *corev1.Pod, name string) {
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for i, m := range c.VolumeMounts {
+			if m.Name != name || m.SubPath == "" && m.SubPathExpr == "" {
+				continue
+			}
+			sub, known := m.SubPath, true
+			if m.SubPathExpr != "" {
+				sub, known = expand(m.SubPathExpr, func(name string) (string, bool) { return variable(pod, c.Env, name) })
+			}
+			if !known {
+				v.subPathExpr = true
+				continue
+			}
+			if v.subPaths == nil {
+				v.subPaths = map[string]string{}
+			}
+			v.subPaths[c.Name+"/"+strconv.Itoa(i)] = filepath.Clean(sub)
+		}
+	}
+}
+
+// expand replaces references to variables, $(NAME), as kubelets do: $$ is a dollar. known is false if the kubelet may see it differently.
+func expand(expr string, variable func(name string) (string, bool)) (value string, known bool) {
+	var out strings.Builder
+	for {
+		before, after, found := strings.Cut(expr, "$")
+		out.WriteString(before)
+		if !found {
+			return out.String(), true
+		}
+		switch {
+		case strings.HasPrefix(after, "$"):
+			out.WriteString("$")
+			expr = after[1:]
+		case strings.HasPrefix(after, "("):
+			name, rest, closed := strings.Cut(after[1:], ")")
+			value, known := variable(name)
+			if !closed || !known {
+				return "", false
+			}
+			out.WriteString(value)
+			expr = rest
+		default:
+			return "", false
+		}
+	}
+}
+
+// variable returns the value of a container's variable, if it is a text, or a field of the pod that does not change. Others are known to
+// the kubelet only.
+func variable(pod *corev1.Pod, env []corev1.EnvVar, name string) (value string, known bool) {
+	for _, e := range env {
+		if e.Name != name {
+			continue
+		}
+		value, known = e.Value, !strings.Contains(e.Value, "$") // the last one counts
+		if from := e.ValueFrom; from != nil {
+			known = from.FieldRef != nil
+			switch {
+			case !known:
+			case from.FieldRef.FieldPath == "metadata.name":
+				value = pod.Name
+			case from.FieldRef.FieldPath == "metadata.namespace":
+				value = pod.Namespace
+			case from.FieldRef.FieldPath == "metadata.uid":
+				value = string(pod.UID)
+			case from.FieldRef.FieldPath == "spec.nodeName":
+				value = pod.Spec.NodeName
+			default:
+				known = false
+			}
+		}
+	}
+	return value, known
 }
 
 // MountSources returns the sources that the runtime gets for a container's mounts. A kubelet binds a volume's subPath on the host, where

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
@@ -108,5 +109,36 @@ func TestC21_U04_RuntimesAndSubPaths(t *testing.T) {
 				t.Errorf("the driver is told of %q", got)
 			}
 		})
+	}
+}
+
+// C15, C21: the value of a subPathExpr is what the kubelet makes of it, or nobody's guess.
+func TestC15_C21_ASubPathExpr(t *testing.T) {
+	field := func(name, path string) corev1.EnvVar {
+		return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}}
+	}
+	env := []corev1.EnvVar{
+		{Name: "TEXT", Value: "first"}, {Name: "TEXT", Value: "a/b"}, {Name: "EMPTY"}, {Name: "NESTED", Value: "$(TEXT)"},
+		field("NAME", "metadata.name"), field("NAMESPACE", "metadata.namespace"), field("UID", "metadata.uid"),
+		field("NODE", "spec.nodeName"), field("IP", "status.podIP"), field("LABEL", "metadata.labels['x']"),
+		{Name: "SECRET", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{Key: "k"}}},
+		field("TWICE", "metadata.name"), {Name: "TWICE", Value: "text"},
+		{Name: "HIDDEN", Value: "text"}, {Name: "HIDDEN", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{}}},
+	}
+	for expr, want := range map[string]string{
+		"plain": "plain", "$(TEXT)": "a/b", "x/$(NAME)-$(NAMESPACE)/y": "x/p-ns/y", "$(UID)": "u1", "$(NODE)/": "node",
+		"$$(NAME)": "$(NAME)", "$$": "$", "a$(EMPTY)b": "ab", "$(TWICE)": "text",
+		// Only the kubelet knows these.
+		"$(NESTED)": "", "$(IP)": "", "$(LABEL)": "", "$(SECRET)": "", "$(HIDDEN)": "", "$(NONE)": "", "$(NAME": "", "$NAME": "", "a$": "",
+		"$()": "",
+	} {
+		var v volume
+		v.noteSubPaths(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "u1"}, Spec: corev1.PodSpec{
+			NodeName: "node", Containers: []corev1.Container{{Name: "c", Env: env, VolumeMounts: []corev1.VolumeMount{
+				{Name: "other", SubPath: "other"}, {Name: "data", SubPathExpr: expr}}}},
+		}}, "data")
+		if got := v.subPaths["c/1"]; got != want || v.subPathExpr != (want == "") || len(v.subPaths) > 1 {
+			t.Errorf("%s: %q, %+v; want %q", expr, got, v, want)
+		}
 	}
 }

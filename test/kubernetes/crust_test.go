@@ -231,7 +231,7 @@ func TestC21_Stories2To5(t *testing.T) {
 			return strings.Replace(y, "mountPath: /data}", "mountPath: /data, subPath: a/b}", 1)
 		}, why: "the runtime does not do subPath"},
 		"subpath-expr": {change: func(y string) string {
-			return strings.NewReplacer("volumeMounts:", "env: [{name: WHERE, value: there}], volumeMounts:",
+			return strings.NewReplacer("volumeMounts:", "env: [{name: WHERE, valueFrom: {fieldRef: {fieldPath: status.podIP}}}], volumeMounts:",
 				"mountPath: /data}", "mountPath: /data, subPathExpr: $(WHERE)}").Replace(y)
 		}, why: "the pod uses a subPathExpr of it, and only the kubelet knows its value"},
 		"story3":       {},

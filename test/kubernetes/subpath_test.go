@@ -19,8 +19,10 @@ func TestC15_C21_SubPathsOfADeferredVolume(t *testing.T) {
 	s.apply(fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {terminationGracePeriodSeconds: 1, %s, securityContext: {fsGroup: 4321},
 initContainers: [{name: first, %s, command: [sh, -c, "mkdir /data/there && echo text >/data/file && ln -s /etc /data/evil && echo first >/new/f"],
   volumeMounts: [{name: data, mountPath: /data}, {name: data, mountPath: /new, subPath: by/the/first}]}],
-containers: [{name: c, %s, command: [sh, -c, "until [ -e /made/end ]; do sleep 0.1; done; rm /made/end"], volumeMounts: [{name: data, mountPath: /there, subPath: there/}, {name: data, mountPath: /file, subPath: file, readOnly: true},
-  {name: data, mountPath: /new, subPath: by/the/first}, {name: data, mountPath: /made, subPath: made}, {name: data, mountPath: /whole, subPath: .}]},
+containers: [{name: c, %s, command: [sh, -c, "until [ -e /made/end ]; do sleep 0.1; done; rm /made/end"],
+  env: [{name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}], volumeMounts: [{name: data, mountPath: /there, subPath: there/}, {name: data, mountPath: /file, subPath: file, readOnly: true},
+  {name: data, mountPath: /new, subPath: by/the/first}, {name: data, mountPath: /made, subPath: made},
+  {name: data, mountPath: /mine, subPathExpr: of/$(POD)}, {name: data, mountPath: /whole, subPath: .}]},
   {name: out, %s, volumeMounts: [{name: data, mountPath: /evil, subPath: evil}]}],
 volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]}}`, sandboxed, image, image, image))
 	runs := func() {
@@ -35,10 +37,10 @@ volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]}}`, sandboxed,
 	s.said("Pod/p", "leads out of the volume")
 	s.onlyPlaceholder("p", "data")
 	const look = "cat /file /new/f; stat -c '%a %u %g' /made; ls /there; grep -c ' - ext4 ' /proc/self/mountinfo; touch /file 2>&1"
-	if got, _ := s.tryRun("p", look); !strings.HasPrefix(got, "text\nfirst\n2775 0 4321\n5\n") || !strings.Contains(got, "Read-only") {
+	if got, _ := s.tryRun("p", look); !strings.HasPrefix(got, "text\nfirst\n2775 0 4321\n6\n") || !strings.Contains(got, "Read-only") {
 		t.Errorf("in the container: %q", got)
 	}
-	s.run("p", "echo again >/made/f; echo $$ >/there/f; cat /whole/made/f")
+	s.run("p", "echo again >/made/f; echo $$ >/there/f; cat /whole/made/f; echo mine >/mine/f")
 	if got := onNode(t, "grep volume-subpaths /proc/1/mountinfo | grep -v 'tmpfs crust-deferred' || true"); strings.Contains(got, s.get("pod/p", ".metadata.uid")) {
 		t.Errorf("the node has bound\n%s", got)
 	}
@@ -58,7 +60,7 @@ volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]}}`, sandboxed,
 		t.Errorf("left: %s", got)
 	}
 	s.pod("q", []string{"data:/data"})
-	if got := s.run("q", "cat /data/made/f /data/by/the/first/f /data/file"); got != "again\nfirst\nnew" {
+	if got := s.run("q", "cat /data/made/f /data/by/the/first/f /data/file /data/of/p/f"); got != "again\nfirst\nnew\nmine" {
 		t.Errorf("the node's pod reads %q", got)
 	}
 }
