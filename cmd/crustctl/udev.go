@@ -13,7 +13,7 @@ const udevRule = "59-crust.rules"
 // udevd tells whether the node's udevd reads volumes (docs/crust.md). root is the root of the file system. udevd's notes about the
 // devices of volumes decide; the rule's file does where no volume is attached.
 func udevd(root string) finding {
-	f := finding{What: "udevd reads no volume", Answer: "yes"}
+	f := finding{What: "udevd leaves volumes alone", Answer: "yes"}
 	if _, err := os.Stat(root + "/run/udev/control"); errors.Is(err, os.ErrNotExist) {
 		f.Answer = "yes: no udevd runs here"
 		return f
@@ -21,7 +21,7 @@ func udevd(root string) finding {
 		f.Answer = "cannot tell: " + err.Error()
 		return f
 	}
-	const way = "only if guests or pods on this node may be hostile: install deploy/udev/" + udevRule + " (docs/crust.md)"
+	const remedy = "only if guests or pods on this node may be hostile: install deploy/udev/" + udevRule + " (docs/crust.md)"
 	backing, err := filepath.Glob(root + "/sys/block/loop*/loop/backing_file")
 	if err != nil {
 		f.Answer = "cannot tell: " + err.Error()
@@ -49,17 +49,18 @@ func udevd(root string) finding {
 			return f
 		}
 		if noted = strings.Contains(string(notes), "\nE:CRUST=1\n"); !noted {
-			f.Answer, f.Do = "no: it has looked at /dev/"+filepath.Base(device)+", over "+path, way
+			f.Answer, f.Do = "no: it has looked at /dev/"+filepath.Base(device)+", over "+path, remedy
 			return f
 		}
 	}
+	if noted {
+		return f
+	}
 	for _, dir := range []string{"/etc", "/run", "/usr/lib", "/lib"} {
 		if _, err := os.Stat(root + dir + "/udev/rules.d/" + udevRule); err == nil {
-			noted = true
+			return f
 		}
 	}
-	if !noted {
-		f.Answer, f.Do = "no: it has no rule "+udevRule, way
-	}
+	f.Answer, f.Do = "no: it has no rule "+udevRule, remedy
 	return f
 }

@@ -55,7 +55,6 @@ func New() *Server {
 			crustv1alpha1.RuntimeCapability_RPC_VOLUME_STATS, crustv1alpha1.RuntimeCapability_RPC_VOLUME_RESIZE,
 		},
 		FileSystems: fstype.Formats(),
-		volumes:     map[[2]string]*crustv1alpha1.RuntimePublishVolumeRequest{}, capacity: map[string]int64{},
 	}
 }
 

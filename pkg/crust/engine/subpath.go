@@ -71,31 +71,35 @@ func makeDirectories(root *os.File, sub string) error {
 		return err
 	}
 	mode := uint32(st.Mode) & 0o2777
-	names := strings.Split(filepath.Clean(sub), "/")
 	parent := root
-	defer func() {
-		if parent != root {
-			parent.Close()
-		}
-	}()
-	made := false
-	for i, name := range names {
-		var next *os.File
-		err := errMissing
-		if !made {
-			next, err = beneath(root, filepath.Join(names[:i+1]...))
-		}
-		if errors.Is(err, errMissing) {
-			next, err = makeDirectory(parent, name, mode)
-			made = true
-		}
-		if err != nil {
-			return fault.New(fault.State, "subPath %q does not exist in the volume, and could not be made: %w", sub, err)
-		}
+	enter := func(next *os.File) {
 		if parent != root {
 			parent.Close()
 		}
 		parent = next
+	}
+	defer enter(root)
+	failed := func(err error) error {
+		return fault.New(fault.State, "subPath %q does not exist in the volume, and could not be made: %w", sub, err)
+	}
+	names := strings.Split(filepath.Clean(sub), "/")
+	there := 0
+	for ; there < len(names); there++ {
+		next, err := beneath(root, filepath.Join(names[:there+1]...))
+		if errors.Is(err, errMissing) {
+			break
+		}
+		if err != nil {
+			return failed(err)
+		}
+		enter(next)
+	}
+	for _, name := range names[there:] {
+		next, err := makeDirectory(parent, name, mode)
+		if err != nil {
+			return failed(err)
+		}
+		enter(next)
 	}
 	return nil
 }
