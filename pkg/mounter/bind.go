@@ -35,7 +35,8 @@ func BindAt(f *os.File, dir, name string) (string, error) {
 			return path, err
 		}
 	}
-	return "", fault.New(fault.State, "what was at %s was replaced %d times since the volume was published", filepath.Join(dir, name), most)
+	return "", fault.New(fault.State, "what was bound at %s was replaced %d times since the volume was published; end the pod",
+		filepath.Join(dir, name), most)
 }
 
 // bindAt binds at one place. bound is false if something else has the place.
