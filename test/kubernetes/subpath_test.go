@@ -16,15 +16,28 @@ func TestC15_C21_SubPathsOfADeferredVolume(t *testing.T) {
 	s := use(t)
 	s.claim("data", "crust-sandbox", "64Mi", "ReadWriteOncePod")
 	const image = `image: "localhost/test/busybox:1"`
-	s.apply(fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {terminationGracePeriodSeconds: 1, %s, securityContext: {fsGroup: 4321},
-initContainers: [{name: first, %s, command: [sh, -c, "mkdir /data/there && echo text >/data/file && ln -s /etc /data/evil && echo first >/new/f"],
-  volumeMounts: [{name: data, mountPath: /data}, {name: data, mountPath: /new, subPath: by/the/first}]}],
-containers: [{name: c, %s, command: [sh, -c, "until [ -e /made/end ]; do sleep 0.1; done; rm /made/end"],
-  env: [{name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}], volumeMounts: [{name: data, mountPath: /there, subPath: there/}, {name: data, mountPath: /file, subPath: file, readOnly: true},
-  {name: data, mountPath: /new, subPath: by/the/first}, {name: data, mountPath: /made, subPath: made},
-  {name: data, mountPath: /mine, subPathExpr: of/$(POD)}, {name: data, mountPath: /whole, subPath: .}]},
-  {name: out, %s, volumeMounts: [{name: data, mountPath: /evil, subPath: evil}]}],
-volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]}}`, sandboxed, image, image, image))
+	s.apply(fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {%s,
+terminationGracePeriodSeconds: 1, securityContext: {fsGroup: 4321},
+volumes: [{name: data, persistentVolumeClaim: {claimName: data}}],
+initContainers: [
+  {name: first, %s,
+   command: [sh, -c, "mkdir /data/there && echo text >/data/file && ln -s /etc /data/evil && echo first >/new/f"],
+   volumeMounts: [
+     {name: data, mountPath: /data},
+     {name: data, mountPath: /new, subPath: by/the/first}]}],
+containers: [
+  {name: c, %s,
+   command: [sh, -c, "until [ -e /made/end ]; do sleep 0.1; done; rm /made/end"],
+   env: [{name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}],
+   volumeMounts: [
+     {name: data, mountPath: /there, subPath: there/},
+     {name: data, mountPath: /file, subPath: file, readOnly: true},
+     {name: data, mountPath: /new, subPath: by/the/first},
+     {name: data, mountPath: /made, subPath: made},
+     {name: data, mountPath: /mine, subPathExpr: of/$(POD)},
+     {name: data, mountPath: /whole, subPath: .}]},
+  {name: out, %s,
+   volumeMounts: [{name: data, mountPath: /evil, subPath: evil}]}]}}`, sandboxed, image, image, image))
 	runs := func() {
 		t.Helper()
 		s.until(90*time.Second, "the container runs", func() (string, bool) {
@@ -41,8 +54,9 @@ volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]}}`, sandboxed,
 		t.Errorf("in the container: %q", got)
 	}
 	s.run("p", "echo again >/made/f; echo $$ >/there/f; cat /whole/made/f; echo mine >/mine/f")
-	if got := onNode(t, "grep volume-subpaths /proc/1/mountinfo | grep -v 'tmpfs crust-deferred' || true"); strings.Contains(got, s.get("pod/p", ".metadata.uid")) {
-		t.Errorf("the node has bound\n%s", got)
+	bound := onNode(t, "grep volume-subpaths /proc/1/mountinfo | grep -v 'tmpfs crust-deferred' || true")
+	if strings.Contains(bound, s.get("pod/p", ".metadata.uid")) {
+		t.Errorf("the node has bound\n%s", bound)
 	}
 	// The container ends, and is started again. What it had is not what it was: a directory is gone, and a file was replaced.
 	s.run("p", "cd /whole && rm -rf there && echo new >next && mv next file; >/made/end")
