@@ -79,8 +79,9 @@ func OpenShelf(name, directory string) (*Detached, error) {
 	return emptyTree(name, 0o755, "", []string{".", directory})
 }
 
-// emptyTree makes a detached file system of these directories, of which the root, ".", is the first. It has only the root if there are
-// none, and then, and only then, room for one inode. All have this mode, and this SELinux label if it is not empty. Nobody can write to it.
+// emptyTree makes a detached file system that nobody can write to. It has these directories, of which the root, ".", is the first, or only
+// the root if there are none. Only in that case it has room for a single inode. All directories have this mode, and this SELinux label if
+// it is not empty.
 func emptyTree(source string, mode uint32, context string, directories []string) (*Detached, error) {
 	first := mode
 	if len(directories) > 0 {

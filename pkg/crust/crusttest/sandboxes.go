@@ -91,8 +91,7 @@ func (s *Server) ListSandboxes(
 	}
 	resp := &crustv1alpha1.ListSandboxesResponse{}
 	for _, id := range slices.Sorted(maps.Keys(s.sandboxes)) {
-		have := s.sandboxes[id]
-		is := proto.CloneOf(have)
+		is := proto.CloneOf(s.sandboxes[id])
 		for key, v := range s.volumes {
 			if key[0] == id {
 				is.Volumes = append(is.Volumes, &crustv1alpha1.Volume{HostVolumeId: v.GetHostVolumeId(),
