@@ -96,7 +96,7 @@ func emptyTree(source string, mode uint32, context string, directories []string)
 	if err := linux.FsconfigCreate(ctx); err != nil {
 		return nil, fmt.Errorf("%s: %w", source, err)
 	}
-	mount, err := linux.Fsmount(ctx, placeholderAttrs&^linux.MountAttrRdonly)
+	mount, err := linux.Fsmount(ctx, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func emptyTree(source string, mode uint32, context string, directories []string)
 		err = linux.FsconfigReconfigure(ctx)
 	}
 	if err == nil {
-		err = linux.MountSetattr(mount, linux.MountAttr{Set: linux.MountAttrRdonly}, false)
+		err = linux.MountSetattr(mount, linux.MountAttr{Set: placeholderAttrs}, false)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", source, err), mount.Close())
