@@ -38,10 +38,9 @@ func try(ctx context.Context, stdin string, argv ...string) (string, error) {
 	return on(ctx, "node", stdin, argv...)
 }
 
-// on runs a command on a node. It runs again, as long as ctx lasts, if it did not reach the API server: on a busy machine, a
-// handshake can take too long.
+// on runs a command on a node. It runs kubectl again, as long as ctx lasts, if the API server was too busy to answer.
 func on(ctx context.Context, node, stdin string, argv ...string) (string, error) {
-	for {
+	for again := false; ; again = true {
 		c := exec.CommandContext(ctx, "./cluster.sh", append([]string{"on", node}, patient(argv)...)...)
 		c.Stdin = strings.NewReader(stdin)
 		var out, words bytes.Buffer
@@ -52,20 +51,15 @@ func on(ctx context.Context, node, stdin string, argv ...string) (string, error)
 		if argv[0] == "kubectl" && argv[1] == "get" {
 			thisMachine.took(time.Since(begin))
 		}
-		if err == nil {
+		if err == nil || again && wasDone(argv, words.String()) {
 			return strings.TrimSpace(out.String()), nil
 		}
-		if argv[0] == "kubectl" && notConnected(words.String()) && ctx.Err() == nil {
+		if notAnswered(argv, words.String()) && ctx.Err() == nil {
 			time.Sleep(300 * time.Millisecond)
 			continue
 		}
 		return strings.TrimSpace(out.String()), fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, strings.TrimSpace(words.String()))
 	}
-}
-
-// notConnected tells whether kubectl could not send its first request.
-func notConnected(words string) bool {
-	return strings.HasPrefix(strings.TrimSpace(words), "Unable to connect to the server: net/http: TLS handshake timeout")
 }
 
 // onNode runs a shell script on the node, in the host's namespaces.

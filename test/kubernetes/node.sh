@@ -72,13 +72,15 @@ keep() { # name command...
 		done
 	) &
 }
+# urgent is keep, for what others wait for.
+urgent() { keep "$1" nice -n -10 "$@"; }
 K=/etc/kubernetes
 selinux=false controllers='*'
 # The controller writes an event on pods whose labels of one volume conflict. It is off until it is asked for.
 [ ! -e /sys/fs/selinux/policy ] || selinux=true controllers='*,selinux-warning-controller'
 gates=${CRUST_KUBERNETES_GATES:+--feature-gates=$CRUST_KUBERNETES_GATES}
 if [ "$number" = 1 ]; then # the control plane
-	keep etcd etcd --name test --data-dir /var/lib/etcd/data --unsafe-no-fsync
+	urgent etcd --name test --data-dir /var/lib/etcd/data --unsafe-no-fsync
 	# What the driver's accounts ask for: cost_test.go.
 	cat >$K/audit.yaml <<-A
 		apiVersion: audit.k8s.io/v1
@@ -86,13 +88,13 @@ if [ "$number" = 1 ]; then # the control plane
 		omitStages: [RequestReceived]
 		rules: [{level: Metadata, userGroups: ["system:serviceaccounts:crust-csi"]}, {level: None}]
 	A
-	keep kube-apiserver kube-apiserver $gates --audit-policy-file $K/audit.yaml --audit-log-path $K/audit.log --audit-log-maxsize 500 --etcd-servers http://127.0.0.1:2379 --bind-address 0.0.0.0 --secure-port 443 --advertise-address 192.0.2.1 \
+	urgent kube-apiserver $gates --audit-policy-file $K/audit.yaml --audit-log-path $K/audit.log --audit-log-maxsize 500 --etcd-servers http://127.0.0.1:2379 --bind-address 0.0.0.0 --secure-port 443 --advertise-address 192.0.2.1 \
 		--tls-cert-file $K/api.crt --tls-private-key-file $K/api.key --client-ca-file $K/ca.crt --token-auth-file $K/tokens \
 		--authorization-mode Node,RBAC --allow-privileged --service-cluster-ip-range 10.96.0.0/24 --kubelet-preferred-address-types InternalIP \
 		--service-account-issuer https://kubernetes.default.svc --service-account-key-file $K/sa.pub --service-account-signing-key-file $K/sa.key
-	keep kube-controller-manager kube-controller-manager $gates --controllers="$controllers" --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1 \
+	urgent kube-controller-manager $gates --controllers="$controllers" --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1 \
 		--root-ca-file $K/ca.crt --service-account-private-key-file $K/sa.key --node-monitor-grace-period 40s
-	keep kube-scheduler kube-scheduler $gates --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1
+	urgent kube-scheduler $gates --kubeconfig $K/admin.kubeconfig --leader-elect=false --bind-address 127.0.0.1
 	# An add-on, which needs the CRDs of snapshots and is started again until they are there.
 	keep snapshot-controller snapshot-controller --kubeconfig $K/admin.kubeconfig --enable-distributed-snapshotting=true
 	# For clients on this machine, which are in another network.
