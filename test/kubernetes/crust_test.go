@@ -384,17 +384,3 @@ func (s *space) notRunning(pod string) {
 		s.t.Errorf("the node mounted it: %s", got)
 	}
 }
-
-// C22, U03: the kubelet does not pass on that a pod has a user namespace, but the driver learns it.
-// It gives the files on disk to the group, because the container runtime will map the mount.
-func TestC22_U03_TheDriverIsToldOfHostUsers(t *testing.T) {
-	t.Parallel()
-	s := use(t)
-	s.claim("data", "test-idmap", "64Mi", "ReadWriteOnce")
-	s.needs(userNamespaces, podText("unmapped", []string{"data:/data"}, group(3000), "hostUsers: false"))
-	s.pod("p", []string{"data:/data"}, group(3000), "hostUsers: false")
-	s.run("p", "echo x >/data/f")
-	if got := s.run("p", "stat -c %g /data /data/f"); got != "3000\n3000" {
-		t.Errorf("in the pod: %q", got)
-	}
-}

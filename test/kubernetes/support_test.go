@@ -16,12 +16,13 @@ const (
 	recursiveReadOnly = "recursiveReadOnlyMounts"
 )
 
-// needs skips a test if the node has a containerd before 2.0, which lacks a feature. The pod must then be refused with a message, and must
-// not run as if the feature worked. The message becomes the skip's reason. Every later containerd has the features.
-func (s *space) needs(feature, pod string) {
+// refuses tells whether the node's container runtime lacks a feature. That is so for a containerd before 2.0. The pod must then be refused
+// with a message, and must not run as if the feature worked. The message is logged, and enters the table of versions. Every later
+// containerd has the features.
+func (s *space) refuses(feature, pod string) bool {
 	s.t.Helper()
 	if s.get("node/node", `.status.runtimeHandlers[?(@.name=="runc")].features.`+feature) == "true" {
-		return
+		return false
 	}
 	runtime := s.get("node/node", ".status.nodeInfo.containerRuntimeVersion")
 	if !strings.HasPrefix(runtime, "containerd://1.") {
@@ -48,7 +49,24 @@ func (s *space) needs(feature, pod string) {
 	if got := s.get("pod/"+name, ".status.containerStatuses[*].state.running"); got != "" {
 		s.t.Fatalf("the pod runs, though the runtime has no %s: %s", feature, got)
 	}
-	s.t.Skipf("%s has no %s, and the pod is refused: %s", runtime, feature, words)
+	s.t.Logf("not supported: %s has no %s, and the pod is refused: %s", runtime, feature, words)
+	return true
+}
+
+// C22, U03: the kubelet does not pass on that a pod has a user namespace, but the driver learns it.
+// It gives the files on disk to the group, because the container runtime will map the mount.
+func TestC22_U03_TheDriverIsToldOfHostUsers(t *testing.T) {
+	t.Parallel()
+	s := use(t)
+	s.claim("data", "test-idmap", "64Mi", "ReadWriteOnce")
+	if s.refuses(userNamespaces, podText("unmapped", []string{"data:/data"}, group(3000), "hostUsers: false")) {
+		return
+	}
+	s.pod("p", []string{"data:/data"}, group(3000), "hostUsers: false")
+	s.run("p", "echo x >/data/f")
+	if got := s.run("p", "stat -c %g /data /data/f"); got != "3000\n3000" {
+		t.Errorf("in the pod: %q", got)
+	}
 }
 
 // written makes a claim, data, with a file that a pod has written.

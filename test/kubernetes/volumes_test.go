@@ -204,7 +204,9 @@ func TestU01_HostUsersFalse(t *testing.T) {
 	t.Parallel()
 	s := use(t)
 	s.claim("data", "crust-ext4", "64Mi", "ReadWriteOnce")
-	s.needs(userNamespaces, podText("unmapped", []string{"data:/data"}, "hostUsers: false"))
+	if s.refuses(userNamespaces, podText("unmapped", []string{"data:/data"}, "hostUsers: false")) {
+		return
+	}
 	s.pod("a", []string{"data:/data"}, "hostUsers: false")
 	s.pod("b", []string{"data:/data"}, "hostUsers: false")
 	ranges := map[string]bool{}
@@ -247,7 +249,9 @@ func TestR01_RecursivelyReadOnly(t *testing.T) {
 	s.written()
 	pod := strings.Replace(podText("recursive", []string{"data:/data:ro"}), "readOnly: true}",
 		"readOnly: true, recursiveReadOnly: Enabled}", 1)
-	s.needs(recursiveReadOnly, pod)
+	if s.refuses(recursiveReadOnly, pod) {
+		return
+	}
 	s.apply(pod)
 	s.ready("recursive")
 	s.readOnly("recursive")

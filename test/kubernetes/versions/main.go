@@ -59,8 +59,7 @@ func run(only string, write bool) error {
 			return fmt.Errorf("%s: %w", r.Name, err)
 		}
 		fmt.Printf("=== %s: %d passed, %d failed, %d not supported, after %.0f s; %s\n", r.Name, got.count("pass"), got.count("fail"),
-			got.count("skip"),
-			time.Since(begin).Seconds(), got.Error)
+			got.count("refused"), time.Since(begin).Seconds(), got.Error)
 		if n := got.count("fail"); n > 0 {
 			errs = append(errs, fmt.Errorf("%s: %d tests failed; %s/versions/%s/log", r.Name, n, cache, r.Name))
 		}

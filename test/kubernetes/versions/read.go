@@ -38,6 +38,9 @@ func answers(text string) (seen, error) {
 // file.
 var said = regexp.MustCompile(`^\s*[a-z_]+_test\.go:\d+: (.*)`)
 
+// unsupported begins what a test logs that saw a pod refused, because the runtime lacks what the pod asks for.
+const unsupported = "not supported: "
+
 // outcomes reads the events of test2json. A test with subtests counts as its subtests.
 func outcomes(events []byte) (map[string]outcome, error) {
 	all, words := map[string]outcome{}, map[string][]string{}
@@ -60,13 +63,18 @@ func outcomes(events []byte) (map[string]outcome, error) {
 			}
 		case "pass":
 			all[e.Test] = outcome{Result: "pass"}
-		case "fail", "skip":
+			for _, w := range words[e.Test] {
+				if why, refused := strings.CutPrefix(w, unsupported); refused {
+					all[e.Test] = outcome{Result: "refused", Words: why}
+				}
+			}
+		case "fail", "skip": // what is skipped shows nothing
 			w := words[e.Test]
 			if len(w) == 0 {
 				w = []string{"no words; see the log"}
 			}
 			// The first line is the reason: a failed test also logs what it saved.
-			all[e.Test] = outcome{Result: e.Action, Words: w[0]}
+			all[e.Test] = outcome{Result: "fail", Words: w[0]}
 		}
 	}
 	parts := func(name string, result string) bool {

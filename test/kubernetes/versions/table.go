@@ -46,16 +46,16 @@ func table(all []result, names func(set string) ([]string, error)) (string, erro
 			strings.TrimPrefix(strings.TrimPrefix(r.Seen.ContainerRuntime, "containerd://"), "v"),
 			strings.Replace(r.Seen.OCI, " version", "", 1),
 			strings.Join(hierarchies, ", "), r.Seen.Kernel, r.Row.Tests, r.count("pass"), r.count("fail"),
-			r.count("skip"), r.Date, r.Commit)
+			r.count("refused"), r.Date, r.Commit)
 	}
 	b.WriteString("\nA test of which every part has a name (`TestDynamicVolumes/xfs`) counts as its parts.\n")
 	for _, s := range []struct{ title, none, result string }{
 		{"What failed", "Nothing.", "fail"},
-		{"What an older program does not support", "Nothing.", "skip"},
+		{"What an older program does not support", "Nothing.", "refused"},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n\n", s.title)
 		lines := reasons(all, s.result)
-		if s.result == "skip" && lines != "" {
+		if s.result == "refused" && lines != "" {
 			b.WriteString("The tests check that a pod that asks for it is refused and does not run without it. The refusals:\n\n")
 		}
 		if lines == "" {

@@ -35,7 +35,7 @@ func TestVersions_ThePageIsMadeByTheRuns(t *testing.T) {
 // Every name in tests.txt is a test: an unknown name would run nothing.
 func TestVersions_TheTestsExist(t *testing.T) {
 	var text strings.Builder
-	for _, f := range []string{"volumes", "crust"} {
+	for _, f := range []string{"volumes", "crust", "support"} {
 		b, err := os.ReadFile("../" + f + "_test.go")
 		if err != nil {
 			t.Fatal(err)
@@ -63,8 +63,11 @@ const events = `{"Action":"start"}
 {"Action":"pass","Test":"TestA/ext4"}
 {"Action":"fail","Test":"TestA"}
 {"Action":"run","Test":"TestB"}
-{"Action":"output","Test":"TestB","Output":"    support_test.go:50: containerd://1.7.35 has no userNamespaces\n"}
-{"Action":"skip","Test":"TestB"}
+{"Action":"output","Test":"TestB","Output":"    support_test.go:50: not supported: containerd://1.7.35 has no userNamespaces\n"}
+{"Action":"pass","Test":"TestB"}
+{"Action":"run","Test":"TestS"}
+{"Action":"output","Test":"TestS","Output":"    support_test.go:50: not supported: today\n"}
+{"Action":"skip","Test":"TestS"}
 {"Action":"run","Test":"TestC"}
 {"Action":"run","Test":"TestD"}
 {"Action":"run","Test":"TestD/part"}
@@ -81,7 +84,8 @@ func TestVersions_OutcomesOfARun(t *testing.T) {
 	want := map[string]outcome{
 		"TestA/xfs":  {"fail", "in the pod: nothing"},
 		"TestA/ext4": {Result: "pass"},
-		"TestB":      {"skip", "containerd://1.7.35 has no userNamespaces"},
+		"TestB":      {"refused", "containerd://1.7.35 has no userNamespaces"},
+		"TestS":      {"fail", "not supported: today"},
 		"TestC":      {"fail", "it did not end"},
 		"TestD":      {"fail", "left behind"},
 		"TestD/part": {Result: "pass"},
@@ -129,7 +133,7 @@ func TestVersions_ARowIsWhatRan(t *testing.T) {
 	}
 	good := func() result {
 		return result{Row: row{"oldest", "1.34", "1.7", "crun", "machine", "all"}, Date: "2026-11-23", Commit: "0123456789ab", Seen: said,
-			Tests: map[string]outcome{"TestA/ext4": {Result: "pass"}, "TestB": {"skip", "no such thing"}}}
+			Tests: map[string]outcome{"TestA/ext4": {Result: "pass"}, "TestB": {"refused", "no such thing"}}}
 	}
 	names := []string{"TestA", "TestB"}
 	if err := good().honest(names); err != nil {
@@ -142,7 +146,7 @@ func TestVersions_ARowIsWhatRan(t *testing.T) {
 		"another OCI runtime":        func(r *result) { r.Seen.OCI = "runc version 1.5.2" },
 		"another hierarchy":          func(r *result) { r.Row.Place = "guest-6.12" },
 		"a test that did not run":    func(r *result) { delete(r.Tests, "TestA/ext4") },
-		"no word why":                func(r *result) { r.Tests["TestB"] = outcome{Result: "skip"} },
+		"no word why":                func(r *result) { r.Tests["TestB"] = outcome{Result: "refused"} },
 		"a tree that is no commit's": func(r *result) { r.Commit += "-dirty" },
 	} {
 		r := good()
@@ -162,7 +166,7 @@ func TestVersions_TheTable(t *testing.T) {
 	text, err := table([]result{
 		{Row: row{"oldest", "1.34", "1.7", "crun", "machine", "all"}, Date: "2026-11-23", Commit: "0123456789ab", Seen: said,
 			Tests: map[string]outcome{
-				"TestA/ext4": {Result: "pass"}, "TestA/xfs": {Result: "pass"}, "TestB": {"skip", "no such thing"},
+				"TestA/ext4": {Result: "pass"}, "TestA/xfs": {Result: "pass"}, "TestB": {"refused", "no such thing"},
 				"TestC": {"fail", "it broke\ninto two"}}},
 		{Row: row{"broken", "1.99", "1.7", "runc", "machine", "all"}, Date: "2026-11-23", Commit: "0123456789ab",
 			Error: "undefined: kubelet.New"},
