@@ -42,7 +42,7 @@ func FindExact(path string, literally bool) (Device, error) {
 	}
 	d, err := FindDevice(real)
 	if err != nil {
-		return Device{}, absent(path, err)
+		return Device{}, err
 	}
 	if !literally {
 		_, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d/partition", d.Major, d.Minor))
@@ -64,14 +64,13 @@ func FindNamed(path string) (Device, error) {
 	if err != nil {
 		return Device{}, absent(path, err)
 	}
-	d, err := FindDevice(real)
-	return d, absent(path, err)
+	return FindDevice(real)
 }
 
 // absent makes a missing device a state of this node.
 func absent(path string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return fault.New(fault.State, "device %s does not exist on this node", path)
+		return fault.New(fault.State, "device %s does not exist on this node: %w", path, fs.ErrNotExist)
 	}
 	return err
 }

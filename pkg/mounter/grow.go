@@ -116,12 +116,12 @@ func probe(device string, size int64) (superblock.Result, error) {
 }
 
 // FindDevice examines a block device node. It follows symbolic links and keeps the path as given; FindNamed returns the node that a link
-// leads to. A missing path is a fault.NotFound, another kind of file a fault.State. For CSI, NotFound is a missing volume: a
-// caller that answers with this error makes it a fault.State, as FindNamed does.
+// leads to. A missing path or another kind of file is a fault.State; errors.Is(err, fs.ErrNotExist) tells which. It is no fault.NotFound,
+// because for CSI that is a missing volume.
 func FindDevice(path string) (Device, error) {
 	f, err := linux.Open(path, os.O_RDONLY)
 	if errors.Is(err, linux.ENOENT) {
-		err = fault.New(fault.NotFound, "%w", err)
+		err = absent(path, err)
 	}
 	if err != nil {
 		return Device{}, err

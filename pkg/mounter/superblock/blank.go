@@ -91,7 +91,7 @@ func openDevice(path string, flags ...int) (device, error) {
 	}
 	f, err := linux.Open(path, mode)
 	if errors.Is(err, linux.ENOENT) {
-		err = fault.New(fault.NotFound, "%w", err)
+		err = fault.New(fault.State, "the device does not exist on this node: %w", err)
 	}
 	if err != nil {
 		return device{}, err
@@ -112,7 +112,7 @@ func openDevice(path string, flags ...int) (device, error) {
 }
 
 // ProbeDevice probes a block device. It bypasses the page cache. For this and all functions here that
-// take a path, a missing device node is a fault.NotFound.
+// take a path, a missing device node is a fault.State whose errors.Is(err, fs.ErrNotExist) is true.
 func ProbeDevice(path string) (Result, error) {
 	res, _, err := probed(path)
 	return res, err
