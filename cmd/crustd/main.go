@@ -52,7 +52,7 @@ var backends = map[string]func(o *options, log *slog.Logger) (sandbox.Backend, e
 		return namespace.New(o.stateDir, o.kubeletDir)
 	},
 	"qemu": func(o *options, log *slog.Logger) (sandbox.Backend, error) {
-		b, err := qemu.New(filepath.Join(o.stateDir, "qemu"), log)
+		b, err := qemu.New(filepath.Join(o.stateDir, "qemu"), o.timeout, log)
 		if err == nil && o.guestDir != "" {
 			err = b.Know(filepath.Join(o.guestDir, guestFacts))
 		}

@@ -63,7 +63,7 @@ func TestBackendQEMU(t *testing.T) {
 	}
 	crusttest.TestBackend(t, crusttest.Kit{
 		Open: func(t testing.TB, dir, _ string) sandbox.Backend {
-			b, err := qemu.New(filepath.Join(dir, "qemu"), slog.New(slog.DiscardHandler))
+			b, err := qemu.New(filepath.Join(dir, "qemu"), 0, slog.New(slog.DiscardHandler))
 			ok(t, err)
 			return b
 		},

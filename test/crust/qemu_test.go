@@ -251,7 +251,7 @@ func TestS10_ALabelReachesTheGuest(t *testing.T) {
 // A thousand calls over one port; none is lost.
 func TestAThousandCallsToAGuest(t *testing.T) {
 	t.Parallel()
-	s := newServer(t, "qemu", "", "--timeout", (patience(t) / 4).String())
+	s := newServer(t, "qemu", "", "--timeout", patience(t).String())
 	s.acquaint()
 	v := s.Volume("a", "ext4")
 	p := s.pod("pod", v)

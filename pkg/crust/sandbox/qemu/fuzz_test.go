@@ -109,7 +109,7 @@ func newLiar(f testing.TB) *liar {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { q.Close() })
-	conn, err := how.dial()
+	conn, err := how.dial(time.Minute)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func (l *liar) try(t *testing.T, method uint8, message []byte, more, code uint32
 		}
 		return answer, nil
 	}
-	b := &Backend{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), asked: map[*machine]chan struct{}{}}
+	b := &Backend{dir: t.TempDir(), timeout: time.Minute, log: slog.New(slog.DiscardHandler), asked: map[*machine]chan struct{}{}}
 	s := &machine{b: b, how: l.box.how, q: l.box.q, conn: l.box.conn, guest: l.box.guest, gone: l.box.gone}
 	if c := codes.Code(code); c == codes.Unavailable || c == codes.Canceled {
 		gone := make(chan struct{})

@@ -16,7 +16,7 @@ func TestC12_KnownBeforeTheFirstGuest(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		b, err := New(filepath.Join(dir, "state"), nil)
+		b, err := New(filepath.Join(dir, "state"), 0, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -24,7 +24,7 @@ func TestC12_KnownBeforeTheFirstGuest(t *testing.T) {
 	}
 	systems := func() []string {
 		t.Helper()
-		b, err := New(filepath.Join(dir, "state"), nil)
+		b, err := New(filepath.Join(dir, "state"), 0, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

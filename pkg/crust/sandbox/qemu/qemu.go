@@ -31,8 +31,9 @@ const Bus = qmp.Bus
 
 // Backend learns the guests' capabilities from the first guest that reports them.
 type Backend struct {
-	dir string
-	log *slog.Logger
+	dir     string
+	timeout time.Duration
+	log     *slog.Logger
 
 	mu    sync.Mutex
 	known guestFacts
@@ -49,10 +50,11 @@ type guestFacts struct {
 
 var factsType = record.Type{Kind: "crust.guest", Version: 1}
 
-// New keeps the backend's state in dir. log may be nil.
-func New(dir string, log *slog.Logger) (*Backend, error) {
+// New keeps the backend's state in dir. The timeout is the longest that a guest may take for an answer, as sandbox.Config.Timeout; 0 is a
+// minute. log may be nil.
+func New(dir string, timeout time.Duration, log *slog.Logger) (*Backend, error) {
 	log = cmp.Or(log, slog.New(slog.DiscardHandler))
-	b := &Backend{dir: dir, log: log, asked: map[*machine]chan struct{}{}}
+	b := &Backend{dir: dir, timeout: cmp.Or(timeout, time.Minute), log: log, asked: map[*machine]chan struct{}{}}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -148,7 +150,7 @@ func (b *Backend) Grows(name string) bool { return fstype.Of(name).Grow != nil }
 const askAgain = 5 * time.Second
 
 func (b *Backend) askOnce(ctx context.Context, s *machine) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
 	_, err := b.ask(ctx, s)
 	return err
@@ -214,7 +216,7 @@ func (b *Backend) Open(ctx context.Context, o sandbox.Opening) (sandbox.Sandbox,
 	if err != nil {
 		return nil, err
 	}
-	conn, err := how.dial()
+	conn, err := how.dial(b.timeout)
 	if err != nil {
 		return nil, errors.Join(err, q.Close())
 	}

@@ -59,15 +59,15 @@ func (r registration) connect(ctx context.Context) (*qmp.Client, error) {
 	return q, nil
 }
 
-// dial returns a connection to the guest, which is made on first use.
-func (r registration) dial() (*grpc.ClientConn, error) {
+// dial returns a connection to the guest, which is made on first use. A guest that does not answer a ping within the timeout is dialled
+// again: its channel may be stuck. Until then it may just be busy.
+func (r registration) dial(timeout time.Duration) (*grpc.ClientConn, error) {
 	const most = 512 << 10
 	return grpc.NewClient("passthrough:///guest",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("guest"), grpc.WithUnaryInterceptor(spans),
 		// A guest is untrusted, so its answers are bounded.
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(most), grpc.WaitForReady(true)), grpc.WithMaxHeaderListSize(16<<10),
-		// A stuck channel is replaced.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: timeout}),
 		redial.Soon(),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return channel.Dial(ctx, r.Channel, r.Magic)
