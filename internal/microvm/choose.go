@@ -170,7 +170,7 @@ func (c Config) tryAlone(ctx context.Context, key verdict) (verdict, error) {
 			return key, err
 		}
 	}
-	v, err := c.try(ctx, key)
+	v, err := c.try(ctx, key, lock != nil)
 	if err == nil {
 		_ = v.write() // then the next one tries again
 	} else if lock != nil && ctx.Err() == nil {
@@ -210,8 +210,8 @@ type answer struct {
 
 // try boots the image twice at once, with KVM and emulated. The emulated guest shows how long a
 // boot takes here and now, and that the image is good: KVM is to blame only if emulation answers
-// and KVM does not, given twice the time. Anything else is inconclusive, and an error.
-func (c Config) try(caller context.Context, v verdict) (verdict, error) {
+// and KVM does not, given twice the time. Anything else is inconclusive, and an error. alone tells that nobody else tries.
+func (c Config) try(caller context.Context, v verdict, alone bool) (verdict, error) {
 	if err := c.image(); err != nil {
 		return v, err
 	}
@@ -221,8 +221,8 @@ func (c Config) try(caller context.Context, v verdict) (verdict, error) {
 	}
 	ctx, cancel := context.WithTimeout(caller, limit)
 	defer cancel()
-	kvm, stopKVM := c.guest(ctx, "kvm")
-	tcg, stopTCG := c.guest(ctx, "tcg")
+	kvm, stopKVM := c.guest(ctx, "kvm", alone)
+	tcg, stopTCG := c.guest(ctx, "tcg", alone)
 	defer func() { stopKVM(); stopTCG() }()
 	no := func(err error) (verdict, error) {
 		v.Why = fmt.Sprintf("%s is there, but a guest does not run under it (%v)", kvmDevice, err)
@@ -264,14 +264,14 @@ func (c Config) try(caller context.Context, v verdict) (verdict, error) {
 
 // guest boots a guest in its own directory, and sends the result once its agent has answered or
 // failed. stop ends it and waits for that.
-func (c Config) guest(ctx context.Context, accel string) (<-chan answer, func()) {
+func (c Config) guest(ctx context.Context, accel string, alone bool) (<-chan answer, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	said, done := make(chan answer, 1), make(chan struct{})
 	begin := time.Now()
 	go func() {
 		defer close(done)
 		said <- func() answer {
-			dir, err := os.MkdirTemp("", "crust-accel-")
+			dir, err := trialDir(accel, alone)
 			if err != nil {
 				return answer{err: err}
 			}
@@ -292,9 +292,19 @@ func (c Config) guest(ctx context.Context, accel string) (<-chan answer, func())
 	return said, func() { cancel(); <-done }
 }
 
+// trialDir makes the directory of a trial's guest. Who tries alone removes what a trial that was killed has left.
+func trialDir(accel string, alone bool) (string, error) {
+	if !alone {
+		return os.MkdirTemp("", "crust-accel-")
+	}
+	dir := filepath.Join(stateDir, "trial-"+accel)
+	removeGuest(dir)
+	return dir, os.Mkdir(dir, 0o700)
+}
+
 // removeGuest removes the files of Start and QEMU from the directory.
 func removeGuest(dir string) {
 	for _, name := range []string{"qmp.sock", "guest.sock", "console", "qemu.log", ""} {
-		_ = os.Remove(filepath.Join(dir, name)) // it is in the temporary directory
+		_ = os.Remove(filepath.Join(dir, name)) // what cannot be removed is in the way of the next trial, which says so
 	}
 }

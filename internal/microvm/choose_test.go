@@ -17,7 +17,11 @@ import (
 // script.
 func elsewhere(t *testing.T, kvm string) (c Config, trials func() int) {
 	t.Helper()
-	dir := t.TempDir()
+	dir, err := os.MkdirTemp("", "kvm") // a short path, because sockets are below
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
 	was := []string{kvmDevice, bootID, stateDir}
 	t.Cleanup(func() { kvmDevice, bootID, stateDir = was[0], was[1], was[2] })
 	kvmDevice, bootID, stateDir = dir+"/kvm", dir+"/boot", dir+"/run/crust"
@@ -139,6 +143,15 @@ func TestKVMThatHangsAfterTheFirstLineIsNotChosen(t *testing.T) {
 
 func TestKVMIsChosenWhenAnAgentHasAnsweredUnderIt(t *testing.T) {
 	c, trials := elsewhere(t, works)
+	// What a trial that was killed has left.
+	for _, accel := range []string{"kvm", "tcg"} {
+		if err := os.MkdirAll(stateDir+"/trial-"+accel, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		write(t, stateDir+"/trial-"+accel+"/console", "Linux")
+	}
+	temporary := t.TempDir()
+	t.Setenv("TMPDIR", temporary)
 	for range 2 {
 		if got := choose(t, c); got != (Choice{Accel: "kvm"}) {
 			t.Fatalf("%+v", got)
@@ -146,6 +159,11 @@ func TestKVMIsChosenWhenAnAgentHasAnsweredUnderIt(t *testing.T) {
 	}
 	if n := trials(); n != 1 {
 		t.Errorf("KVM was tried %d times", n)
+	}
+	left, err := filepath.Glob(stateDir + "/trial-*")
+	more, err2 := os.ReadDir(temporary)
+	if err != nil || err2 != nil || len(left)+len(more) > 0 {
+		t.Errorf("left: %v %v %v %v", left, more, err, err2)
 	}
 	// Cases that void the verdict. Without an image no trial is possible, so the choice shows
 	// whether the verdict holds.
