@@ -95,7 +95,7 @@ func TestFleet_C18_C24_MicroVMsAreKilledThirtyTimes(t *testing.T) {
 }
 
 // C21, C24: the same with microVMs.
-func TestFleet_C21_C24_ReadersInMicroVMs(t *testing.T) {
+func TestFleet_R05_C21_C24_ReadersInMicroVMs(t *testing.T) {
 	s := useMicroVMs(t)
 	s.mountsAnywhere("crust-read")
 	s.readersShare("crust-read", microVM)
