@@ -10,21 +10,45 @@ import (
 // udevRule is the name of the rule's file, in deploy/udev and in udevd's directories of rules.
 const udevRule = "59-crust.rules"
 
+// initialPIDs is the link /proc/self/ns/pid of the first namespace (PROC_PID_INIT_INO, since Linux 3.8).
+const initialPIDs = "pid:[4026531836]"
+
+// hiddenUdevd returns why a udevd may run whose directory /run/udev this process does not see, as in a container.
+func hiddenUdevd(root string) string {
+	names, err := filepath.Glob(root + "/proc/[0-9]*/comm")
+	if err != nil {
+		return err.Error()
+	}
+	for _, name := range names {
+		if comm, err := os.ReadFile(name); err == nil && strings.Contains(string(comm), "udevd") { // one that ends is no daemon
+			return "a udevd runs, and its files are not here"
+		}
+	}
+	if pids, err := os.Readlink(root + "/proc/self/ns/pid"); err != nil || pids != initialPIDs {
+		return "this is a container, and a udevd may run outside of it"
+	}
+	return ""
+}
+
 // udevd tells whether the node's udevd reads volumes (docs/crust.md). root is the root of the file system. udevd's notes about the
 // devices of volumes decide; the rule's file does where no volume is attached.
 func udevd(root string) finding {
+	const onNode = "run crustctl doctor as root on the node itself; a node with CRUST has /opt/crust/bin/crustctl"
 	f := finding{What: "udevd leaves volumes alone", Answer: "yes"}
 	if _, err := os.Stat(root + "/run/udev/control"); errors.Is(err, os.ErrNotExist) {
 		f.Answer = "yes: no udevd runs here"
+		if why := hiddenUdevd(root); why != "" {
+			f.Answer, f.Do = "cannot tell: "+why, onNode
+		}
 		return f
 	} else if err != nil {
-		f.Answer = "cannot tell: " + err.Error()
+		f.Answer, f.Do = "cannot tell: "+err.Error(), onNode
 		return f
 	}
 	const remedy = "only if guests or pods on this node may be hostile: install deploy/udev/" + udevRule + " (docs/crust.md)"
 	backing, err := filepath.Glob(root + "/sys/block/loop*/loop/backing_file")
 	if err != nil {
-		f.Answer = "cannot tell: " + err.Error()
+		f.Answer, f.Do = "cannot tell: "+err.Error(), onNode
 		return f
 	}
 	noted := false
@@ -45,7 +69,7 @@ func udevd(root string) finding {
 			continue // udevd has not seen it yet
 		}
 		if err != nil {
-			f.Answer = "cannot tell: " + err.Error()
+			f.Answer, f.Do = "cannot tell: "+err.Error(), onNode
 			return f
 		}
 		if noted = strings.Contains(string(notes), "\nE:CRUST=1\n"); !noted {

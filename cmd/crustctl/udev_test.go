@@ -10,12 +10,18 @@ import (
 // A01: the doctor says whether udevd reads what guests write. What udevd has noted counts more than a file of rules.
 func TestA01_TheDoctorAsksWhatUdevdReads(t *testing.T) {
 	const runs, rule = "run/udev/control", "etc/udev/rules.d/59-crust.rules"
+	const comm, pids = "proc/7/comm", "proc/self/ns/pid"
 	const loop, numbers, notes = "sys/block/loop3/loop/backing_file", "sys/block/loop3/dev", "run/udev/data/b7:3"
 	for name, c := range map[string]struct {
 		files map[string]string
 		want  string
 	}{
-		"no udevd": {map[string]string{rule: ""}, "yes: no udevd runs here"},
+		"no udevd": {map[string]string{rule: "", comm: "bash\n", pids: initialPIDs}, "yes: no udevd runs here"},
+		"a udevd outside of this container": {map[string]string{rule: "", comm: "systemd-udevd\n", pids: initialPIDs},
+			"cannot tell: a udevd runs"},
+		"a container with processes of its own": {map[string]string{rule: "", comm: "bash\n", pids: "pid:[4026532001]"},
+			"cannot tell: this is a container"},
+		"no /proc": {nil, "cannot tell: this is a container"},
 		"no rule":  {map[string]string{runs: ""}, "no: it has no rule"},
 		"a rule":   {map[string]string{runs: "", rule: ""}, "yes"},
 		"a volume that was attached before the rule": {map[string]string{
@@ -35,11 +41,17 @@ func TestA01_TheDoctorAsksWhatUdevdReads(t *testing.T) {
 				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 					t.Fatal(err)
 				}
-				if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+				var err error
+				if file == pids {
+					err = os.Symlink(text, path)
+				} else {
+					err = os.WriteFile(path, []byte(text), 0o644)
+				}
+				if err != nil {
 					t.Fatal(err)
 				}
 			}
-			if got := udevd(root); !strings.HasPrefix(got.Answer, c.want) || (got.Do == "") == strings.HasPrefix(c.want, "no") {
+			if got := udevd(root); !strings.HasPrefix(got.Answer, c.want) || (got.Do == "") != strings.HasPrefix(c.want, "yes") {
 				t.Errorf("%+v", got)
 			}
 		})
