@@ -11,6 +11,10 @@ import (
 // 2 s and goes on without it.
 const hookPatience = 1500 * time.Millisecond
 
+// patientAgain is how long a volume's publishes share that patience: each container of a pod tries one, and guests choose how long it takes
+// until it fails. The runtime holds up all pods of the node while a hook runs.
+const patientAgain = time.Minute
+
 // Sandbox is a pod's sandbox, as the container runtime reports it.
 type Sandbox struct {
 	ID     string

@@ -268,3 +268,58 @@ func TestC22_ALostVolumeIsPublishedAgain(t *testing.T) {
 		t.Error("the runtime is not asked whether it is")
 	}
 }
+
+// A guest chooses how long a publish takes until it fails, and each container of the pod tries one. Their hooks wait once a minute.
+func TestC24_PublishesThatFailSlowlyShareAHooksPatience(t *testing.T) {
+	r := deferredRig(t)
+	r.agent.hookPatience = hookPatience
+	next := make(chan chan struct{}, 9)
+	r.runtime.Fail = func(ctx context.Context, call string, _ proto.Message) error {
+		if call != "RuntimePublishVolume" {
+			return nil
+		}
+		fail := make(chan struct{})
+		next <- fail
+		select {
+		case <-fail:
+			return status.Error(codes.FailedPrecondition, "a broken file system")
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	b := podSandbox{"sb", 1}
+	hook := func() time.Duration {
+		begin := time.Now()
+		ok(t, r.agent.publishAll(r.ctx(), "u1", b))
+		return time.Since(begin)
+	}
+	fails := func() {
+		close(<-next)
+		for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+			if err := r.agent.missing("u1", "sb"); err != nil && strings.Contains(err.Error(), "a broken file system") {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatal("it does not fail")
+			}
+		}
+	}
+	if took := hook(); took < hookPatience*9/10 {
+		t.Errorf("the first hook waited for %s", took)
+	}
+	fails()
+	if took := hook(); took > hookPatience*9/10 {
+		t.Errorf("the hook of another container waited for %s, too", took)
+	}
+	fails()
+	r.agent.mu.Lock()
+	for _, t := range r.agent.tasks {
+		t.began = t.began.Add(-patientAgain)
+	}
+	r.agent.mu.Unlock()
+	if took := hook(); took < hookPatience*9/10 {
+		t.Errorf("after a minute, the hook waited for %s", took)
+	}
+	fails()
+	ok(t, r.unpublish())
+}

@@ -83,7 +83,7 @@ func (a *Agent) start(target string, b podSandbox) *task {
 		}
 		before.cancel() // for a sandbox that the pod no longer has
 	}
-	return a.run(target, b, before, publishTimeout, func(ctx context.Context, t *task) error {
+	t := a.run(target, b, before, publishTimeout, func(ctx context.Context, t *task) error {
 		// A child of the call that deferred the volume, not a link: the pod waits for both, and one
 		// trace must show for what.
 		ctx, end := tracing.Continue(ctx, a.Tracer, d.Trace, "publish in sandbox", aboutDeferral(d, b)...)
@@ -98,6 +98,10 @@ func (a *Agent) start(target string, b podSandbox) *task {
 		}
 		return err
 	})
+	if before != nil && before.sandbox == b.id && time.Since(before.began) < patientAgain {
+		t.began = before.began
+	}
+	return t
 }
 
 // aboutDeferral returns span attributes for a deferral.

@@ -279,7 +279,7 @@ func (s *machine) Unbind(ctx context.Context, slot string) error {
 // Exec runs a program in the guest.
 func (s *machine) Exec(ctx context.Context, argv []string, stdin []byte) (output []byte, code int, err error) {
 	err = s.within(ctx, func(ctx context.Context, q *qmp.Client) error {
-		r, err := s.guest.Exec(ctx, &guestv1.ExecRequest{Argv: argv, Stdin: stdin})
+		r, err := s.guest.Exec(ctx, &guestv1.ExecRequest{Argv: argv, Stdin: stdin}, grpc.MaxCallRecvMsgSize(mostOfOutput))
 		output, code = r.GetOutput(), int(r.GetExitCode())
 		return err
 	})

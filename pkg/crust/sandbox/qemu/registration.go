@@ -62,14 +62,16 @@ func (r registration) connect(ctx context.Context) (*qmp.Client, error) {
 // dial returns a connection to the guest, which is made on first use. A guest that does not answer a ping within the timeout is dialled
 // again: its channel may be stuck. Until then it may just be busy.
 func (r registration) dial(timeout time.Duration) (*grpc.ClientConn, error) {
-	const most = 512 << 10
 	return grpc.NewClient("passthrough:///guest",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("guest"), grpc.WithUnaryInterceptor(spans),
-		// A guest is untrusted, so its answers are bounded.
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(most), grpc.WaitForReady(true)), grpc.WithMaxHeaderListSize(16<<10),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(mostOfAnswer), grpc.WaitForReady(true)), grpc.WithMaxHeaderListSize(16<<10),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: timeout}),
 		redial.Soon(),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return channel.Dial(ctx, r.Channel, r.Magic)
+			c, err := channel.Dial(ctx, r.Channel, r.Magic)
+			if err != nil {
+				return nil, err
+			}
+			return newGuestConn(c, timeout), nil
 		}))
 }
