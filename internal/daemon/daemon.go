@@ -5,14 +5,26 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
+
+	"google.golang.org/grpc/grpclog"
 )
 
 // Main runs a program. If it fails, Main writes the error and ends the process with status 1. A request for help is no failure.
 func Main(name string, run func(args []string) error) {
+	quiet()
 	if err := run(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, name+":", err)
 		os.Exit(1)
+	}
+}
+
+// quiet turns off gRPC's own log, unless its variables ask for it. Whom a daemon is connected to, such as a hostile guest, can make gRPC
+// write a line for each frame. Errors of calls are in the daemon's log anyway.
+func quiet() {
+	if os.Getenv("GRPC_GO_LOG_SEVERITY_LEVEL") == "" {
+		grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -16,8 +17,26 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/grpclog"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 )
+
+// C20: gRPC itself logs nothing: what a daemon is connected to could make it write a line for each frame.
+func TestC20_GRPCLogsOnlyIfItIsAskedTo(t *testing.T) {
+	const again = "CRUST_TEST_LOGS"
+	if os.Getenv(again) != "" {
+		Main("test", func([]string) error { grpclog.Error("said by a guest"); return nil })
+		return
+	}
+	for level, want := range map[string]bool{"": false, "error": true} {
+		c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+		c.Env = append(os.Environ(), again+"=1", "GRPC_GO_LOG_SEVERITY_LEVEL="+level)
+		out, err := c.CombinedOutput()
+		if said := strings.Contains(string(out), "said by a guest"); err != nil || said != want {
+			t.Errorf("level %q: %v %s", level, err, out)
+		}
+	}
+}
 
 // slow answers when it is let go.
 type slow struct {

@@ -18,13 +18,17 @@ const theEnd = "crust-oci: the pod ends:"
 const mostEnded = 20
 
 // say appends a line to the pod's log, as its monitor does. What it says may come from the guest, and is for nobody else: containerd's shim
-// takes an error with certain words for success.
+// takes an error with certain words for success. The log is in memory, and a guest could have a line written for each container that ends:
+// a full log gets no more lines, but that of the end.
 func (p *Pod) say(what ...any) {
 	f, w, err := p.open(monitorLog, mostOfEnd)
 	if err != nil {
 		return // the pod's directory has gone, and the pod with it
 	}
 	defer f.Close()
+	if st, err := f.Stat(); err != nil || st.Size() > mostOfLog && what[0] != theEnd {
+		return
+	}
 	fmt.Fprintln(w, line(what...))
 }
 

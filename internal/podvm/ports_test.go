@@ -201,3 +201,18 @@ func TestC24_PortsAreGivenBackBeforeOthersAreTaken(t *testing.T) {
 		t.Errorf("%d ports are taken", len(f.open))
 	}
 }
+
+// C20: crust-oci writes to the log, too, for each container whose guest does not end it.
+func TestC20_AGuestFillsNoLogThroughCrustOCI(t *testing.T) {
+	p := made(t, Pods{t.TempDir()}, "pod")
+	text := strings.Repeat("x", 1000)
+	for range 2 * mostOfLog / len(text) {
+		p.say("delete:", errors.New(text))
+	}
+	p.say(theEnd, "its monitor did not end in time")
+	b, err := os.ReadFile(p.at(monitorLog))
+	end := "\n" + theEnd + " its monitor did not end in time\n"
+	if !strings.HasSuffix(string(b), end) || len(b) < mostOfLog || len(b) > mostOfLog+2*len(text) || err != nil {
+		t.Errorf("%d bytes, %v", len(b), err)
+	}
+}
