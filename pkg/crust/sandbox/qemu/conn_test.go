@@ -66,7 +66,7 @@ func TestC20_AGuestIsHeardAtALimitedRate(t *testing.T) {
 		}
 		defer c.Close()
 		_, _ = c.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0})                                            // HTTP/2's SETTINGS
-		frame := append([]byte{0, 0x40, 0, 0xee, 0, 0, 0, 0, 0}, bytes.Repeat([]byte{0}, 16<<10)...) // of a type that nobody knows
+		frame := append([]byte{0, 0x40, 0, 0xee, 0, 0, 0, 0, 0}, bytes.Repeat([]byte{0}, 16<<10)...) // of an unknown type
 		begin := time.Now()
 		for range (atOnce + 2*heard) / (16 << 10) {
 			if _, err := c.Write(frame); err != nil {
