@@ -113,12 +113,12 @@ func (a *agent) text() string {
 	case "silent":
 		select {}
 	}
-	return "\x1b[2J\u202e../../../../etc/passwd\x00\n\r" + strings.Repeat("B", 100<<10)
+	return "\x1b[2J\u202e../../../../etc/passwd\x00\n\r" + strings.Repeat("B", 5<<10) // crustd takes that much
 }
 
 func (a *agent) Info(context.Context, *guestv1.InfoRequest) (*guestv1.InfoResponse, error) {
 	r := &guestv1.InfoResponse{Kernel: a.text()}
-	for i := range 10000 {
+	for i := range 1000 {
 		r.FileSystems = append(r.FileSystems, fmt.Sprint("fs", i, "\x1b"))
 		r.Volumes = append(r.Volumes, &guestv1.MountedVolume{Serial: "../x", Path: "/etc", Device: "/dev/vda"})
 	}

@@ -11,6 +11,7 @@ import (
 // frames with padding, and it queues 40 bytes for every frame of a stream that has ended.
 const (
 	mostOfAnswer = 16 << 10  // bytes; paths, numbers and short texts
+	mostOfReport = 128 << 10 // bytes; it names all volumes
 	mostOfOutput = 512 << 10 // bytes, of ExecInSandbox
 	heard        = 4 << 20   // bytes in a second
 	atOnce       = 1 << 20   // bytes, before that counts

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 )
@@ -91,17 +93,23 @@ func TestC20_AGuestIsHeardAtALimitedRate(t *testing.T) {
 	}
 }
 
-// C20: only what a program in the sandbox writes may be long.
+// C20: only a report of all volumes, and what a program in the sandbox writes, may be long.
 func TestC20_AnAnswerOfAGuestIsShort(t *testing.T) {
 	l := newLiar(t)
 	long := func(size int) ([]byte, error) {
-		return append([]byte{0xf2, 0x3e, 0x80, 0x80, 0x01}, make([]byte, size)...), nil
+		const unknown = 1000
+		return protowire.AppendBytes(protowire.AppendTag(nil, unknown, protowire.BytesType), make([]byte, size)), nil
 	}
 	l.answer = func() ([]byte, error) { return long(16 << 10) }
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := l.box.guest.Stats(ctx, &guestv1.StatsRequest{}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a long answer: %v", err)
+	}
+	l.answer = func() ([]byte, error) { return long(100 << 10) }
+	b := &Backend{dir: t.TempDir(), log: slog.New(slog.DiscardHandler)}
+	if _, err := b.ask(ctx, l.box); err != nil {
+		t.Errorf("a report: %v", err)
 	}
 	if _, _, err := l.box.Exec(ctx, []string{"cat"}, nil); err != nil {
 		t.Errorf("a program's output: %v", err)

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/crust-csi/crust-csi/internal/qmp"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/crust"
@@ -164,7 +166,7 @@ func (b *Backend) knows() bool {
 }
 
 func (b *Backend) ask(ctx context.Context, s *machine) (guestFacts, error) {
-	r, err := s.guest.Info(ctx, &guestv1.InfoRequest{})
+	r, err := s.guest.Info(ctx, &guestv1.InfoRequest{}, grpc.MaxCallRecvMsgSize(mostOfReport))
 	if err != nil {
 		return guestFacts{}, err
 	}
