@@ -60,8 +60,8 @@ func EnsureFilesystem(ctx context.Context, src Source, id string, dev mounter.De
 	return src.SetFacts(id, v.Facts)
 }
 
-// OfDevice adds the volume to an error of its device, unless the error names it. A device node that is gone is a state of the volume: to a
-// CSI caller, NotFound means that there is no such volume.
+// OfDevice adds the volume to an error of its device, unless the error names it. A device node that goes meanwhile is a state of the
+// volume.
 func OfDevice(id string, err error) error {
 	if text := err.Error(); !strings.HasPrefix(text, "volume "+id+":") && !strings.HasPrefix(text, "volume "+id+" ") {
 		err = fmt.Errorf("volume %s: %w", id, err)

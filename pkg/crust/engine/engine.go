@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -70,9 +69,6 @@ func (r Request) SuperblockOptions() (mounter.Options, error) {
 // Identify reads what is on the device. Anything but a file system of the request's type is a fault State.
 func (r Request) Identify() (superblock.Result, error) {
 	found, err := superblock.Identify(r.Device.Path, r.Type)
-	if errors.Is(err, fs.ErrNotExist) { // NotFound is a sandbox or volume that the server does not have
-		err = fault.New(fault.State, "%w", err)
-	}
 	if err == nil && (found.Content != superblock.Known || found.Type != r.Type) {
 		err = fault.New(fault.State, "%s holds %s, and %s was asked for; nothing was changed", r.Device.Path, found, r.Type)
 	}

@@ -51,6 +51,23 @@ func (b *busy) Stats(context.Context, *guestv1.StatsRequest) (*guestv1.StatsResp
 	return &guestv1.StatsResponse{}, nil
 }
 
+// guestsPort listens where a guest's port is.
+func guestsPort(t *testing.T) (registration, net.Listener) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "guest") // a short path
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	how := registration{Channel: filepath.Join(dir, "port")}
+	l, err := net.Listen("unix", how.Channel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return how, l
+}
+
 // A guest that gets no processor for a while keeps its connection, as long as crustd's --timeout permits. After that it is given up.
 func TestAGuestThatIsBusyForAWhile(t *testing.T) {
 	t.Parallel()
@@ -61,16 +78,7 @@ func TestAGuestThatIsBusyForAWhile(t *testing.T) {
 	}{"within the timeout": {time.Minute, codes.OK}, "longer": {time.Second, codes.Unavailable}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dir, err := os.MkdirTemp("", "busy")
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { os.RemoveAll(dir) })
-			how := registration{Channel: filepath.Join(dir, "port")}
-			l, err := net.Listen("unix", how.Channel)
-			if err != nil {
-				t.Fatal(err)
-			}
+			how, l := guestsPort(t)
 			b := &busy{Listener: l, stops: make(chan struct{}), gone: make(chan struct{})}
 			g := grpc.NewServer()
 			guestv1.RegisterGuestServer(g, b)

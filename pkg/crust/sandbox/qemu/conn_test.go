@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -49,17 +48,7 @@ func TestC20_AGuestThatTakesNothingIsGivenUp(t *testing.T) {
 // C20: a guest that sends as fast as it can takes little of crustd's processor.
 func TestC20_AGuestIsHeardAtALimitedRate(t *testing.T) {
 	t.Parallel()
-	dir, err := os.MkdirTemp("", "loud")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	how := registration{Channel: filepath.Join(dir, "port")}
-	l, err := net.Listen("unix", how.Channel)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	how, l := guestsPort(t)
 	took := make(chan time.Duration, 1)
 	go func() {
 		c, err := port{l}.Accept()
