@@ -3,51 +3,11 @@ package testnode
 import (
 	"flag"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 )
-
-var builds struct {
-	sync.Mutex
-	dir string
-	bin map[string]string
-}
-
-// Build compiles csi-node, once for each set of tags in a test binary.
-func Build(t testing.TB, tags string) string { return BuildCommand(t, "csi-node", tags) }
-
-// BuildCommand builds a command of cmd, once for each test binary.
-func BuildCommand(t testing.TB, name, tags string) string {
-	t.Helper()
-	builds.Lock()
-	defer builds.Unlock()
-	if bin, ok := builds.bin[name+tags]; ok {
-		return bin
-	}
-	if dir := os.Getenv("CRUST_TEST_BIN"); dir != "" {
-		return filepath.Join(dir, name+tags) // a guest has no compiler
-	}
-	if builds.dir == "" {
-		dir, err := os.MkdirTemp("", "crust-build-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		builds.dir, builds.bin = dir, map[string]string{}
-	}
-	bin := filepath.Join(builds.dir, name+tags)
-	build := exec.Command("go", "build", "-tags", tags, "-o", bin, "github.com/crust-csi/crust-csi/cmd/"+name)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as in the images: crust-oci is also the only program of a stub
-	out, err := build.CombinedOutput()
-	if err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	builds.bin[name+tags] = bin
-	return bin
-}
 
 // AtOnce sets how many of a package's parallel tests run at a time, unless -parallel is given.
 // Tests with csi-node mostly wait for the kernel, so more tests than processors take no longer.

@@ -54,25 +54,13 @@ func ctxOf(t testing.TB) context.Context {
 	return ctx
 }
 
-func build(t testing.TB, dir, pkg, out string, env string, tags string) {
-	t.Helper()
-	c := exec.Command("go", "build", "-tags", tags, "-o", out, pkg)
-	c.Dir = dir
-	c.Env = append(os.Environ(), env)
-	if b, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", pkg, err, b)
-	}
-}
-
 // sandbox runs the program in containers.
 type sandbox struct{ dir, runc, pod string }
 
 func newSandbox(t testing.TB) sandbox {
-	s := sandbox{dir: t.TempDir()}
-	s.runc, s.pod = filepath.Join(s.dir, "runc"), filepath.Join(s.dir, "pod")
-	build(t, "../runtimes", "github.com/opencontainers/runc", s.runc, "CGO_ENABLED=1", "seccomp")
-	build(t, ".", "./pod", s.pod, "CGO_ENABLED=0", "")
-	return s
+	runc := testnode.Program{Name: "runc", Dir: "../runtimes", Package: "github.com/opencontainers/runc", Tags: "seccomp", Cgo: true}
+	pod := testnode.Program{Name: "pod", Package: "./pod"}
+	return sandbox{dir: t.TempDir(), runc: runc.Build(t), pod: pod.Build(t)}
 }
 
 // attack runs the program on a published volume and returns its output.

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/testcrust"
+	"github.com/crust-csi/crust-csi/internal/testnode"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
@@ -29,7 +30,7 @@ func TestAGuestWhoseRootAttacks(t *testing.T) {
 	s.acquaint()
 	dir := t.TempDir()
 	ok(t, os.Mkdir(dir+"/tree", 0o755))
-	run(t, "env", "CGO_ENABLED=0", "go", "build", "-ldflags", "-s -w", "-o", dir+"/tree/hostile", "./hostile")
+	run(t, "cp", testnode.Program{Name: "hostile", Package: "./hostile"}.Build(t), dir+"/tree/hostile")
 	honest, evil := s.Volume("honest", "ext4"), s.Volume("evil", "ext4")
 	p, q := s.pod("honest", honest), s.pod("evil", evil)
 	ok(t, s.nodePublish(p))

@@ -16,13 +16,7 @@ import (
 func runtimes(t *testing.T) map[string][]string {
 	t.Helper()
 	dir := t.TempDir()
-	runc := filepath.Join(dir, "runc")
-	c := exec.Command("go", "build", "-o", runc, "github.com/opencontainers/runc")
-	c.Dir = "../runtimes"
-	c.Env = append(os.Environ(), "CGO_ENABLED=1") // part of it is C
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("runc: %v\n%s", err, out)
-	}
+	runc := testnode.Program{Name: "runc", Dir: "../runtimes", Package: "github.com/opencontainers/runc", Cgo: true}.Build(t)
 	return map[string][]string{
 		"runc": {runc, "--root", filepath.Join(dir, "runc-state")},
 		"crun": {"crun", "--root", filepath.Join(dir, "crun-state"), "--cgroup-manager=disabled"},

@@ -274,7 +274,7 @@ func (t *tree) module(pkg string) (dir, pattern string) {
 func (t *tree) command(ctx context.Context, name string, args ...string) (string, error) {
 	c := exec.CommandContext(ctx, name, args...)
 	c.Dir = t.root
-	c.Env = append(os.Environ(), "TMPDIR="+t.tmp)
+	c.Env = append(os.Environ(), "TMPDIR="+t.tmp, "CRUST_TEST_BUILDS=") // its programs are built of this tree
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
 	c.WaitDelay = 10 * time.Second

@@ -41,7 +41,7 @@ func podCommand(t testing.TB, node string, ops ...string) *exec.Cmd {
 	inside.Lock()
 	defer inside.Unlock()
 	if inside.built == nil {
-		b, err := os.ReadFile(program(t, "inside", ".", "./inside"))
+		b, err := os.ReadFile(insideProgram(t))
 		ok(t, err)
 		inside.built = b
 	}

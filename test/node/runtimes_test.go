@@ -14,23 +14,10 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// program returns a prebuilt program (a guest has no compiler), or builds it.
-func program(t testing.TB, name, dir, pkg string) string {
+// insideProgram is a static program for a container: the container has no libraries.
+func insideProgram(t testing.TB) string {
 	t.Helper()
-	if built := os.Getenv("CRUST_TEST_BIN"); built != "" {
-		return filepath.Join(built, name)
-	}
-	file := filepath.Join(t.TempDir(), name)
-	c := exec.Command("go", "build", "-o", file, pkg)
-	c.Dir = dir
-	c.Env = append(os.Environ(), "CGO_ENABLED=1") // part of runc is C
-	if name == "inside" {
-		c.Env = append(c.Env, "CGO_ENABLED=0") // its container has no libraries
-	}
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", name, err, out)
-	}
-	return file
+	return testnode.Program{Name: "inside", Package: "./inside"}.Build(t)
 }
 
 // runtimes returns real OCI runtimes: Debian's crun, and the runc that test/runtimes pins (Debian's
@@ -38,7 +25,7 @@ func program(t testing.TB, name, dir, pkg string) string {
 func runtimes(t *testing.T) map[string][]string {
 	t.Helper()
 	dir := t.TempDir()
-	runc := program(t, "runc", "../runtimes", "github.com/opencontainers/runc")
+	runc := testnode.Program{Name: "runc", Dir: "../runtimes", Package: "github.com/opencontainers/runc", Cgo: true}.Build(t)
 	return map[string][]string{
 		"runc": {runc, "--root", filepath.Join(dir, "runc-state")},
 		// crun refuses the hybrid cgroups of some machines. This mount namespace has only the
@@ -58,7 +45,7 @@ func container(t *testing.T, runtime []string, name, volume string, host, uid, g
 	for _, d := range []string{"proc", "dev", "data", "sys"} {
 		ok(t, os.MkdirAll(filepath.Join(rootfs, d), 0o755))
 	}
-	run(t, "cp", program(t, "inside", ".", "./inside"), rootfs+"/inside")
+	run(t, "cp", insideProgram(t), rootfs+"/inside")
 	// The container's root is not this machine's, and the umask may be 077.
 	run(t, "chmod", "-R", "755", bundle)
 	for dir := filepath.Dir(bundle); len(dir) >= len(os.TempDir()); dir = filepath.Dir(dir) {
