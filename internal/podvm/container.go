@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/plain"
 	"github.com/crust-csi/crust-csi/internal/podguest"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
@@ -223,6 +224,29 @@ func (r *Runtime) start(ctx context.Context, p *Pod, c Call) error {
 // tokenPattern is that of what a guest calls a prepared process: crypto/rand.Text.
 var tokenPattern = regexp.MustCompile(`^[A-Z2-7]{26,64}$`)
 
+// mostTurns is how many calls of a pod's exec there may be at a time. Each is a process outside the pod's cgroup: a guest that does not
+// answer, whose probes go on, would fill the node's memory with them.
+const mostTurns = 32
+
+// turn returns a file whose lock this process holds until it closes the file or ends.
+func (p *Pod) turn() (*os.File, error) {
+	for i := range mostTurns {
+		f, err := os.OpenFile(p.at(fmt.Sprintf("exec-%d", i)), os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		if err = linux.Flock(f); err == nil {
+			return f, nil
+		}
+		f.Close()
+		if !errors.Is(err, linux.EAGAIN) {
+			return nil, err
+		}
+	}
+	return nil, fmt.Errorf("the microVM of pod %s: %d commands wait for the guest already: the machine is busy, or the guest hangs; "+
+		"the guest's console is %s", p.ID, mostTurns, p.at(consoleLog))
+}
+
 // exec prepares a process in the guest, and has the host's runtime start a stub for it beside the container's own.
 func (r *Runtime) exec(ctx context.Context, p *Pod, c Call) error {
 	if c.Process == "" {
@@ -232,6 +256,11 @@ func (r *Runtime) exec(ctx context.Context, p *Pod, c Call) error {
 	if err := readJSON(c.Process, &process); err != nil {
 		return err
 	}
+	turn, err := p.turn()
+	if err != nil {
+		return err
+	}
+	defer turn.Close()
 	guest, conn, err := p.client()
 	if err != nil {
 		return err

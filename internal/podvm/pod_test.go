@@ -164,3 +164,26 @@ func TestLogsOfPodsThatHadToEnd(t *testing.T) {
 		t.Errorf("%v %v", all, err)
 	}
 }
+
+// A guest that answers nothing does not collect processes on the node. The place of a call that has ended is free.
+func TestC20_FewCommandsWaitForAGuest(t *testing.T) {
+	p := &Pod{ID: "p", dir: t.TempDir()}
+	var held []*os.File
+	for range mostTurns {
+		f, err := p.turn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		held = append(held, f)
+	}
+	if f, err := p.turn(); err == nil || !strings.Contains(err.Error(), "32 commands wait") {
+		t.Errorf("one more: %v %v", f, err)
+	}
+	held[7].Close()
+	f, err := p.turn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+}

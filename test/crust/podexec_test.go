@@ -1,9 +1,11 @@
 package crust
 
 import (
+	"context"
 	"encoding/json"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -13,6 +15,14 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/testcrust"
 )
+
+// command is a call of crust-oci, which is killed when ctx ends.
+func (r *podRuntime) command(ctx context.Context, args ...string) *exec.Cmd {
+	all := append([]string{"--root", filepath.Join(r.dir, "state"), "--log", filepath.Join(r.dir, "log")}, args...)
+	c := exec.CommandContext(ctx, r.bin, all...)
+	c.Env = append(os.Environ(), "CRUST_OCI_CONFIG="+filepath.Join(r.dir, "oci.json"))
+	return c
+}
 
 // exec runs a process in a container, with "input" as its input, and returns its output and exit status.
 func (r *podRuntime) exec(t testing.TB, id string, args ...string) (string, int) {

@@ -1,12 +1,17 @@
 package crust
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/crust-csi/crust-csi/internal/testcrust"
+	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
 // configure sets a key of the runtime's configuration for later pods.
@@ -36,6 +41,40 @@ func (r *podRuntime) resident(t testing.TB, pod string) int64 {
 	return kib << 10
 }
 
+// manyCommands runs more commands in a container than may wait for its guest, which does not answer, and ends them.
+func (r *podRuntime) manyCommands(t testing.TB, id string) {
+	t.Helper()
+	file := filepath.Join(r.dir, "process.json")
+	ok(t, os.WriteFile(file, []byte(`{"args": ["true"], "cwd": "/", "user": {"uid": 0, "gid": 0}}`), 0o600))
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	const calls, wait = 40, 32
+	ended := make(chan struct{}, calls)
+	for range calls {
+		c := r.command(ctx, "exec", "--process", file, "--detach", id)
+		ok(t, c.Start())
+		go func() { _ = c.Wait(); ended <- struct{}{} }() // it is refused, or killed
+	}
+	limit := time.After(testcrust.Longest())
+	for i := range calls - wait {
+		select {
+		case <-ended:
+		case <-limit:
+			t.Errorf("of %d commands, %d were refused", calls, i)
+			return
+		}
+	}
+	said, err := os.ReadFile(filepath.Join(r.dir, "log"))
+	ok(t, err)
+	if got := strings.Count(string(said), "32 commands wait for the guest already"); got != calls-wait {
+		t.Errorf("%d refusals: %s", got, said)
+	}
+	end()
+	for range wait {
+		<-ended
+	}
+}
+
 // Root of a pod's microVM takes the place of the agent that runs the containers. Calls for the pod end, with bounded words, its monitor
 // takes no more memory and ports than it may, another pod is served as before, and the pod can be ended.
 func TestC20_C24_APodsGuestThatAttacks(t *testing.T) {
@@ -45,7 +84,7 @@ func TestC20_C24_APodsGuestThatAttacks(t *testing.T) {
 	honest, r := newPodRuntime(t, s), newPodRuntime(t, s)
 	dir := t.TempDir()
 	ok(t, os.Mkdir(dir+"/tree", 0o755))
-	run(t, "env", "CGO_ENABLED=0", "go", "build", "-ldflags", "-s -w", "-o", dir+"/tree/hostile", "./hostile")
+	run(t, "cp", testnode.Program{Name: "hostile", Package: "./hostile"}.Build(t), dir+"/tree/hostile")
 	run(t, "sh", "-c", fmt.Sprintf("cd %s/tree && find . | cpio --quiet -o -H newc > ../more && cat %s/pod-initramfs ../more > ../initramfs",
 		dir, guestDir(t)))
 	r.configure(t, "initrd", dir+"/initramfs")
@@ -88,6 +127,9 @@ func TestC20_C24_APodsGuestThatAttacks(t *testing.T) {
 			if c != nil {
 				plainly("delete", r.call(nil, nil, nil, "delete", "--force", mode))
 			}
+		}
+		if mode == "silent" {
+			r.manyCommands(t, "one")
 		}
 		listening := run(t, "ip", "netns", "exec", filepath.Base(network), "sh", "-c",
 			"cat /proc/net/tcp /proc/net/tcp6 | grep -c ' 0A ' || true")

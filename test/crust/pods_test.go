@@ -1,6 +1,7 @@
 package crust
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -52,12 +53,10 @@ func newPodRuntime(t testing.TB, s *server) *podRuntime {
 
 // call runs crust-oci. Streams are files: a pipe would be kept open by the container.
 func (r *podRuntime) call(stdin, stdout, stderr *os.File, args ...string) error {
-	log := filepath.Join(r.dir, "log")
-	c := exec.Command(r.bin, append([]string{"--root", filepath.Join(r.dir, "state"), "--log", log}, args...)...)
-	c.Env = append(os.Environ(), "CRUST_OCI_CONFIG="+filepath.Join(r.dir, "oci.json"))
+	c := r.command(context.Background(), args...)
 	c.Stdin, c.Stdout, c.Stderr = stdin, stdout, stderr
 	if err := c.Run(); err != nil {
-		said, _ := os.ReadFile(log)
+		said, _ := os.ReadFile(filepath.Join(r.dir, "log"))
 		lines := strings.Split(strings.TrimSpace(string(said)), "\n")
 		return fmt.Errorf("%s: %w: %s", args[0], err, strings.Join(lines[max(0, len(lines)-3):], "\n"))
 	}
