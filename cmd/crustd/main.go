@@ -181,9 +181,8 @@ func run(args []string) error {
 	}
 	m, err := sandbox.New(servers.Context, sandbox.Config{
 		StateDir: o.stateDir, KubeletDir: o.kubeletDir, Backend: backend,
-		Devices: sandbox.Devices{Allow: o.allow, ToAllow: "; allow it with --allow-device",
-			KubeletDir: o.kubeletDir},
-		Log: log, Timeout: o.timeout, OwnershipTimeout: o.ownership,
+		Devices: sandbox.Devices{Allow: o.allow, ToAllow: "; allow it with --allow-device"},
+		Log:     log, Timeout: o.timeout, OwnershipTimeout: o.ownership,
 	})
 	if fault.Is(err, fault.State) {
 		return fmt.Errorf("%w (--backend, --state-dir)", err)

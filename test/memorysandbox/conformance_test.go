@@ -46,7 +46,7 @@ func conforms(t *testing.T, late bool, b breaks, id string) ([]conformance.Resul
 	kubelet := filepath.Join(t.TempDir(), "kubelet")
 	check(t, os.Mkdir(kubelet, 0o750))
 	manager, err := sandbox.New(t.Context(), sandbox.Config{StateDir: t.TempDir(), KubeletDir: kubelet, Backend: m, Timeout: time.Minute,
-		OwnershipTimeout: time.Minute, Devices: sandbox.Devices{Allow: []string{"example.com=/dev/loop*"}, KubeletDir: kubelet}})
+		OwnershipTimeout: time.Minute, Devices: sandbox.Devices{Allow: []string{"example.com=/dev/loop*"}}})
 	check(t, err)
 	s := &sandbox.Server{Manager: manager}
 	defer s.Stop()

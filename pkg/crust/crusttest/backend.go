@@ -105,7 +105,7 @@ func (b *backendSuite) start() {
 	b.backend = b.Open(b.t, b.dir, b.kubelet)
 	m, err := sandbox.New(b.ctx(), sandbox.Config{
 		StateDir: b.dir, KubeletDir: b.kubelet, Backend: b.backend, Timeout: b.Patience, OwnershipTimeout: b.Patience,
-		Devices: sandbox.Devices{Allow: b.disks, KubeletDir: b.kubelet},
+		Devices: sandbox.Devices{Allow: b.disks},
 	})
 	fatal(b.t, err)
 	b.server = &sandbox.Server{Manager: m}

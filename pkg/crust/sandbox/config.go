@@ -10,7 +10,7 @@ import (
 // Config of a Manager. StateDir, KubeletDir and Backend are required.
 type Config struct {
 	StateDir string
-	// KubeletDir is the directory above every target.
+	// KubeletDir is the directory above every target. The kubelet records the driver of each volume there.
 	KubeletDir string
 	Backend    Backend
 	Devices    Devices

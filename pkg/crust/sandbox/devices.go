@@ -21,8 +21,6 @@ type Devices struct {
 	Allow []string
 	// ToAllow says how an administrator allows a device. Every refusal ends with it.
 	ToAllow string
-	// KubeletDir is where the kubelet records the driver of each volume.
-	KubeletDir string
 }
 
 // SplitAllowed splits an entry of Devices.Allow into the driver, empty for any, and the path or
@@ -43,12 +41,12 @@ func SplitAllowed(entry string) (driver string, pattern mounter.Pattern, err err
 
 // driverOf returns the CSI driver of the volume at a target. The kubelet writes it to a file beside
 // the target before it calls any driver.
-func (d Devices) driverOf(target string) (string, error) {
-	below, err := filepath.Rel(d.KubeletDir, filepath.Join(filepath.Dir(target), "vol_data.json"))
+func driverOf(kubeletDir, target string) (string, error) {
+	below, err := filepath.Rel(kubeletDir, filepath.Join(filepath.Dir(target), "vol_data.json"))
 	if err != nil {
 		return "", err
 	}
-	root, err := os.OpenRoot(d.KubeletDir)
+	root, err := os.OpenRoot(kubeletDir)
 	if err != nil {
 		return "", err
 	}
@@ -68,9 +66,9 @@ func (d Devices) driverOf(target string) (string, error) {
 	return data.DriverName, nil
 }
 
-// Find opens a device that is allowed for the volume at a target. An entry must name the path as it
+// find opens a device that is allowed for the volume at a target below kubeletDir. An entry must name the path as it
 // is written: another name of the same device is refused (mounter.FindExact).
-func (d Devices) Find(path, target string) (mounter.Device, error) {
+func (d Devices) find(kubeletDir, path, target string) (mounter.Device, error) {
 	refuse := func(why string) (mounter.Device, error) {
 		return mounter.Device{}, fault.New(fault.Invalid, "device %q %s; allowed here are %s%s", path, why,
 			cmp.Or(strings.Join(d.Allow, ", "), "none"), d.ToAllow)
@@ -90,7 +88,7 @@ func (d Devices) Find(path, target string) (mounter.Device, error) {
 			continue
 		}
 		if driver != "" {
-			if name, err := d.driverOf(target); err != nil {
+			if name, err := driverOf(kubeletDir, target); err != nil {
 				others = append(others, fmt.Sprintf("%s, and which driver the volume at %s is of cannot be told: %v", driver, target, err))
 				continue
 			} else if name != driver {

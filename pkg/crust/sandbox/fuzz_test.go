@@ -55,13 +55,13 @@ func FuzzDevices(f *testing.F) {
 		if err := os.Symlink("../outside", filepath.Join(root, "link")); err != nil {
 			t.Fatal(err)
 		}
-		d := Devices{Allow: []string{entry}, KubeletDir: root}
+		d := Devices{Allow: []string{entry}}
 		at := root + "/" + target
-		name, err := d.driverOf(at)
+		name, err := driverOf(root, at)
 		if err == nil && name == "of outside" && !bytes.Contains(data, []byte("outside")) {
 			t.Errorf("the target %q was looked up outside of the kubelet's directory", target)
 		}
-		if _, err := d.Find(device, at); err == nil || !fault.Is(err, fault.Invalid) {
+		if _, err := d.find(root, device, at); err == nil || !fault.Is(err, fault.Invalid) {
 			// It was allowed; only the device is missing.
 			driver, pattern, serr := SplitAllowed(entry)
 			if serr != nil {

@@ -95,7 +95,7 @@ func (s *Server) RuntimePublishVolume(
 	if v.Group != nil && *v.Group == ^uint32(0) {
 		return nil, fault.New(fault.Invalid, "fsgroup_gid %d is no group", *v.Group)
 	}
-	if v.Device, err = s.Devices.Find(r.GetHostVolumeId(), v.Target); err != nil {
+	if v.Device, err = s.Devices.find(s.KubeletDir, r.GetHostVolumeId(), v.Target); err != nil {
 		return nil, err
 	}
 	isPending, err := s.Publish(ctx, r.GetSandboxId(), v)

@@ -80,7 +80,7 @@ func (w *world) start() {
 	b, err := kata.New(w.config)
 	check(w.t, err)
 	m, err := sandbox.New(w.t.Context(), sandbox.Config{StateDir: w.state, KubeletDir: w.kubelet, Backend: b, Timeout: time.Minute,
-		Devices: sandbox.Devices{Allow: w.allow, KubeletDir: w.kubelet}})
+		Devices: sandbox.Devices{Allow: w.allow}})
 	check(w.t, err)
 	w.server = &sandbox.Server{Manager: m}
 }
