@@ -15,18 +15,24 @@ import (
 // the result is Unknown.
 type detector func(*image) (Result, bool)
 
-var detectors = []detector{
-	ext, xfs, btrfs, f2fs, swap, luks, lvm2, md, gpt, bootSector, zfs,
-	magics("bcache", mark{4096 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"},
-		mark{4096 + 24, "\xc6\x85\x73\xf8\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"}), // bcachefs
-	magics("squashfs", mark{0, "hsqs"}),
-	magics("iso9660", mark{32769, "CD001"}),
-	magics("erofs", mark{1024, "\xe2\xe1\xf5\xe0"}),
-	magics("jfs", mark{32768, "JFS1"}),
-	magics("reiserfs", mark{65536 + 52, "ReIsEr"}),
-	magics("ceph_bluestore", mark{0, "bluestore block device"}),
-	magics("vdo", mark{0, "dmvdo001"}),
-	magics("drbd", mark{-4096 + 60, "\x83\x74\x02\x6b"}),
+type format struct {
+	detect detector
+	copies *copies // nil: it has none that a look at the device's beginning and end would miss
+}
+
+var formats = []format{
+	{ext, extCopies}, {xfs, xfsCopies}, {btrfs, btrfsCopies}, {detect: f2fs}, {detect: swap}, {detect: luks}, {detect: lvm2},
+	{detect: md}, {detect: gpt}, {detect: bootSector}, {detect: zfs},
+	{detect: magics("bcache", mark{4096 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"},
+		mark{4096 + 24, "\xc6\x85\x73\xf8\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"})}, // bcachefs
+	{detect: magics("squashfs", mark{0, "hsqs"})},
+	{detect: magics("iso9660", mark{32769, "CD001"})},
+	{detect: magics("erofs", mark{1024, "\xe2\xe1\xf5\xe0"})},
+	{detect: magics("jfs", mark{32768, "JFS1"})},
+	{detect: magics("reiserfs", mark{65536 + 52, "ReIsEr"})},
+	{detect: magics("ceph_bluestore", mark{0, "bluestore block device"})},
+	{detect: magics("vdo", mark{0, "dmvdo001"})},
+	{detect: magics("drbd", mark{-4096 + 60, "\x83\x74\x02\x6b"})},
 }
 
 type mark struct {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sort"
 	"strings"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
@@ -137,8 +136,8 @@ func Probe(r io.ReaderAt, size int64) (Result, error) {
 
 func detect(m *image) []Result {
 	var found []Result
-	for _, d := range detectors {
-		if res, ok := d(m); ok {
+	for _, f := range formats {
+		if res, ok := f.detect(m); ok {
 			found = append(found, res)
 		}
 	}
@@ -192,61 +191,6 @@ func firstNonZero(r io.ReaderAt, m *image) (string, error) {
 		}
 	}
 	return "", nil
-}
-
-// backupPlaces lists the offsets of 4 KiB blocks to read, ascending, from closeBy to size.
-func backupPlaces(size int64) []int64 {
-	seen := map[int64]bool{}
-	add := func(off int64) {
-		off &^= 4095
-		if off >= closeBy && off < size {
-			seen[off] = true
-		}
-	}
-	// btrfs mirrors.
-	add(64 << 20)
-	add(256 << 30)
-	// ext2/3/4 backups: the first block of groups that are powers of 3, 5, 7
-	// (sparse_super), for block sizes of 1, 2 and 4 KiB.
-	for _, group := range []int64{8<<20 + 1024, 32 << 20, 128 << 20} {
-		add(group)
-		for _, base := range []int64{3, 5, 7} {
-			for g := base; g < size/group+1 && g < 1<<20; g *= base {
-				add(g*group - (group&1024)*(g-1))
-			}
-		}
-	}
-	// xfs allocation groups: mkfs makes 4 of equal size, or of 1 TiB.
-	for i := int64(1); i < 4; i++ {
-		add((size / 4) * i)
-		add((size/4 + 4095) * i)
-		add(i << 40)
-	}
-	// Samples over the whole device.
-	const samples = 64
-	for i := int64(1); i < samples; i++ {
-		add(size / samples * i)
-	}
-	places := make([]int64, 0, len(seen))
-	for off := range seen {
-		places = append(places, off)
-	}
-	sort.Slice(places, func(i, j int) bool { return places[i] < places[j] })
-	return places
-}
-
-func nameBackup(b []byte) string {
-	m := &image{head: b, size: int64(len(b))}
-	switch {
-	case m.has(56, "\x53\xef"), m.has(1024+56, "\x53\xef"):
-		return "a backup superblock of ext2, ext3 or ext4"
-	case m.has(0, "XFSB"):
-		return "a backup superblock of xfs"
-	case m.has(64, "_BHRfS_M"):
-		return "a backup superblock of btrfs"
-	default:
-		return "of no known format"
-	}
 }
 
 // nonZero returns where the first byte is that is not zero, or -1. It compares blocks, which is many times faster than a look at each
