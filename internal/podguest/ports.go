@@ -3,6 +3,7 @@ package podguest
 import (
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -22,12 +23,12 @@ const lookAgain = 200 * time.Millisecond
 func (s *Server) Ports(_ *guestv1.PortsRequest, to guestv1.Pod_PortsServer) error {
 	var told []*guestv1.Port
 	for first := true; ; first = false {
-		ports, err := listening("/proc/net/tcp", "/proc/net/tcp6")
+		ports, err := listening("/proc/net")
 		if err != nil {
 			return err
 		}
 		if first || !slices.EqualFunc(ports, told, func(a, b *guestv1.Port) bool {
-			return a.GetNumber() == b.GetNumber() && a.GetLoopback() == b.GetLoopback()
+			return a.GetNumber() == b.GetNumber() && a.GetLoopback() == b.GetLoopback() && a.GetUdp() == b.GetUdp()
 		}) {
 			if err := to.Send(&guestv1.PortsResponse{Ports: ports}); err != nil {
 				return err
@@ -42,8 +43,40 @@ func (s *Server) Ports(_ *guestv1.PortsRequest, to guestv1.Pod_PortsServer) erro
 	}
 }
 
-// listening returns the ports of the tables, proc(5), in order. A port is a loopback port only if all addresses that listen on it are.
-func listening(tables ...string) ([]*guestv1.Port, error) {
+// localPorts has the range of ports that the kernel gives to sockets that ask for none, ip(7).
+const localPorts = "/proc/sys/net/ipv4/ip_local_port_range"
+
+// listening returns the ports of the tables in a directory, proc(5): of TCP, where sockets listen; of UDP, where sockets have no peer and
+// their port was chosen, for those of clients are not.
+func listening(dir string) ([]*guestv1.Port, error) {
+	tcp, err := ports(func(s socket) bool { return s.state == "0A" }, dir+"/tcp", dir+"/tcp6")
+	if err != nil {
+		return nil, err
+	}
+	var low, high uint64
+	if b, err := os.ReadFile(localPorts); err != nil {
+		return nil, err
+	} else if _, err := fmt.Sscan(string(b), &low, &high); err != nil {
+		return nil, fmt.Errorf("%s: %w", localPorts, err)
+	}
+	udp, err := ports(func(s socket) bool {
+		_, peer, _ := strings.Cut(s.peer, ":")
+		return s.state == "07" && peer == "0000" && (s.port < low || s.port > high)
+	}, dir+"/udp", dir+"/udp6")
+	for _, p := range udp {
+		p.Udp = true
+	}
+	return append(tcp, udp...), err
+}
+
+// socket is a line of a table.
+type socket struct {
+	port        uint64
+	peer, state string
+}
+
+// ports returns the ports of sockets that are meant, in order. A port is a loopback port only if all addresses of such sockets are.
+func ports(meant func(socket) bool, tables ...string) ([]*guestv1.Port, error) {
 	found := map[int]bool{} // whether only the pod itself reaches it
 	for _, table := range tables {
 		b, err := os.ReadFile(table)
@@ -54,26 +87,26 @@ func listening(tables ...string) ([]*guestv1.Port, error) {
 			return nil, err
 		}
 		for line := range strings.Lines(string(b)) {
-			const local, state, listen = 1, 3, "0A"
+			const local, peer, state = 1, 2, 3
 			f := strings.Fields(line)
-			if len(f) <= state || f[state] != listen {
+			if len(f) <= state {
 				continue
 			}
 			address, port, _ := strings.Cut(f[local], ":")
 			number, err := strconv.ParseUint(port, 16, 16)
-			if err != nil {
+			if err != nil || !meant(socket{number, f[peer], f[state]}) {
 				continue
 			}
 			only, known := found[int(number)]
 			found[int(number)] = isLoopback(address) && (only || !known)
 		}
 	}
-	var ports []*guestv1.Port
+	var list []*guestv1.Port
 	for number, loopback := range found {
-		ports = append(ports, &guestv1.Port{Number: uint32(number), Loopback: loopback})
+		list = append(list, &guestv1.Port{Number: uint32(number), Loopback: loopback})
 	}
-	slices.SortFunc(ports, func(a, b *guestv1.Port) int { return int(a.GetNumber()) - int(b.GetNumber()) })
-	return ports, nil
+	slices.SortFunc(list, func(a, b *guestv1.Port) int { return int(a.GetNumber()) - int(b.GetNumber()) })
+	return list, nil
 }
 
 // isLoopback tells whether an address in the form of /proc/net/tcp is a loopback address: 32-bit words, each in the order of this machine's
@@ -89,11 +122,14 @@ func isLoopback(text string) bool {
 	return net.IP(b).IsLoopback()
 }
 
-// Connect carries a connection to a port of the pod.
+// Connect carries a connection to a port of the pod, or a client's datagrams.
 func (s *Server) Connect(stream guestv1.Pod_ConnectServer) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err
+	}
+	if what, is := first.GetWhat().(*guestv1.ConnectRequest_UdpPort); is {
+		return carryDatagrams(stream, what.UdpPort)
 	}
 	port := strconv.Itoa(int(first.GetPort()))
 	c, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", port))

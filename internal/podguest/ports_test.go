@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 )
 
 const (
@@ -21,23 +23,37 @@ const (
 `
 )
 
+// A server on a loopback address, one on all; a client whose port the kernel chose, and a socket that has a peer.
+const udp = `   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops
+  100: 0100007F:0035 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 5 2 0 0
+  101: 00000000:007B 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 6 2 0 0
+  102: 00000000:9C40 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 7 2 0 0
+  103: 0100007F:1F90 0100007F:0035 01 00000000:00000000 00:00000000 00000000     0        0 8 2 0 0
+`
+
+func network(p *guestv1.Port) string {
+	if p.GetUdp() {
+		return "udp"
+	}
+	return "tcp"
+}
+
 func TestC24_WhereContainersListen(t *testing.T) {
 	dir := t.TempDir()
-	one, two := filepath.Join(dir, "tcp"), filepath.Join(dir, "tcp6")
-	for file, text := range map[string]string{one: v4, two: v6} {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+	for name, text := range map[string]string{"tcp": v4, "tcp6": v6, "udp": udp} { // a kernel without IPv6 has no udp6
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	ports, err := listening(one, two, filepath.Join(dir, "not there"))
+	ports, err := listening(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got []string
 	for _, p := range ports {
-		got = append(got, fmt.Sprint(p.GetNumber(), p.GetLoopback()))
+		got = append(got, fmt.Sprint(network(p), p.GetNumber(), p.GetLoopback()))
 	}
-	if fmt.Sprint(got) != "[80 true 81 false 82 true 83 false 8080 false]" {
+	if fmt.Sprint(got) != "[tcp80 true tcp81 false tcp82 true tcp83 false tcp8080 false udp53 true udp123 false]" {
 		t.Error(got)
 	}
 }
@@ -45,12 +61,15 @@ func TestC24_WhereContainersListen(t *testing.T) {
 func FuzzListening(f *testing.F) {
 	f.Add([]byte(v4))
 	f.Add([]byte(v6))
+	f.Add([]byte(udp))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		file := filepath.Join(t.TempDir(), "tcp")
-		if err := os.WriteFile(file, b, 0o600); err != nil {
-			t.Fatal(err)
+		dir := t.TempDir()
+		for _, name := range []string{"tcp", "udp"} {
+			if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if _, err := listening(file); err != nil {
+		if _, err := listening(dir); err != nil {
 			t.Error(err)
 		}
 	})

@@ -26,12 +26,19 @@ type forwarding struct {
 	free  chan struct{} // a token for each further connection
 
 	mu   sync.Mutex
-	open map[string]net.Listener // by address and port
+	open map[string]io.Closer // sockets, by network, address and port
+
+	datagrams datagrams
+}
+
+func newForwarding(guest guestv1.PodClient) *forwarding {
+	return &forwarding{guest: guest, free: make(chan struct{}, mostConnections), open: map[string]io.Closer{},
+		datagrams: datagrams{guest: guest, sessions: map[client]*session{}}}
 }
 
 // forward listens where the guest's containers listen, until ctx ends.
 func (m *monitor) forward(ctx context.Context) {
-	f := &forwarding{guest: m.guest, free: make(chan struct{}, mostConnections), open: map[string]net.Listener{}}
+	f := newForwarding(m.guest)
 	for ctx.Err() == nil {
 		if err := f.follow(ctx); err != nil && ctx.Err() == nil {
 			m.say("ports:", err)
@@ -91,7 +98,7 @@ func (f *forwarding) listen(ctx context.Context, ports []*guestv1.Port) (all boo
 	ports = ports[:min(len(ports), mostPorts)]
 	for _, p := range ports {
 		for _, address := range addresses(p) {
-			want[address] = true
+			want[network(p)+address] = true
 		}
 	}
 	for address, l := range f.open {
@@ -103,19 +110,43 @@ func (f *forwarding) listen(ctx context.Context, ports []*guestv1.Port) (all boo
 	all = true
 	for _, p := range ports {
 		for j, address := range addresses(p) {
-			if f.open[address] != nil {
+			if f.open[network(p)+address] != nil {
 				continue
 			}
-			l, err := net.Listen("tcp", address)
+			l, err := f.serve(ctx, p, address)
 			if err != nil {
 				all = all && j > 0 // a machine without IPv6 has no ::1
 				continue
 			}
-			f.open[address] = l
-			go f.accept(ctx, l, p.GetNumber())
+			f.open[network(p)+address] = l
 		}
 	}
 	return all
+}
+
+func network(p *guestv1.Port) string {
+	if p.GetUdp() {
+		return "udp"
+	}
+	return "tcp"
+}
+
+// serve takes connections or datagrams at an address, until that is closed.
+func (f *forwarding) serve(ctx context.Context, p *guestv1.Port, address string) (io.Closer, error) {
+	if p.GetUdp() {
+		c, err := net.ListenPacket("udp", address)
+		if err != nil {
+			return nil, err
+		}
+		go f.datagrams.receive(ctx, c.(*net.UDPConn), p.GetNumber())
+		return c, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	go f.accept(ctx, l, p.GetNumber())
+	return l, nil
 }
 
 // addresses returns where the monitor listens for a port of the guest.

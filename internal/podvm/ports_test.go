@@ -18,8 +18,8 @@ import (
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 )
 
-// carried returns a client's connection, which is carried to a server by gRPC as between the host and a guest.
-func carried(t *testing.T) (client, server *net.TCPConn) {
+// forwarded is between a client and a server, both of this process: gRPC is in between, as between the host and a guest.
+func forwarded(t *testing.T) *forwarding {
 	t.Helper()
 	guest, err := podguest.New()
 	if err != nil {
@@ -39,6 +39,13 @@ func carried(t *testing.T) (client, server *net.TCPConn) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
+	return newForwarding(guestv1.NewPodClient(conn))
+}
+
+// carried returns a client's connection, and where the server has it.
+func carried(t *testing.T) (client, server *net.TCPConn) {
+	t.Helper()
+	f := forwarded(t)
 	inside, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -50,7 +57,6 @@ func carried(t *testing.T) (client, server *net.TCPConn) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	f := &forwarding{guest: guestv1.NewPodClient(conn), free: make(chan struct{}, 1), open: map[string]net.Listener{}}
 	go f.accept(ctx, outside, uint32(inside.Addr().(*net.TCPAddr).Port))
 	t.Cleanup(func() { outside.Close() })
 	c, err := net.Dial("tcp", outside.Addr().String())
@@ -184,7 +190,7 @@ func TestC24_PortsAreGivenBackBeforeOthersAreTaken(t *testing.T) {
 	}
 	number := uint32(l.Addr().(*net.TCPAddr).Port)
 	l.Close()
-	f := &forwarding{open: map[string]net.Listener{}}
+	f := newForwarding(nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer func() { cancel(); f.listen(ctx, nil) }()
 	for _, loopback := range []bool{true, false, true} {

@@ -3,6 +3,7 @@ package crust
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/testcrust"
+	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
 var madeNetworks atomic.Int32
@@ -48,6 +50,28 @@ func in(t testing.TB, namespace string, f func() error) {
 	ok(t, linux.InNetwork(ns, f))
 }
 
+// datagram sends one from a network namespace, and waits a second for its answer.
+func datagram(t testing.TB, namespace, address string) (err error) {
+	in(t, namespace, func() error {
+		var c net.Conn
+		if c, err = net.Dial("udp", address); err != nil {
+			return nil
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(time.Second)) // it has a socket
+		if _, err = io.WriteString(c, "hello"); err != nil {
+			return nil
+		}
+		b := make([]byte, 100)
+		var n int
+		if n, err = c.Read(b); err == nil && string(b[:n]) != "hello!" {
+			err = fmt.Errorf("the answer is %q", b[:n])
+		}
+		return nil
+	})
+	return err
+}
+
 // A pod in a microVM has its own address: it reaches others, and others reach what its containers listen on, and nothing else. It ends
 // with its microVM.
 func TestC19_C24_APodsNetworkAndItsEnd(t *testing.T) {
@@ -74,7 +98,8 @@ func TestC19_C24_APodsNetworkAndItsEnd(t *testing.T) {
 	}()
 	c, err := r.start(t, "web", r.spec(t, "pod-n", "container", "/bin/busybox", "sh", "-c",
 		`busybox wget -qO- http://10.99.0.1:8000/; mkdir /tmp/w; echo page > /tmp/w/f; cd /tmp/w; busybox nc -l -p 9000 -s 127.0.0.1 &
-		exec busybox httpd -f -p 8080`))
+		/echo :5300 127.0.0.1:5301 & exec busybox httpd -f -p 8080`).add(
+		mount("/echo", "bind", testnode.Program{Name: "echo", Package: "./echo"}.Build(t), "bind", "ro")))
 	ok(t, err)
 	eventually(t, testcrust.Longest(), "the container reaches its peer, which sees the pod's address", func() bool {
 		return strings.Contains(c.text(t), "hello 10.99.0.2\n")
@@ -113,6 +138,14 @@ func TestC19_C24_APodsNetworkAndItsEnd(t *testing.T) {
 	}
 	if _, err := get(peerNetwork, "10.99.0.2:8081"); err == nil {
 		t.Error("a port where nobody listens is reached")
+	}
+	for _, from := range []struct{ namespace, address string }{{peerNetwork, "10.99.0.2:5300"}, {podNetwork, "127.0.0.1:5301"}} {
+		eventually(t, testcrust.Longest(), "a server in the guest gets datagrams to "+from.address, func() bool {
+			return datagram(t, from.namespace, from.address) == nil
+		})
+	}
+	if err := datagram(t, peerNetwork, "10.99.0.2:5301"); !errors.Is(err, linux.ECONNREFUSED) {
+		t.Errorf("a datagram to what listens for the pod only: %v", err)
 	}
 
 	// Each program of the microVM runs as a user of the pod's, or sees nothing but the pod's directory.

@@ -1185,7 +1185,9 @@ type Port struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Number uint32                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
 	// Only the pod itself reaches it.
-	Loopback      bool `protobuf:"varint,2,opt,name=loopback,proto3" json:"loopback,omitempty"`
+	Loopback bool `protobuf:"varint,2,opt,name=loopback,proto3" json:"loopback,omitempty"`
+	// Of UDP; otherwise of TCP.
+	Udp           bool `protobuf:"varint,3,opt,name=udp,proto3" json:"udp,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1234,12 +1236,20 @@ func (x *Port) GetLoopback() bool {
 	return false
 }
 
+func (x *Port) GetUdp() bool {
+	if x != nil {
+		return x.Udp
+	}
+	return false
+}
+
 type ConnectRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to What:
 	//
 	//	*ConnectRequest_Port
 	//	*ConnectRequest_Data
+	//	*ConnectRequest_UdpPort
 	What          isConnectRequest_What `protobuf_oneof:"what"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1300,26 +1310,44 @@ func (x *ConnectRequest) GetData() []byte {
 	return nil
 }
 
+func (x *ConnectRequest) GetUdpPort() uint32 {
+	if x != nil {
+		if x, ok := x.What.(*ConnectRequest_UdpPort); ok {
+			return x.UdpPort
+		}
+	}
+	return 0
+}
+
 type isConnectRequest_What interface {
 	isConnectRequest_What()
 }
 
 type ConnectRequest_Port struct {
-	// The first message.
+	// The first message: the TCP port.
 	Port uint32 `protobuf:"varint,1,opt,name=port,proto3,oneof"`
 }
 
 type ConnectRequest_Data struct {
+	// Of UDP: one datagram.
 	Data []byte `protobuf:"bytes,2,opt,name=data,proto3,oneof"`
+}
+
+type ConnectRequest_UdpPort struct {
+	// The first message: the UDP port.
+	UdpPort uint32 `protobuf:"varint,3,opt,name=udp_port,json=udpPort,proto3,oneof"`
 }
 
 func (*ConnectRequest_Port) isConnectRequest_What() {}
 
 func (*ConnectRequest_Data) isConnectRequest_What() {}
 
+func (*ConnectRequest_UdpPort) isConnectRequest_What() {}
+
 type ConnectResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Data  []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	// Of UDP: one datagram.
+	Data []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
 	// The last message: the container sends no more, but may still receive.
 	EndOfData     bool `protobuf:"varint,2,opt,name=end_of_data,json=endOfData,proto3" json:"end_of_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1443,13 +1471,15 @@ const file_guest_v1_pod_proto_rawDesc = "" +
 	"\vEndResponse\"\x0e\n" +
 	"\fPortsRequest\";\n" +
 	"\rPortsResponse\x12*\n" +
-	"\x05ports\x18\x01 \x03(\v2\x14.crust.guest.v1.PortR\x05ports\":\n" +
+	"\x05ports\x18\x01 \x03(\v2\x14.crust.guest.v1.PortR\x05ports\"L\n" +
 	"\x04Port\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x1a\n" +
-	"\bloopback\x18\x02 \x01(\bR\bloopback\"D\n" +
+	"\bloopback\x18\x02 \x01(\bR\bloopback\x12\x10\n" +
+	"\x03udp\x18\x03 \x01(\bR\x03udp\"a\n" +
 	"\x0eConnectRequest\x12\x14\n" +
 	"\x04port\x18\x01 \x01(\rH\x00R\x04port\x12\x14\n" +
-	"\x04data\x18\x02 \x01(\fH\x00R\x04dataB\x06\n" +
+	"\x04data\x18\x02 \x01(\fH\x00R\x04data\x12\x1b\n" +
+	"\budp_port\x18\x03 \x01(\rH\x00R\audpPortB\x06\n" +
 	"\x04what\"E\n" +
 	"\x0fConnectResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x1e\n" +
@@ -1560,6 +1590,7 @@ func file_guest_v1_pod_proto_init() {
 	file_guest_v1_pod_proto_msgTypes[20].OneofWrappers = []any{
 		(*ConnectRequest_Port)(nil),
 		(*ConnectRequest_Data)(nil),
+		(*ConnectRequest_UdpPort)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -52,9 +52,9 @@ type PodClient interface {
 	DeleteContainer(ctx context.Context, in *DeleteContainerRequest, opts ...grpc.CallOption) (*DeleteContainerResponse, error)
 	// End kills all containers and writes out what they wrote, before the volumes are unmounted.
 	End(ctx context.Context, in *EndRequest, opts ...grpc.CallOption) (*EndResponse, error)
-	// Ports tells on which TCP ports the pod's containers listen: at once, and whenever that changes.
+	// Ports tells on which ports the pod's containers listen: at once, and whenever that changes.
 	Ports(ctx context.Context, in *PortsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PortsResponse], error)
-	// Connect carries one connection to such a port.
+	// Connect carries one connection to such a port, or the datagrams between one client and the port.
 	Connect(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConnectRequest, ConnectResponse], error)
 }
 
@@ -193,9 +193,9 @@ type PodServer interface {
 	DeleteContainer(context.Context, *DeleteContainerRequest) (*DeleteContainerResponse, error)
 	// End kills all containers and writes out what they wrote, before the volumes are unmounted.
 	End(context.Context, *EndRequest) (*EndResponse, error)
-	// Ports tells on which TCP ports the pod's containers listen: at once, and whenever that changes.
+	// Ports tells on which ports the pod's containers listen: at once, and whenever that changes.
 	Ports(*PortsRequest, grpc.ServerStreamingServer[PortsResponse]) error
-	// Connect carries one connection to such a port.
+	// Connect carries one connection to such a port, or the datagrams between one client and the port.
 	Connect(grpc.BidiStreamingServer[ConnectRequest, ConnectResponse]) error
 	mustEmbedUnimplementedPodServer()
 }
