@@ -71,7 +71,7 @@ func TestC24_DatagramsFindTheirClients(t *testing.T) {
 	}
 }
 
-// C20: clients that nobody knows, and a guest that takes nothing, cost a bounded number of sessions and bytes. All is free at the end.
+// C20: unknown clients, and a guest that takes nothing, cost a bounded number of sessions and bytes. All is free at the end.
 func TestC20_DatagramsThatNobodyTakesAreLost(t *testing.T) {
 	l, err := net.Listen("unix", t.TempDir()+"/silent")
 	if err != nil {

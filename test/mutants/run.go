@@ -192,7 +192,7 @@ func (t *tree) try(ctx context.Context, m mutant) (outcome, string) {
 	defer func() { _ = os.WriteFile(path, was, 0o644) }() // it was written a moment ago
 	if strings.HasSuffix(m.file, ".go") {
 		module, pkg := t.module(filepath.Dir(m.file))
-		if out, err := t.command(ctx, "go", "build", "-C", module, "-o", os.DevNull, "-tags", m.tags, pkg); err != nil {
+		if out, err := t.command(ctx, "go", "list", "-C", module, "-export", "-tags", m.tags, pkg); err != nil {
 			if ctx.Err() != nil {
 				return cutShort, ""
 			}

@@ -18,8 +18,9 @@ for part; do
 	kube-*)
 		version=$(sed -n 's|^.*k8s.io/kubernetes \(v[^ ]*\)$|\1|p' "$file")
 		cd ../modules/kube
-		CGO_ENABLED=0 nice -n 5 go build -p 2 -modfile="$file" -ldflags "$L -X k8s.io/component-base/version.gitVersion=$version" -o "$out/" ./hyper
-		for n in kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl; do ln -sfn hyper "$out/$n"; done
+		CGO_ENABLED=0 nice -n 5 go build -p 2 -modfile="$file" -ldflags "$L -X k8s.io/component-base/version.gitVersion=$version" -o "$out/" ./hyper \
+			k8s.io/kubernetes/cmd/kubectl
+		for n in kube-apiserver kube-controller-manager kube-scheduler kubelet; do ln -sfn hyper "$out/$n"; done
 		;;
 	containerd-*)
 		version=$(sed -n 's|^.*github.com/containerd/containerd\(/v2\)\? \(v[^ ]*\).*$|\2|p' "$file")
