@@ -35,6 +35,7 @@ demo: setup build
 	scripts/demo.sh
 
 test: ROOM = 8192
+# All packages share the programs that their tests build: internal/testnode/build.go.
 test: setup pod-guest monitoring releases
 	builds=$$(mktemp -d) && trap 'rm -rf "$$builds"' EXIT && CRUST_TEST_BUILDS=$$builds \
 		$(GO) test -p 4 -exec $(CURDIR)/scripts/own-mounts.sh -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) $(LONG) ./...

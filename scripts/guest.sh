@@ -35,7 +35,8 @@ if [ ! -e "$S/kernel/ok" ]; then
 	touch "$S/kernel/ok"
 fi
 release=$(ls "$S/kernel/lib/modules")
-cp "$S/kernel/boot/vmlinuz-$release" "$S/vmlinuz"
+cp "$S/kernel/boot/vmlinuz-$release" "$S/vmlinuz.new" # a test may begin to boot it
+mv "$S/vmlinuz.new" "$S/vmlinuz"
 CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$S/crust-guest" ./cmd/crust-guest
 
 T=$(mktemp -d "$S/initramfs.XXXXXX")

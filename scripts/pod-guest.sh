@@ -39,7 +39,8 @@ systems=()
 for name in $(go run ./deploy/filesystems names); do
 	if [ -n "$(modprobe -d "$S/kernel" -S "$release" --show-depends "$name" 2>/dev/null)" ]; then systems+=("\"$name\""); fi
 done
-(IFS=, && echo "{\"kernel\": \"$release\", \"fileSystems\": [${systems[*]}]}") >"$S/guest.json"
+(IFS=, && echo "{\"kernel\": \"$release\", \"fileSystems\": [${systems[*]}]}") >"$S/guest.json.new"
+mv "$S/guest.json.new" "$S/guest.json"
 # The kernel unpacks one archive after the other.
 (cd "$T" && find . | cpio --quiet -o -H newc) | cat "$S/initramfs" - >"$S/pod-initramfs.new"
 mv "$S/pod-initramfs.new" "$S/pod-initramfs"

@@ -19,6 +19,7 @@ const (
 	EBUSY           = unix.EBUSY
 	EAGAIN          = unix.EAGAIN
 	EEXIST          = unix.EEXIST
+	EADDRINUSE      = unix.EADDRINUSE
 	ECONNREFUSED    = unix.ECONNREFUSED
 	ECONNRESET      = unix.ECONNRESET
 	EFBIG           = unix.EFBIG

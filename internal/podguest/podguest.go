@@ -56,6 +56,7 @@ type Server struct {
 	containers map[string]*process
 	prepared   map[string]*process // by token
 	running    map[string]*process // see key
+	places     []place             // where containers listened lately
 
 	kept *kept // guarded by locks, as the container keeper
 }

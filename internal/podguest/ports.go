@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -21,19 +22,21 @@ const lookAgain = 200 * time.Millisecond
 
 // Ports tells where the containers listen, until the caller cancels.
 func (s *Server) Ports(_ *guestv1.PortsRequest, to guestv1.Pod_PortsServer) error {
-	var told []*guestv1.Port
+	var told []place
 	for first := true; ; first = false {
-		ports, err := listening("/proc/net")
+		places, err := s.look()
 		if err != nil {
 			return err
 		}
-		if first || !slices.EqualFunc(ports, told, func(a, b *guestv1.Port) bool {
-			return a.GetNumber() == b.GetNumber() && a.GetLoopback() == b.GetLoopback() && a.GetUdp() == b.GetUdp()
-		}) {
-			if err := to.Send(&guestv1.PortsResponse{Ports: ports}); err != nil {
+		if first || !slices.Equal(places, told) {
+			r := &guestv1.PortsResponse{}
+			for _, p := range places {
+				r.Ports = append(r.Ports, &guestv1.Port{Number: uint32(p.port), Loopback: p.loopback, Udp: p.udp})
+			}
+			if err := to.Send(r); err != nil {
 				return err
 			}
-			told = ports
+			told = places
 		}
 		select {
 		case <-to.Context().Done():
@@ -43,41 +46,75 @@ func (s *Server) Ports(_ *guestv1.PortsRequest, to guestv1.Pod_PortsServer) erro
 	}
 }
 
+// look finds where the containers listen now.
+func (s *Server) look() ([]place, error) {
+	places, err := listening("/proc/net")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.places = places
+	return places, err
+}
+
+// serverOf returns the address of the server that has a port.
+func (s *Server) serverOf(udp bool, port uint32) string {
+	is := func(p place) bool { return p.udp == udp && uint32(p.port) == port }
+	s.mu.Lock()
+	places := s.places
+	s.mu.Unlock()
+	at := slices.IndexFunc(places, is)
+	if at < 0 {
+		places, _ = s.look() // nobody has it then
+		at = slices.IndexFunc(places, is)
+	}
+	host := "127.0.0.1"
+	if at >= 0 {
+		host = places[at].host.String()
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
+}
+
+// place is a port on which a container listens.
+type place struct {
+	udp      bool
+	port     uint16
+	host     netip.Addr // where this process reaches it
+	loopback bool       // only the pod itself reaches it
+}
+
 // localPorts has the range of ports that the kernel gives to sockets that ask for none, ip(7).
 const localPorts = "/proc/sys/net/ipv4/ip_local_port_range"
 
-// listening returns the ports of the tables in a directory, proc(5): of TCP, where sockets listen; of UDP, where sockets have no peer and
-// their port was chosen, for those of clients are not.
-func listening(dir string) ([]*guestv1.Port, error) {
-	tcp, err := ports(func(s socket) bool { return s.state == "0A" }, dir+"/tcp", dir+"/tcp6")
+// States of sockets, include/net/tcp_states.h. A UDP socket without a peer counts as closed.
+const listens, closed = "0A", "07"
+
+// listening reads the tables in a directory, proc(5). A TCP socket must listen. A UDP socket must have no peer, and a port outside
+// localPorts: the kernel gives those to clients.
+func listening(dir string) ([]place, error) {
+	tcp, err := portsOf(func(_ uint16, state string) bool { return state == listens }, dir+"/tcp", dir+"/tcp6")
 	if err != nil {
 		return nil, err
 	}
-	var low, high uint64
+	var low, high uint16
 	if b, err := os.ReadFile(localPorts); err != nil {
 		return nil, err
 	} else if _, err := fmt.Sscan(string(b), &low, &high); err != nil {
 		return nil, fmt.Errorf("%s: %w", localPorts, err)
 	}
-	udp, err := ports(func(s socket) bool {
-		_, peer, _ := strings.Cut(s.peer, ":")
-		return s.state == "07" && peer == "0000" && (s.port < low || s.port > high)
-	}, dir+"/udp", dir+"/udp6")
-	for _, p := range udp {
-		p.Udp = true
+	server := func(port uint16, state string) bool { return state == closed && (port < low || port > high) }
+	udp, err := portsOf(server, dir+"/udp", dir+"/udp6")
+	if err != nil {
+		return nil, err
 	}
-	return append(tcp, udp...), err
+	for i := range udp {
+		udp[i].udp = true
+	}
+	return append(tcp, udp...), nil
 }
 
-// socket is a line of a table.
-type socket struct {
-	port        uint64
-	peer, state string
-}
-
-// ports returns the ports of sockets that are meant, in order. A port is a loopback port only if all addresses of such sockets are.
-func ports(meant func(socket) bool, tables ...string) ([]*guestv1.Port, error) {
-	found := map[int]bool{} // whether only the pod itself reaches it
+// portsOf returns the ports of the sockets that are meant, in order. Of several sockets with a port, it chooses the one that most others
+// reach: of all addresses, of one, of a loopback address.
+func portsOf(meant func(port uint16, state string) bool, tables ...string) ([]place, error) {
+	found := map[uint16]netip.Addr{}
 	for _, table := range tables {
 		b, err := os.ReadFile(table)
 		if errors.Is(err, os.ErrNotExist) {
@@ -87,56 +124,71 @@ func ports(meant func(socket) bool, tables ...string) ([]*guestv1.Port, error) {
 			return nil, err
 		}
 		for line := range strings.Lines(string(b)) {
-			const local, peer, state = 1, 2, 3
+			const local, state = 1, 3
 			f := strings.Fields(line)
 			if len(f) <= state {
 				continue
 			}
-			address, port, _ := strings.Cut(f[local], ":")
-			number, err := strconv.ParseUint(port, 16, 16)
-			if err != nil || !meant(socket{number, f[peer], f[state]}) {
+			text, number, _ := strings.Cut(f[local], ":")
+			port, err := strconv.ParseUint(number, 16, 16)
+			address, ok := parseAddress(text)
+			if err != nil || !ok || !meant(uint16(port), f[state]) {
 				continue
 			}
-			only, known := found[int(number)]
-			found[int(number)] = isLoopback(address) && (only || !known)
+			if before, known := found[uint16(port)]; !known || reach(address) > reach(before) {
+				found[uint16(port)] = address
+			}
 		}
 	}
-	var list []*guestv1.Port
-	for number, loopback := range found {
-		list = append(list, &guestv1.Port{Number: uint32(number), Loopback: loopback})
+	var list []place
+	for port, address := range found {
+		p := place{port: port, host: address, loopback: address.IsLoopback()}
+		switch address {
+		case netip.IPv4Unspecified():
+			p.host = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		case netip.IPv6Unspecified(): // also if the socket is for IPv6 only
+			p.host = netip.IPv6Loopback()
+		}
+		list = append(list, p)
 	}
-	slices.SortFunc(list, func(a, b *guestv1.Port) int { return int(a.GetNumber()) - int(b.GetNumber()) })
+	slices.SortFunc(list, func(a, b place) int { return int(a.port) - int(b.port) })
 	return list, nil
 }
 
-// isLoopback tells whether an address in the form of /proc/net/tcp is a loopback address: 32-bit words, each in the order of this machine's
-// bytes.
-func isLoopback(text string) bool {
+func reach(a netip.Addr) int {
+	switch {
+	case a == netip.IPv4Unspecified():
+		return 3
+	case a == netip.IPv6Unspecified():
+		return 2
+	case !a.IsLoopback():
+		return 1
+	}
+	return 0
+}
+
+// parseAddress parses an address in the form of /proc/net/tcp: 32-bit words, each in the order of this machine's bytes.
+func parseAddress(text string) (netip.Addr, bool) {
 	b, err := hex.DecodeString(text)
 	if err != nil || len(b)%net.IPv4len != 0 {
-		return false
+		return netip.Addr{}, false
 	}
 	for i := 0; i < len(b); i += net.IPv4len {
 		slices.Reverse(b[i : i+net.IPv4len])
 	}
-	return net.IP(b).IsLoopback()
+	a, ok := netip.AddrFromSlice(b)
+	return a.Unmap(), ok
 }
 
-// Connect carries a connection to a port of the pod, or a client's datagrams.
+// Connect carries a connection to a port of the pod.
 func (s *Server) Connect(stream guestv1.Pod_ConnectServer) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err
 	}
-	if what, is := first.GetWhat().(*guestv1.ConnectRequest_UdpPort); is {
-		return carryDatagrams(stream, what.UdpPort)
-	}
-	port := strconv.Itoa(int(first.GetPort()))
-	c, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", port))
+	c, err := net.Dial("tcp", s.serverOf(false, first.GetPort()))
 	if err != nil {
-		if c, err = net.Dial("tcp", net.JoinHostPort("::1", port)); err != nil {
-			return fault.New(fault.State, "%w", err)
-		}
+		return fault.New(fault.State, "%w", err)
 	}
 	defer c.Close()
 	received, read := make(chan error, 1), newActivity()

@@ -256,16 +256,16 @@ func (r *Runtime) exec(ctx context.Context, p *Pod, c Call) error {
 	if err := readJSON(c.Process, &process); err != nil {
 		return err
 	}
+	guest, conn, err := p.client() // or the pod has ended
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
 	turn, err := p.turn()
 	if err != nil {
 		return err
 	}
 	defer turn.Close()
-	guest, conn, err := p.client()
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
 	there, err := json.Marshal(processForGuest(process))
 	if err != nil {
 		return err

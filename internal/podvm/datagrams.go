@@ -1,7 +1,6 @@
 package podvm
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -11,137 +10,120 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/crust-csi/crust-csi/internal/linux"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 )
 
 const (
-	mostSessions = 1024
-	mostQueued   = 4 << 20 // bytes of datagrams that wait for the guest, of all sessions
-	mostWaiting  = 64      // datagrams of one session that wait
+	mostClients  = 1024
+	mostQueued   = 1 << 20 // bytes of datagrams that wait for the guest
+	mostWaiting  = 1024    // datagrams
 	mostDatagram = 64 << 10
-	sessionIdle  = time.Minute
+	clientIdle   = 3 * time.Minute // after it, a guest has nothing to say to a client
 )
 
-// datagrams carries datagrams between the pod's network namespace and the guest. What does not fit is lost, as in any network.
+// datagrams carries datagrams between the pod's network namespace and the guest, all of them in one stream: what the guest does not take is
+// bounded, and costs a container's streams their share of the guest's port only once. What does not fit is lost, as in any network.
 type datagrams struct {
 	guest guestv1.PodClient
+	queue chan *guestv1.DatagramsRequest
 
-	mu       sync.Mutex
-	sessions map[client]*session
-	queued   int
+	mu      sync.Mutex
+	queued  int // bytes
+	number  uint64
+	clients map[endpoint]*client
+	numbers map[uint64]*client
 }
 
-// client is who sends datagrams to a socket of the monitor's.
-type client struct {
+func newDatagrams(guest guestv1.PodClient) *datagrams {
+	return &datagrams{guest: guest, queue: make(chan *guestv1.DatagramsRequest, mostWaiting),
+		clients: map[endpoint]*client{}, numbers: map[uint64]*client{}}
+}
+
+// endpoint is where a client sends from, and the socket of the monitor's that it sends to.
+type endpoint struct {
 	socket *net.UDPConn
-	addr   netip.AddrPort
+	from   netip.AddrPort
 }
 
-// session is a client's part of a port: the guest has a socket for it, so that answers find their client.
-type session struct {
-	in   chan []byte
-	last time.Time
-	idle *time.Timer // ends it
-	end  context.CancelFunc
+type client struct {
+	endpoint
+	number uint64
+	last   time.Time
 }
 
 // receive passes on what clients send to a socket, until that is closed.
 func (d *datagrams) receive(ctx context.Context, socket *net.UDPConn, port uint32) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	b := make([]byte, mostDatagram)
 	for {
-		n, from, err := socket.ReadFromUDPAddrPort(b)
-		if errors.Is(err, net.ErrClosed) || ctx.Err() != nil {
+		length, err := linux.NextDatagram(socket)
+		var from netip.AddrPort
+		b := make([]byte, max(1, length))
+		if err == nil {
+			length, from, err = socket.ReadFromUDPAddrPort(b)
+		}
+		switch {
+		case errors.Is(err, net.ErrClosed) || ctx.Err() != nil:
 			return
-		}
-		if err != nil {
+		case err != nil:
 			time.Sleep(10 * time.Millisecond) // out of memory, for example
-			continue
+		default:
+			d.take(endpoint{socket, from}, port, b[:length])
 		}
-		d.take(ctx, client{socket, from}, port, b[:n])
 	}
 }
 
-// take queues a datagram in its session, which it begins if there is none. Of too many sessions, the one ends that was idle longest.
-func (d *datagrams) take(ctx context.Context, from client, port uint32, b []byte) {
+// take queues a datagram. Of too many clients, the one is forgotten that was idle longest.
+func (d *datagrams) take(from endpoint, port uint32, b []byte) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := d.sessions[from]
-	if s == nil {
-		if len(d.sessions) >= mostSessions {
-			d.drop(d.longestIdle())
-		}
-		s = &session{in: make(chan []byte, mostWaiting)}
-		ctx, s.end = context.WithCancel(ctx)
-		s.idle = time.AfterFunc(sessionIdle, s.end)
-		d.sessions[from] = s
-		go d.carry(ctx, from, s, port)
-	}
-	if d.queued+len(b) > mostQueued {
+	if d.queued+len(b) > mostQueued || len(d.queue) == cap(d.queue) {
 		return
 	}
-	select {
-	case s.in <- bytes.Clone(b):
-		d.queued += len(b)
-		s.last = time.Now()
-		s.idle.Reset(sessionIdle)
-	default:
+	c := d.clients[from]
+	if c == nil {
+		if len(d.clients) >= mostClients {
+			d.forget(d.longestIdle())
+		}
+		d.number++
+		c = &client{endpoint: from, number: d.number}
+		d.clients[from], d.numbers[c.number] = c, c
 	}
+	c.last = time.Now()
+	d.queued += len(b)
+	d.queue <- &guestv1.DatagramsRequest{Client: c.number, Port: port, Data: b} // it has room: only this function sends
 }
 
-func (d *datagrams) longestIdle() client {
-	var found client
-	var at time.Time
-	for c, s := range d.sessions {
-		if at.IsZero() || s.last.Before(at) {
-			found, at = c, s.last
+func (d *datagrams) longestIdle() (found *client) {
+	for _, c := range d.clients {
+		if found == nil || c.last.Before(found.last) {
+			found = c
 		}
 	}
 	return found
 }
 
-// drop ends a session, and forgets what waits in it.
-func (d *datagrams) drop(c client) {
-	s := d.sessions[c]
-	delete(d.sessions, c)
-	s.idle.Stop()
-	s.end()
-	for {
-		select {
-		case b := <-s.in:
-			d.queued -= len(b)
-		default:
-			return
-		}
-	}
+func (d *datagrams) forget(c *client) {
+	delete(d.clients, c.endpoint)
+	delete(d.numbers, c.number)
 }
 
-// carry carries a session's datagrams, until it is idle or the guest ends it.
-func (d *datagrams) carry(ctx context.Context, c client, s *session, port uint32) {
-	defer func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if d.sessions[c] == s {
-			d.drop(c)
-		}
-	}()
+// carry carries datagrams until ctx ends or the guest has enough.
+func (d *datagrams) carry(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := d.guest.Connect(ctx, grpc.MaxCallRecvMsgSize(2*mostDatagram))
-	if err != nil || stream.Send(&guestv1.ConnectRequest{What: &guestv1.ConnectRequest_UdpPort{UdpPort: port}}) != nil {
-		return
+	stream, err := d.guest.Datagrams(ctx, grpc.MaxCallRecvMsgSize(mostDatagram+1024))
+	if err != nil {
+		return err
 	}
 	go func() {
-		defer cancel()
 		for {
 			select {
-			case b := <-s.in:
+			case r := <-d.queue:
 				d.mu.Lock()
-				d.queued -= len(b)
+				d.queued -= len(r.GetData())
 				d.mu.Unlock()
-				if stream.Send(&guestv1.ConnectRequest{What: &guestv1.ConnectRequest_Data{Data: b}}) != nil {
-					return
+				if stream.Send(r) != nil {
+					return // Recv returns why
 				}
 			case <-ctx.Done():
 				return
@@ -151,12 +133,27 @@ func (d *datagrams) carry(ctx context.Context, c client, s *session, port uint32
 	for {
 		r, err := stream.Recv()
 		if err != nil {
-			return
+			return err
 		}
-		_, _ = c.socket.WriteToUDPAddrPort(r.GetData(), c.addr) // lost, as in any network
-		d.mu.Lock()
-		s.last = time.Now()
-		d.mu.Unlock()
-		s.idle.Reset(sessionIdle)
+		d.answer(r)
 	}
+}
+
+// answer passes on what a server sends. A guest can send only to who has sent something to it lately.
+func (d *datagrams) answer(r *guestv1.DatagramsResponse) {
+	d.mu.Lock()
+	c, now := d.numbers[r.GetClient()], time.Now()
+	if c != nil && now.Sub(c.last) > clientIdle {
+		d.forget(c)
+		c = nil
+	}
+	if c != nil {
+		c.last = now
+	}
+	d.mu.Unlock()
+	if c == nil {
+		return
+	}
+	_ = c.socket.SetWriteDeadline(now.Add(100 * time.Millisecond)) // a client that is out of reach holds up no other
+	_, _ = c.socket.WriteToUDPAddrPort(r.GetData(), c.from)        // lost, as in any network
 }

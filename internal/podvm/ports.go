@@ -11,10 +11,11 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/crust-csi/crust-csi/internal/linux"
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 )
 
-// mostPorts is how many ports the monitor listens on for a guest, mostConnections how many connections may be open at a time.
+// mostPorts is how many ports of a protocol the monitor listens on for a guest, mostConnections how many connections may be open at a time.
 const (
 	mostPorts       = 256
 	mostConnections = 1024
@@ -28,27 +29,33 @@ type forwarding struct {
 	mu   sync.Mutex
 	open map[string]io.Closer // sockets, by network, address and port
 
-	datagrams datagrams
+	datagrams *datagrams
 }
 
 func newForwarding(guest guestv1.PodClient) *forwarding {
 	return &forwarding{guest: guest, free: make(chan struct{}, mostConnections), open: map[string]io.Closer{},
-		datagrams: datagrams{guest: guest, sessions: map[client]*session{}}}
+		datagrams: newDatagrams(guest)}
 }
 
 // forward listens where the guest's containers listen, until ctx ends.
 func (m *monitor) forward(ctx context.Context) {
 	f := newForwarding(m.guest)
+	go m.again(ctx, "datagrams:", f.datagrams.carry)
+	m.again(ctx, "ports:", f.follow)
+	f.listen(ctx, nil) // closes them
+}
+
+// again calls do until ctx ends, and says why it ended earlier.
+func (m *monitor) again(ctx context.Context, what string, do func(context.Context) error) {
 	for ctx.Err() == nil {
-		if err := f.follow(ctx); err != nil && ctx.Err() == nil {
-			m.say("ports:", err)
+		if err := do(ctx); err != nil && ctx.Err() == nil {
+			m.say(what, err)
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(time.Second):
 		}
 	}
-	f.listen(ctx, nil) // closes them
 }
 
 func (f *forwarding) follow(ctx context.Context) error {
@@ -95,7 +102,7 @@ func (f *forwarding) listen(ctx context.Context, ports []*guestv1.Port) (all boo
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	want := map[string]bool{}
-	ports = ports[:min(len(ports), mostPorts)]
+	ports = firstOfEach(ports)
 	for _, p := range ports {
 		for _, address := range addresses(p) {
 			want[network(p)+address] = true
@@ -124,6 +131,18 @@ func (f *forwarding) listen(ctx context.Context, ports []*guestv1.Port) (all boo
 	return all
 }
 
+// firstOfEach returns the first mostPorts of each protocol.
+func firstOfEach(ports []*guestv1.Port) (list []*guestv1.Port) {
+	has := map[bool]int{}
+	for _, p := range ports {
+		if has[p.GetUdp()] < mostPorts {
+			list = append(list, p)
+		}
+		has[p.GetUdp()]++
+	}
+	return list
+}
+
 func network(p *guestv1.Port) string {
 	if p.GetUdp() {
 		return "udp"
@@ -131,10 +150,11 @@ func network(p *guestv1.Port) string {
 	return "tcp"
 }
 
-// serve takes connections or datagrams at an address, until that is closed.
+// serve takes connections or datagrams at an address, until what it returns is closed.
 func (f *forwarding) serve(ctx context.Context, p *guestv1.Port, address string) (io.Closer, error) {
 	if p.GetUdp() {
-		c, err := net.ListenPacket("udp", address)
+		// passt takes a port of a server that sends by itself.
+		c, err := (&net.ListenConfig{Control: linux.ReuseAddress}).ListenPacket(ctx, "udp", address)
 		if err != nil {
 			return nil, err
 		}

@@ -18,7 +18,7 @@ import (
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 )
 
-// forwarded is between a client and a server, both of this process: gRPC is in between, as between the host and a guest.
+// forwarded returns a forwarding to a guest's agent in this process.
 func forwarded(t *testing.T) *forwarding {
 	t.Helper()
 	guest, err := podguest.New()
@@ -202,9 +202,10 @@ func TestC24_PortsAreGivenBackBeforeOthersAreTaken(t *testing.T) {
 	for i := range many {
 		many[i] = &guestv1.Port{Number: uint32(20000 + i)}
 	}
-	f.listen(ctx, many)
-	if len(f.open) > mostPorts {
-		t.Errorf("%d ports are taken", len(f.open))
+	const udp = 20000
+	f.listen(ctx, append(many, &guestv1.Port{Number: udp, Udp: true}))
+	if len(f.open) > mostPorts+1 || f.open[fmt.Sprint("udp:", udp)] == nil {
+		t.Errorf("%d ports are taken, for datagrams %v", len(f.open), f.open[fmt.Sprint("udp:", udp)])
 	}
 }
 

@@ -1,6 +1,7 @@
 package testnode
 
 import (
+	"cmp"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,7 +13,7 @@ import (
 
 // Program is a program that tests run.
 type Program struct {
-	Name    string
+	Name    string // of its file: no other program of any package's tests has it
 	Package string
 	Dir     string // whose module Package is looked up in; "" means the test's
 	Tags    string
@@ -25,18 +26,17 @@ var builds struct {
 	bin map[string]string
 }
 
-// Build compiles csi-node, once for each set of tags in a test binary.
+// Build compiles csi-node.
 func Build(t testing.TB, tags string) string { return BuildCommand(t, "csi-node", tags) }
 
-// BuildCommand builds a command of cmd, once for each test binary.
+// BuildCommand compiles a command of cmd.
 func BuildCommand(t testing.TB, name, tags string) string {
 	t.Helper()
 	return Program{Name: name, Package: "github.com/crust-csi/crust-csi/cmd/" + name, Tags: tags}.Build(t)
 }
 
-// Build builds a program, once for each test binary, and returns its file. `make test` names a directory in CRUST_TEST_BUILDS, where each
-// program is built once for all packages: to link one takes longer than most tests. Where CRUST_TEST_BIN is set, as in a guest without a
-// compiler, it returns a file of that directory.
+// Build builds a program, once for each test binary, and returns its file. `make test` names a directory in CRUST_TEST_BUILDS: all packages
+// share what they build there, because linking takes longer than most tests. CRUST_TEST_BIN has programs for a guest without a compiler.
 func (p Program) Build(t testing.TB) string {
 	t.Helper()
 	builds.Lock()
@@ -51,21 +51,16 @@ func (p Program) Build(t testing.TB) string {
 	if builds.bin == nil {
 		builds.bin = map[string]string{}
 	}
-	if dir := os.Getenv("CRUST_TEST_BUILDS"); dir != "" {
-		builds.bin[key] = p.share(t, filepath.Join(dir, key))
-		return builds.bin[key]
-	}
-	if builds.dir == "" {
-		dir, err := os.MkdirTemp("", "crust-build-")
-		if err != nil {
+	dir := cmp.Or(os.Getenv("CRUST_TEST_BUILDS"), builds.dir)
+	if dir == "" {
+		var err error
+		if dir, err = os.MkdirTemp("", "crust-build-"); err != nil {
 			t.Fatal(err)
 		}
 		builds.dir = dir
 	}
-	bin := filepath.Join(builds.dir, key)
-	p.build(t, bin)
-	builds.bin[key] = bin
-	return bin
+	builds.bin[key] = p.share(t, filepath.Join(dir, key))
+	return builds.bin[key]
 }
 
 // share builds a program unless another package's tests have.

@@ -51,25 +51,38 @@ func in(t testing.TB, namespace string, f func() error) {
 }
 
 // datagram sends one from a network namespace, and waits a second for its answer.
-func datagram(t testing.TB, namespace, address string) (err error) {
-	in(t, namespace, func() error {
-		var c net.Conn
-		if c, err = net.Dial("udp", address); err != nil {
-			return nil
-		}
-		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(time.Second)) // it has a socket
-		if _, err = io.WriteString(c, "hello"); err != nil {
-			return nil
-		}
-		b := make([]byte, 100)
-		var n int
-		if n, err = c.Read(b); err == nil && string(b[:n]) != "hello!" {
-			err = fmt.Errorf("the answer is %q", b[:n])
-		}
-		return nil
-	})
+func datagram(t testing.TB, namespace, address string) error {
+	t.Helper()
+	var c net.Conn
+	in(t, namespace, func() (err error) { c, err = net.Dial("udp", address); return err })
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(time.Second)) // it has a socket
+	if _, err := io.WriteString(c, "hello"); err != nil {
+		return err
+	}
+	b := make([]byte, 100)
+	n, err := c.Read(b)
+	if err == nil && string(b[:n]) != "hello!" {
+		err = fmt.Errorf("the answer is %q", b[:n])
+	}
 	return err
+}
+
+// drain reads all that has come, and then one datagram more.
+func drain(t testing.TB, c net.PacketConn) {
+	t.Helper()
+	b := make([]byte, 100)
+	for {
+		ok(t, c.SetReadDeadline(time.Now().Add(10*time.Millisecond)))
+		if _, _, err := c.ReadFrom(b); err != nil {
+			break
+		}
+	}
+	ok(t, c.SetReadDeadline(time.Now().Add(testcrust.Longest())))
+	n, from, err := c.ReadFrom(b)
+	if err != nil || string(b[:n]) != "of the server's own" || from.String() != "10.99.0.2:5300" {
+		t.Errorf("from %v came %q: %v", from, b[:n], err)
+	}
 }
 
 // A pod in a microVM has its own address: it reaches others, and others reach what its containers listen on, and nothing else. It ends
@@ -98,7 +111,7 @@ func TestC19_C24_APodsNetworkAndItsEnd(t *testing.T) {
 	}()
 	c, err := r.start(t, "web", r.spec(t, "pod-n", "container", "/bin/busybox", "sh", "-c",
 		`busybox wget -qO- http://10.99.0.1:8000/; mkdir /tmp/w; echo page > /tmp/w/f; cd /tmp/w; busybox nc -l -p 9000 -s 127.0.0.1 &
-		/echo :5300 127.0.0.1:5301 & exec busybox httpd -f -p 8080`).add(
+		/echo 10.99.0.1:5400 :5300 127.0.0.1:5301 10.99.0.2:5302 & exec busybox httpd -f -p 8080`).add(
 		mount("/echo", "bind", testnode.Program{Name: "echo", Package: "./echo"}.Build(t), "bind", "ro")))
 	ok(t, err)
 	eventually(t, testcrust.Longest(), "the container reaches its peer, which sees the pod's address", func() bool {
@@ -139,13 +152,26 @@ func TestC19_C24_APodsNetworkAndItsEnd(t *testing.T) {
 	if _, err := get(peerNetwork, "10.99.0.2:8081"); err == nil {
 		t.Error("a port where nobody listens is reached")
 	}
-	for _, from := range []struct{ namespace, address string }{{peerNetwork, "10.99.0.2:5300"}, {podNetwork, "127.0.0.1:5301"}} {
+	var own net.PacketConn
+	in(t, peerNetwork, func() (err error) { own, err = net.ListenPacket("udp", "10.99.0.1:5400"); return err })
+	defer own.Close()
+	for _, from := range []struct{ namespace, address string }{
+		{peerNetwork, "10.99.0.2:5300"}, {podNetwork, "127.0.0.1:5301"}, {peerNetwork, "10.99.0.2:5302"},
+	} {
 		eventually(t, testcrust.Longest(), "a server in the guest gets datagrams to "+from.address, func() bool {
 			return datagram(t, from.namespace, from.address) == nil
 		})
 	}
 	if err := datagram(t, peerNetwork, "10.99.0.2:5301"); !errors.Is(err, linux.ECONNREFUSED) {
 		t.Errorf("a datagram to what listens for the pod only: %v", err)
+	}
+
+	// What a server sends by itself, from the port on which the monitor listens by now, arrives. Clients reach the server all the same.
+	for range 3 {
+		drain(t, own)
+		if err := datagram(t, peerNetwork, "10.99.0.2:5300"); err != nil {
+			t.Error(err)
+		}
 	}
 
 	// Each program of the microVM runs as a user of the pod's, or sees nothing but the pod's directory.

@@ -2,7 +2,8 @@
 # Builds a Kubernetes from Go modules by name, into .cache/kubernetes/bin: the
 # control plane and kubelet (one binary, named by argv[0]), kubectl (which starts
 # thousands of times, and in half the time alone), etcd, containerd, runc and the
-# CSI sidecars. Arguments are the parts to build; storage is Kubernetes' own suite for drivers. Go's caches make a second run cheap.
+# CSI sidecars. Arguments are the parts to build; storage is Kubernetes' own suite
+# for drivers. Go's caches make a second run cheap.
 set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")"
@@ -17,6 +18,7 @@ kube() {
 	cd modules/kube
 	local version c=github.com/kubernetes-csi
 	version=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
+	# Earlier it was a link to hyper, which go build would write through.
 	[ ! -L "$bin/kubectl" ] || rm "$bin/kubectl"
 	CGO_ENABLED=0 go build -ldflags "$L -X k8s.io/component-base/version.gitVersion=$version" -o "$bin/" ./hyper \
 		k8s.io/kubernetes/cmd/kubectl \

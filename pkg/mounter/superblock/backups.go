@@ -7,11 +7,11 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
-// copies are the copies that a format keeps of its superblock. A device whose beginning was wiped has them still.
+// copies are the copies that a format keeps of its superblock. A device whose beginning was wiped still has them.
 type copies struct {
 	of     string
 	marks  []mark                                // from the start of a copy's 4 KiB block
-	places func(size int64, add func(off int64)) // of those from closeBy on, on a device of this size
+	places func(size int64, add func(off int64)) // adds where copies may be on a device of this size
 }
 
 var extCopies = &copies{

@@ -17,7 +17,7 @@ type detector func(*image) (Result, bool)
 
 type format struct {
 	detect detector
-	copies *copies // nil: it has none that a look at the device's beginning and end would miss
+	copies *copies // nil: a look at the device's beginning and end misses none
 }
 
 var formats = []format{

@@ -19,6 +19,7 @@ module >"$T/go.mod"
 tools() { local t; for t; do echo "tool $t"; done >>"$T/go.mod"; }
 case $part in
 kube)
+	tools k8s.io/kubernetes/cmd/kubectl
 	cp -r ../modules/kube/hyper "$T/"
 	file=$(go mod download -json "k8s.io/kubernetes@$version" | sed -n 's/.*"GoMod": "\(.*\)".*/\1/p')
 	sed -n '/^godebug/p' "$file" >>"$T/go.mod"

@@ -1249,7 +1249,6 @@ type ConnectRequest struct {
 	//
 	//	*ConnectRequest_Port
 	//	*ConnectRequest_Data
-	//	*ConnectRequest_UdpPort
 	What          isConnectRequest_What `protobuf_oneof:"what"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1310,44 +1309,26 @@ func (x *ConnectRequest) GetData() []byte {
 	return nil
 }
 
-func (x *ConnectRequest) GetUdpPort() uint32 {
-	if x != nil {
-		if x, ok := x.What.(*ConnectRequest_UdpPort); ok {
-			return x.UdpPort
-		}
-	}
-	return 0
-}
-
 type isConnectRequest_What interface {
 	isConnectRequest_What()
 }
 
 type ConnectRequest_Port struct {
-	// The first message: the TCP port.
+	// The first message.
 	Port uint32 `protobuf:"varint,1,opt,name=port,proto3,oneof"`
 }
 
 type ConnectRequest_Data struct {
-	// Of UDP: one datagram.
 	Data []byte `protobuf:"bytes,2,opt,name=data,proto3,oneof"`
-}
-
-type ConnectRequest_UdpPort struct {
-	// The first message: the UDP port.
-	UdpPort uint32 `protobuf:"varint,3,opt,name=udp_port,json=udpPort,proto3,oneof"`
 }
 
 func (*ConnectRequest_Port) isConnectRequest_What() {}
 
 func (*ConnectRequest_Data) isConnectRequest_What() {}
 
-func (*ConnectRequest_UdpPort) isConnectRequest_What() {}
-
 type ConnectResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of UDP: one datagram.
-	Data []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	Data  []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
 	// The last message: the container sends no more, but may still receive.
 	EndOfData     bool `protobuf:"varint,2,opt,name=end_of_data,json=endOfData,proto3" json:"end_of_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1396,6 +1377,122 @@ func (x *ConnectResponse) GetEndOfData() bool {
 		return x.EndOfData
 	}
 	return false
+}
+
+type DatagramsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of whoever sends it. Each client of a port has a number of its own, and no number is another client's later.
+	Client uint64 `protobuf:"varint,1,opt,name=client,proto3" json:"client,omitempty"`
+	// The port that it is for.
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// One datagram, which may be empty.
+	Data          []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DatagramsRequest) Reset() {
+	*x = DatagramsRequest{}
+	mi := &file_guest_v1_pod_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DatagramsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DatagramsRequest) ProtoMessage() {}
+
+func (x *DatagramsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_pod_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DatagramsRequest.ProtoReflect.Descriptor instead.
+func (*DatagramsRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *DatagramsRequest) GetClient() uint64 {
+	if x != nil {
+		return x.Client
+	}
+	return 0
+}
+
+func (x *DatagramsRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *DatagramsRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type DatagramsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whom it is for.
+	Client        uint64 `protobuf:"varint,1,opt,name=client,proto3" json:"client,omitempty"`
+	Data          []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DatagramsResponse) Reset() {
+	*x = DatagramsResponse{}
+	mi := &file_guest_v1_pod_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DatagramsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DatagramsResponse) ProtoMessage() {}
+
+func (x *DatagramsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_pod_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DatagramsResponse.ProtoReflect.Descriptor instead.
+func (*DatagramsResponse) Descriptor() ([]byte, []int) {
+	return file_guest_v1_pod_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *DatagramsResponse) GetClient() uint64 {
+	if x != nil {
+		return x.Client
+	}
+	return 0
+}
+
+func (x *DatagramsResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
 }
 
 var File_guest_v1_pod_proto protoreflect.FileDescriptor
@@ -1475,15 +1572,21 @@ const file_guest_v1_pod_proto_rawDesc = "" +
 	"\x04Port\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x1a\n" +
 	"\bloopback\x18\x02 \x01(\bR\bloopback\x12\x10\n" +
-	"\x03udp\x18\x03 \x01(\bR\x03udp\"a\n" +
+	"\x03udp\x18\x03 \x01(\bR\x03udp\"D\n" +
 	"\x0eConnectRequest\x12\x14\n" +
 	"\x04port\x18\x01 \x01(\rH\x00R\x04port\x12\x14\n" +
-	"\x04data\x18\x02 \x01(\fH\x00R\x04data\x12\x1b\n" +
-	"\budp_port\x18\x03 \x01(\rH\x00R\audpPortB\x06\n" +
+	"\x04data\x18\x02 \x01(\fH\x00R\x04dataB\x06\n" +
 	"\x04what\"E\n" +
 	"\x0fConnectResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x1e\n" +
-	"\vend_of_data\x18\x02 \x01(\bR\tendOfData2\xdc\x05\n" +
+	"\vend_of_data\x18\x02 \x01(\bR\tendOfData\"R\n" +
+	"\x10DatagramsRequest\x12\x16\n" +
+	"\x06client\x18\x01 \x01(\x04R\x06client\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\"?\n" +
+	"\x11DatagramsResponse\x12\x16\n" +
+	"\x06client\x18\x01 \x01(\x04R\x06client\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data2\xb2\x06\n" +
 	"\x03Pod\x12D\n" +
 	"\x05Begin\x12\x1c.crust.guest.v1.BeginRequest\x1a\x1d.crust.guest.v1.BeginResponse\x12b\n" +
 	"\x0fCreateContainer\x12&.crust.guest.v1.CreateContainerRequest\x1a'.crust.guest.v1.CreateContainerResponse\x12_\n" +
@@ -1493,7 +1596,8 @@ const file_guest_v1_pod_proto_rawDesc = "" +
 	"\x0fDeleteContainer\x12&.crust.guest.v1.DeleteContainerRequest\x1a'.crust.guest.v1.DeleteContainerResponse\x12>\n" +
 	"\x03End\x12\x1a.crust.guest.v1.EndRequest\x1a\x1b.crust.guest.v1.EndResponse\x12F\n" +
 	"\x05Ports\x12\x1c.crust.guest.v1.PortsRequest\x1a\x1d.crust.guest.v1.PortsResponse0\x01\x12N\n" +
-	"\aConnect\x12\x1e.crust.guest.v1.ConnectRequest\x1a\x1f.crust.guest.v1.ConnectResponse(\x010\x01B;Z9github.com/crust-csi/crust-csi/pkg/crust/guest/v1;guestv1b\x06proto3"
+	"\aConnect\x12\x1e.crust.guest.v1.ConnectRequest\x1a\x1f.crust.guest.v1.ConnectResponse(\x010\x01\x12T\n" +
+	"\tDatagrams\x12 .crust.guest.v1.DatagramsRequest\x1a!.crust.guest.v1.DatagramsResponse(\x010\x01B;Z9github.com/crust-csi/crust-csi/pkg/crust/guest/v1;guestv1b\x06proto3"
 
 var (
 	file_guest_v1_pod_proto_rawDescOnce sync.Once
@@ -1507,7 +1611,7 @@ func file_guest_v1_pod_proto_rawDescGZIP() []byte {
 	return file_guest_v1_pod_proto_rawDescData
 }
 
-var file_guest_v1_pod_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_guest_v1_pod_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_guest_v1_pod_proto_goTypes = []any{
 	(*BeginRequest)(nil),            // 0: crust.guest.v1.BeginRequest
 	(*Network)(nil),                 // 1: crust.guest.v1.Network
@@ -1531,11 +1635,13 @@ var file_guest_v1_pod_proto_goTypes = []any{
 	(*Port)(nil),                    // 19: crust.guest.v1.Port
 	(*ConnectRequest)(nil),          // 20: crust.guest.v1.ConnectRequest
 	(*ConnectResponse)(nil),         // 21: crust.guest.v1.ConnectResponse
-	nil,                             // 22: crust.guest.v1.BeginRequest.SysctlsEntry
+	(*DatagramsRequest)(nil),        // 22: crust.guest.v1.DatagramsRequest
+	(*DatagramsResponse)(nil),       // 23: crust.guest.v1.DatagramsResponse
+	nil,                             // 24: crust.guest.v1.BeginRequest.SysctlsEntry
 }
 var file_guest_v1_pod_proto_depIdxs = []int32{
 	1,  // 0: crust.guest.v1.BeginRequest.network:type_name -> crust.guest.v1.Network
-	22, // 1: crust.guest.v1.BeginRequest.sysctls:type_name -> crust.guest.v1.BeginRequest.SysctlsEntry
+	24, // 1: crust.guest.v1.BeginRequest.sysctls:type_name -> crust.guest.v1.BeginRequest.SysctlsEntry
 	4,  // 2: crust.guest.v1.CreateContainerRequest.block_devices:type_name -> crust.guest.v1.BlockDevice
 	11, // 3: crust.guest.v1.ControlRequest.window:type_name -> crust.guest.v1.WindowSize
 	19, // 4: crust.guest.v1.PortsResponse.ports:type_name -> crust.guest.v1.Port
@@ -1548,17 +1654,19 @@ var file_guest_v1_pod_proto_depIdxs = []int32{
 	15, // 11: crust.guest.v1.Pod.End:input_type -> crust.guest.v1.EndRequest
 	17, // 12: crust.guest.v1.Pod.Ports:input_type -> crust.guest.v1.PortsRequest
 	20, // 13: crust.guest.v1.Pod.Connect:input_type -> crust.guest.v1.ConnectRequest
-	2,  // 14: crust.guest.v1.Pod.Begin:output_type -> crust.guest.v1.BeginResponse
-	5,  // 15: crust.guest.v1.Pod.CreateContainer:output_type -> crust.guest.v1.CreateContainerResponse
-	7,  // 16: crust.guest.v1.Pod.PrepareProcess:output_type -> crust.guest.v1.PrepareProcessResponse
-	12, // 17: crust.guest.v1.Pod.Run:output_type -> crust.guest.v1.RunResponse
-	10, // 18: crust.guest.v1.Pod.Control:output_type -> crust.guest.v1.ControlResponse
-	14, // 19: crust.guest.v1.Pod.DeleteContainer:output_type -> crust.guest.v1.DeleteContainerResponse
-	16, // 20: crust.guest.v1.Pod.End:output_type -> crust.guest.v1.EndResponse
-	18, // 21: crust.guest.v1.Pod.Ports:output_type -> crust.guest.v1.PortsResponse
-	21, // 22: crust.guest.v1.Pod.Connect:output_type -> crust.guest.v1.ConnectResponse
-	14, // [14:23] is the sub-list for method output_type
-	5,  // [5:14] is the sub-list for method input_type
+	22, // 14: crust.guest.v1.Pod.Datagrams:input_type -> crust.guest.v1.DatagramsRequest
+	2,  // 15: crust.guest.v1.Pod.Begin:output_type -> crust.guest.v1.BeginResponse
+	5,  // 16: crust.guest.v1.Pod.CreateContainer:output_type -> crust.guest.v1.CreateContainerResponse
+	7,  // 17: crust.guest.v1.Pod.PrepareProcess:output_type -> crust.guest.v1.PrepareProcessResponse
+	12, // 18: crust.guest.v1.Pod.Run:output_type -> crust.guest.v1.RunResponse
+	10, // 19: crust.guest.v1.Pod.Control:output_type -> crust.guest.v1.ControlResponse
+	14, // 20: crust.guest.v1.Pod.DeleteContainer:output_type -> crust.guest.v1.DeleteContainerResponse
+	16, // 21: crust.guest.v1.Pod.End:output_type -> crust.guest.v1.EndResponse
+	18, // 22: crust.guest.v1.Pod.Ports:output_type -> crust.guest.v1.PortsResponse
+	21, // 23: crust.guest.v1.Pod.Connect:output_type -> crust.guest.v1.ConnectResponse
+	23, // 24: crust.guest.v1.Pod.Datagrams:output_type -> crust.guest.v1.DatagramsResponse
+	15, // [15:25] is the sub-list for method output_type
+	5,  // [5:15] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name
@@ -1590,7 +1698,6 @@ func file_guest_v1_pod_proto_init() {
 	file_guest_v1_pod_proto_msgTypes[20].OneofWrappers = []any{
 		(*ConnectRequest_Port)(nil),
 		(*ConnectRequest_Data)(nil),
-		(*ConnectRequest_UdpPort)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1598,7 +1705,7 @@ func file_guest_v1_pod_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_pod_proto_rawDesc), len(file_guest_v1_pod_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

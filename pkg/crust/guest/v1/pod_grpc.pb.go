@@ -28,6 +28,7 @@ const (
 	Pod_End_FullMethodName             = "/crust.guest.v1.Pod/End"
 	Pod_Ports_FullMethodName           = "/crust.guest.v1.Pod/Ports"
 	Pod_Connect_FullMethodName         = "/crust.guest.v1.Pod/Connect"
+	Pod_Datagrams_FullMethodName       = "/crust.guest.v1.Pod/Datagrams"
 )
 
 // PodClient is the client API for Pod service.
@@ -54,8 +55,10 @@ type PodClient interface {
 	End(ctx context.Context, in *EndRequest, opts ...grpc.CallOption) (*EndResponse, error)
 	// Ports tells on which ports the pod's containers listen: at once, and whenever that changes.
 	Ports(ctx context.Context, in *PortsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PortsResponse], error)
-	// Connect carries one connection to such a port, or the datagrams between one client and the port.
+	// Connect carries one connection to such a port.
 	Connect(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConnectRequest, ConnectResponse], error)
+	// Datagrams carries the datagrams of all clients.
+	Datagrams(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[DatagramsRequest, DatagramsResponse], error)
 }
 
 type podClient struct {
@@ -171,6 +174,19 @@ func (c *podClient) Connect(ctx context.Context, opts ...grpc.CallOption) (grpc.
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Pod_ConnectClient = grpc.BidiStreamingClient[ConnectRequest, ConnectResponse]
 
+func (c *podClient) Datagrams(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[DatagramsRequest, DatagramsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Pod_ServiceDesc.Streams[3], Pod_Datagrams_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[DatagramsRequest, DatagramsResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Pod_DatagramsClient = grpc.BidiStreamingClient[DatagramsRequest, DatagramsResponse]
+
 // PodServer is the server API for Pod service.
 // All implementations must embed UnimplementedPodServer
 // for forward compatibility.
@@ -195,8 +211,10 @@ type PodServer interface {
 	End(context.Context, *EndRequest) (*EndResponse, error)
 	// Ports tells on which ports the pod's containers listen: at once, and whenever that changes.
 	Ports(*PortsRequest, grpc.ServerStreamingServer[PortsResponse]) error
-	// Connect carries one connection to such a port, or the datagrams between one client and the port.
+	// Connect carries one connection to such a port.
 	Connect(grpc.BidiStreamingServer[ConnectRequest, ConnectResponse]) error
+	// Datagrams carries the datagrams of all clients.
+	Datagrams(grpc.BidiStreamingServer[DatagramsRequest, DatagramsResponse]) error
 	mustEmbedUnimplementedPodServer()
 }
 
@@ -233,6 +251,9 @@ func (UnimplementedPodServer) Ports(*PortsRequest, grpc.ServerStreamingServer[Po
 }
 func (UnimplementedPodServer) Connect(grpc.BidiStreamingServer[ConnectRequest, ConnectResponse]) error {
 	return status.Error(codes.Unimplemented, "method Connect not implemented")
+}
+func (UnimplementedPodServer) Datagrams(grpc.BidiStreamingServer[DatagramsRequest, DatagramsResponse]) error {
+	return status.Error(codes.Unimplemented, "method Datagrams not implemented")
 }
 func (UnimplementedPodServer) mustEmbedUnimplementedPodServer() {}
 func (UnimplementedPodServer) testEmbeddedByValue()             {}
@@ -388,6 +409,13 @@ func _Pod_Connect_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Pod_ConnectServer = grpc.BidiStreamingServer[ConnectRequest, ConnectResponse]
 
+func _Pod_Datagrams_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(PodServer).Datagrams(&grpc.GenericServerStream[DatagramsRequest, DatagramsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Pod_DatagramsServer = grpc.BidiStreamingServer[DatagramsRequest, DatagramsResponse]
+
 // Pod_ServiceDesc is the grpc.ServiceDesc for Pod service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -435,6 +463,12 @@ var Pod_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Connect",
 			Handler:       _Pod_Connect_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Datagrams",
+			Handler:       _Pod_Datagrams_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

@@ -7,7 +7,7 @@ require (
 	github.com/onsi/gomega v1.41.0
 	github.com/spf13/cobra v1.10.2
 	k8s.io/component-base v0.36.3
-	k8s.io/kubectl v0.35.2
+	k8s.io/kubectl v0.35.2 // indirect
 	k8s.io/kubernetes v1.36.3
 )
 
@@ -275,4 +275,5 @@ tool (
 	github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer
 	github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter
 	github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller
+	k8s.io/kubernetes/cmd/kubectl
 )

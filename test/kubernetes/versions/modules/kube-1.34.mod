@@ -243,3 +243,5 @@ replace k8s.io/sample-apiserver => k8s.io/sample-apiserver v0.34.4
 replace k8s.io/sample-cli-plugin => k8s.io/sample-cli-plugin v0.34.4
 
 replace k8s.io/sample-controller => k8s.io/sample-controller v0.34.4
+
+tool k8s.io/kubernetes/cmd/kubectl
