@@ -16,7 +16,10 @@ type survey map[string]string // name, "loop3", to path
 // unknown stands for a file whose path is too long for the kernel to show.
 const unknown = ""
 
-func look() (survey, error) {
+func (n Nodes) look() (survey, error) {
+	if n.looks != nil {
+		n.looks()
+	}
 	dir, err := os.Open("/sys/block")
 	if err != nil {
 		return nil, err
@@ -112,7 +115,7 @@ func (n Nodes) Over(paths []string) (map[string][]Device, error) {
 func (n Nodes) choose(
 	likely func(shown string, h hold, held bool) bool, also func(shown string) bool, take func(Device) bool,
 ) ([]Device, error) {
-	all, err := look()
+	all, err := n.look()
 	if err != nil {
 		return nil, err
 	}

@@ -45,6 +45,7 @@ type Nodes struct {
 	Dir string
 
 	opens func(name string) (Device, error) // for tests
+	looks func()                            // likewise
 }
 
 // Available returns nil if loop devices can be made here.
@@ -76,7 +77,7 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 		return Device{}, err
 	}
 	defer backing.Close()
-	if !readOnly {
+	if !readOnly && !alone(backing) {
 		found, err := n.Find(path)
 		if err != nil {
 			return Device{}, err
@@ -117,6 +118,24 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 		return err
 	})
 	return d, err
+}
+
+// alone reports whether nobody else has a file open that is open for writing: no loop device is bound to it then. A held device that a pod
+// made show another file is read-only, so it is nobody's answer to a request for a writable one.
+func alone(f *os.File) bool {
+	is, err := linux.Alone(f)
+	return err == nil && is
+}
+
+// Unbound reports whether certainly no loop device is bound to the file now, without a look at all loop devices of the node, of which there
+// may be thousands. A held device that a pod made show another file is bound to that.
+func Unbound(path string) bool {
+	f, err := linux.Open(path, os.O_RDWR)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return alone(f)
 }
 
 // takeFree asks for a free device until f, which binds it, finds it still free: concurrent callers get the same one, and one of them

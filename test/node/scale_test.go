@@ -91,3 +91,26 @@ func TestScale_APromiseLooksAtNoFile(t *testing.T) {
 		t.Errorf("%d calls beside 5 volumes, %d beside 60", few, many)
 	}
 }
+
+// TestScale_ACallLooksAtItsOwnDevice: of a node's loop devices, which may be thousands, no call in the life of a volume looks at another
+// volume's.
+func TestScale_ACallLooksAtItsOwnDevice(t *testing.T) {
+	t.Parallel()
+	n := testnode.New(t, "")
+	other, at := up(t, n, "other", csiclient.Volume{FSType: "ext4"})
+	device := filepath.Base(strings.TrimSpace(run(t, "losetup", "-nO", "NAME", "-j", image(n, other.ID))))
+	end := n.Tampered("statx,newfstatat,readlinkat,openat,openat2", "delay_exit=1")
+	v, target := up(t, n, "one", csiclient.Volume{FSType: "ext4"})
+	down(t, n, v.ID, target)
+	end()
+	trace := read(t, filepath.Join(n.Dir, "trace"))
+	if !strings.Contains(trace, "/loop-control") {
+		t.Error("the trace does not even show how the volume got its device")
+	}
+	for line := range strings.Lines(trace) {
+		if regexp.MustCompile(`/` + device + `\b`).MatchString(line) {
+			t.Errorf("%s is the other volume's: %s", device, line)
+		}
+	}
+	down(t, n, other.ID, at)
+}

@@ -127,7 +127,7 @@ func (p *Pool) forgetDevice(key string) {
 
 // AttachReadOnly binds the file to another, read-only loop device.
 func (p *Pool) AttachReadOnly(_ context.Context, id string) (mounter.Device, error) {
-	_, img, _, err := p.image(id)
+	key, img, _, err := p.image(id)
 	if err != nil {
 		return mounter.Device{}, err
 	}
@@ -136,6 +136,9 @@ func (p *Pool) AttachReadOnly(_ context.Context, id string) (mounter.Device, err
 	} else if !ok {
 		return mounter.Device{}, fault.New(fault.State, "volume %s is not attached", id)
 	}
+	p.mu.Lock()
+	p.several[key] = true
+	p.mu.Unlock()
 	d, err := p.loop.Attach(img, true)
 	return device(d), err
 }
@@ -152,16 +155,23 @@ func (p *Pool) Detach(_ context.Context, id string) error {
 	if err := p.settle(id, ""); err != nil {
 		return err // a frozen file system holds its device, though nothing shows it
 	}
-	if err := p.detach(id, func(loopdev.Device) bool { return true }); err != nil {
-		return err
-	}
 	key, ok := p.volumes.Key(id)
 	if !ok {
-		return nil
+		return p.detach(id, every)
 	}
 	p.mu.Lock()
 	d, known := p.attached[key]
 	p.mu.Unlock()
+	if only, err := p.detachOnly(key, d, known); err != nil {
+		return detachError(id, d, err)
+	} else if !only {
+		if err := p.detach(id, every); err != nil {
+			return err
+		}
+		p.mu.Lock()
+		delete(p.several, key)
+		p.mu.Unlock()
+	}
 	if known {
 		// An earlier call may have started the release without waiting for its end.
 		if err := d.Forget(); err != nil {
@@ -170,6 +180,34 @@ func (p *Pool) Detach(_ context.Context, id string) error {
 	}
 	p.forgetDevice(key)
 	return nil
+}
+
+func every(loopdev.Device) bool { return true }
+
+// detachOnly detaches the device that is known, if any, and reports whether the volume certainly has no other. A search for others reads
+// about each loop device of the node, which may be thousands.
+func (p *Pool) detachOnly(key string, d loopdev.Device, known bool) (only bool, err error) {
+	if known {
+		now, ok, err := p.loop.Now(d)
+		if err != nil || ok && now.Held {
+			return false, nil // the search tells
+		}
+		if ok {
+			if err := p.raw.Detach(now); err != nil {
+				return false, err
+			}
+		}
+	}
+	return p.bare(key), nil
+}
+
+// bare reports whether the volume certainly has no device. Its file would tell, except of a device that a pod made show another file. The
+// devices that this can happen to are searched at the start, and noted when they are made.
+func (p *Pool) bare(key string) bool {
+	p.mu.Lock()
+	known := p.searched && !p.several[key]
+	p.mu.Unlock()
+	return known && loopdev.Unbound(p.volumePath(key))
 }
 
 func (p *Pool) detach(id string, which func(loopdev.Device) bool) error {
@@ -239,7 +277,15 @@ func (p *Pool) rememberAll() error {
 		if d, ok := loopdev.Writable(devices); ok {
 			p.rememberDevice(keys[img], d)
 		}
+		if slices.ContainsFunc(devices, func(d loopdev.Device) bool { return d.ReadOnly }) {
+			p.mu.Lock()
+			p.several[keys[img]] = true
+			p.mu.Unlock()
+		}
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.searched = err == nil
 	return err
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -214,9 +215,12 @@ func (p *Pool) Delete(_ context.Context, id string) error {
 
 func (p *Pool) destroy(key string, r journal.VolumeRecord) error {
 	img := p.volumePath(key)
-	devices, err := p.loop.References(img)
-	if err != nil {
-		return err
+	var devices []loopdev.Device
+	if !p.bare(key) {
+		var err error
+		if devices, err = p.loop.References(img); err != nil {
+			return err
+		}
 	}
 	for _, d := range devices {
 		err := p.raw.Detach(d)
@@ -228,7 +232,7 @@ func (p *Pool) destroy(key string, r journal.VolumeRecord) error {
 		}
 	}
 	r.State = journal.Deleting
-	err = p.volumes.Put(key, r)
+	err := p.volumes.Put(key, r)
 	if fault.Is(err, fault.NoSpace) {
 		// Making room must not need room. A crash after this leaves a volume without a file,
 		// and a repeated call continues here.
