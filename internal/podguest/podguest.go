@@ -117,11 +117,13 @@ func connect(ctx context.Context, n *guestv1.Network) error {
 			if err != nil {
 				return fault.New(fault.Invalid, "%w", err)
 			}
-			step := []string{"addr", "add", prefix.String(), "dev", device}
 			if prefix.Addr().Is6() {
-				step = append(step, "nodad")
+				// Nobody else has a pod's address, and until the kernel had looked for a second, nobody could use it.
+				if err := linux.SetSysctl("net.ipv6.conf."+device+".accept_dad", "0"); err != nil {
+					return err
+				}
 			}
-			steps = append(steps, step)
+			steps = append(steps, []string{"addr", "add", prefix.String(), "dev", device})
 		}
 		for _, g := range n.GetGateways() {
 			gateway, err := netip.ParseAddr(g)

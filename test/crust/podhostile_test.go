@@ -4,12 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/testcrust"
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
@@ -75,6 +77,37 @@ func (r *podRuntime) manyCommands(t testing.TB, id string) {
 	}
 }
 
+// flood sends datagrams from many clients as fast as it can, and takes no answer, until end is called.
+func flood(t testing.TB, namespace, address string) (end func()) {
+	t.Helper()
+	ns, err := linux.Open(namespace, os.O_RDONLY)
+	ok(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer ns.Close()
+		for b := make([]byte, 60<<10); ctx.Err() == nil; time.Sleep(time.Millisecond) { // the guest needs a processor, too
+			err := linux.InNetwork(ns, func() error {
+				c, err := net.Dial("udp", address)
+				if err != nil {
+					return err
+				}
+				defer c.Close()
+				for range 5 {
+					_, _ = c.Write(b) // refused while the guest's port is not open
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	return func() { cancel(); <-ended }
+}
+
 // Root of a pod's microVM takes the place of the agent that runs the containers. Calls for the pod end, with bounded words, its monitor
 // takes no more memory and ports than it may, another pod is served as before, and the pod can be ended.
 func TestC20_C24_APodsGuestThatAttacks(t *testing.T) {
@@ -88,7 +121,7 @@ func TestC20_C24_APodsGuestThatAttacks(t *testing.T) {
 	run(t, "sh", "-c", fmt.Sprintf("cd %s/tree && find . | cpio --quiet -o -H newc > ../more && cat %s/pod-initramfs ../more > ../initramfs",
 		dir, guestDir(t)))
 	r.configure(t, "initrd", dir+"/initramfs")
-	network, _ := networks(t)
+	network, peer := networks(t)
 	pause, other := r.pod(t, "evil", network), honest.pod(t, "good", "")
 	sleeps := []string{"/bin/busybox", "sleep", "100000"}
 	one, err := r.start(t, "one", r.spec(t, "evil", "container", sleeps...))
@@ -106,6 +139,7 @@ func TestC20_C24_APodsGuestThatAttacks(t *testing.T) {
 	_, err = evil.Exec("/hostile pod >/dev/console 2>&1 &")
 	ok(t, err)
 	one.wait(t) // nobody has its streams any more
+	defer flood(t, peer, "10.99.0.2:5353")()
 	for _, mode := range []string{"lies", "huge", "noise", "silent"} {
 		becomes(mode)
 		plainly := func(what string, err error) {
@@ -132,12 +166,12 @@ func TestC20_C24_APodsGuestThatAttacks(t *testing.T) {
 			r.manyCommands(t, "one")
 		}
 		listening := run(t, "ip", "netns", "exec", filepath.Base(network), "sh", "-c",
-			"cat /proc/net/tcp /proc/net/tcp6 | grep -c ' 0A ' || true")
-		var ports int
-		_, err := fmt.Sscan(listening, &ports)
+			"cat /proc/net/tcp /proc/net/tcp6 | grep -c ' 0A '; cat /proc/net/udp /proc/net/udp6 | grep -c ': '; true")
+		var tcp, udp int
+		_, err := fmt.Sscan(listening, &tcp, &udp)
 		ok(t, err)
-		if ports > 2*256 { // on both loopback addresses
-			t.Errorf("%s: the monitor listens on %d ports", mode, ports)
+		if tcp > 2*256 || udp > 2*256+8 { // on both loopback addresses; passt has some
+			t.Errorf("%s: the monitor listens on %d ports, and %d of UDP", mode, tcp, udp)
 		}
 		after := r.resident(t, "evil")
 		t.Logf("%s: the monitor had %d MiB, and has %d", mode, before>>20, after>>20)
@@ -153,7 +187,7 @@ func TestC20_C24_APodsGuestThatAttacks(t *testing.T) {
 	}
 	console, err := os.ReadFile(filepath.Join(r.pods, "evil", "console.log"))
 	ok(t, err)
-	if !strings.Contains(string(console), "it has the pod's port") {
+	if !strings.Contains(string(console), "it has the pod's port") || !strings.Contains(string(console), "it has a datagram") {
 		t.Errorf("nobody attacked: %s", console)
 	}
 	ok(t, r.call(nil, nil, nil, "delete", "--force", "one"))

@@ -22,7 +22,8 @@ import (
 
 var madeNetworks atomic.Int32
 
-// networks makes two connected network namespaces: a pod's, which has 10.99.0.2 and a default route, and that of its peer, 10.99.0.1.
+// networks makes two connected network namespaces: a pod's, which has 10.99.0.2, fd99::2 and default routes, and that of its peer,
+// 10.99.0.1 and fd99::1.
 func networks(t testing.TB) (pod, peer string) {
 	t.Helper()
 	n := madeNetworks.Add(1)
@@ -36,9 +37,21 @@ func networks(t testing.TB) (pod, peer string) {
 	for i, n := range names {
 		run(t, "ip", "-n", n, "addr", "add", fmt.Sprintf("10.99.0.%d/24", 2-i), "dev", "eth0")
 		run(t, "ip", "-n", n, "link", "set", "eth0", "up")
+		if haveIPv6() {
+			run(t, "ip", "-n", n, "addr", "add", fmt.Sprintf("fd99::%d/64", 2-i), "dev", "eth0", "nodad")
+		}
 	}
 	run(t, "ip", "-n", names[0], "route", "add", "default", "via", "10.99.0.1")
+	if haveIPv6() {
+		run(t, "ip", "-n", names[0], "route", "add", "default", "via", "fd99::1")
+	}
 	return filepath.Join("/run/netns", names[0]), filepath.Join("/run/netns", names[1])
+}
+
+// haveIPv6 reports whether this machine's kernel has IPv6.
+func haveIPv6() bool {
+	_, err := os.Stat("/proc/net/if_inet6")
+	return err == nil
 }
 
 // in runs f in a network namespace.
@@ -95,7 +108,7 @@ func TestC19_C24_APodsNetworkAndItsEnd(t *testing.T) {
 	podNetwork, peerNetwork := networks(t)
 	pause := r.pod(t, "pod-n", podNetwork)
 	var l net.Listener
-	in(t, peerNetwork, func() (err error) { l, err = net.Listen("tcp", "10.99.0.1:8000"); return err })
+	in(t, peerNetwork, func() (err error) { l, err = net.Listen("tcp", ":8000"); return err })
 	defer l.Close()
 	go func() {
 		for {
@@ -110,12 +123,12 @@ func TestC19_C24_APodsNetworkAndItsEnd(t *testing.T) {
 		}
 	}()
 	c, err := r.start(t, "web", r.spec(t, "pod-n", "container", "/bin/busybox", "sh", "-c",
-		`busybox wget -qO- http://10.99.0.1:8000/; mkdir /tmp/w; echo page > /tmp/w/f; cd /tmp/w; busybox nc -l -p 9000 -s 127.0.0.1 &
-		/echo 10.99.0.1:5400 :5300 127.0.0.1:5301 10.99.0.2:5302 & exec busybox httpd -f -p 8080`).add(
+		`busybox wget -qO- http://10.99.0.1:8000/; busybox wget -qO- 'http://[fd99::1]:8000/'; mkdir /tmp/w; echo page > /tmp/w/f; cd /tmp/w; busybox nc -l -p 9000 -s 127.0.0.1 &
+		/echo 10.99.0.1:5400 :5300 127.0.0.1:5301 10.99.0.2:5302 '[fd99::2]:5303' & exec busybox httpd -f -p 8080`).add(
 		mount("/echo", "bind", testnode.Program{Name: "echo", Package: "./echo"}.Build(t), "bind", "ro")))
 	ok(t, err)
 	eventually(t, testcrust.Longest(), "the container reaches its peer, which sees the pod's address", func() bool {
-		return strings.Contains(c.text(t), "hello 10.99.0.2\n")
+		return strings.Contains(c.text(t), "hello 10.99.0.2\n") && (!haveIPv6() || strings.Contains(c.text(t), "hello fd99::2\n"))
 	})
 	get := func(namespace, address string) (answer string, err error) {
 		in(t, namespace, func() error {
@@ -133,10 +146,17 @@ func TestC19_C24_APodsNetworkAndItsEnd(t *testing.T) {
 		})
 		return answer, err
 	}
-	for _, from := range []struct{ namespace, address string }{
+	type way struct{ namespace, address string }
+	tcp := []way{
 		{peerNetwork, "10.99.0.2:8080"}, // another pod, a probe of the kubelet's
 		{podNetwork, "127.0.0.1:8080"},  // kubectl port-forward
-	} {
+	}
+	udp := []way{{peerNetwork, "10.99.0.2:5300"}, {podNetwork, "127.0.0.1:5301"}, {peerNetwork, "10.99.0.2:5302"}}
+	if haveIPv6() {
+		tcp = append(tcp, way{peerNetwork, "[fd99::2]:8080"})
+		udp = append(udp, way{peerNetwork, "[fd99::2]:5300"}, way{peerNetwork, "[fd99::2]:5303"})
+	}
+	for _, from := range tcp {
 		answer := ""
 		eventually(t, testcrust.Longest(), "a server in the guest is reached at "+from.address, func() bool {
 			answer, err = get(from.namespace, from.address)
@@ -155,9 +175,7 @@ func TestC19_C24_APodsNetworkAndItsEnd(t *testing.T) {
 	var own net.PacketConn
 	in(t, peerNetwork, func() (err error) { own, err = net.ListenPacket("udp", "10.99.0.1:5400"); return err })
 	defer own.Close()
-	for _, from := range []struct{ namespace, address string }{
-		{peerNetwork, "10.99.0.2:5300"}, {podNetwork, "127.0.0.1:5301"}, {peerNetwork, "10.99.0.2:5302"},
-	} {
+	for _, from := range udp {
 		eventually(t, testcrust.Longest(), "a server in the guest gets datagrams to "+from.address, func() bool {
 			return datagram(t, from.namespace, from.address) == nil
 		})

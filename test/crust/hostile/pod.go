@@ -127,9 +127,9 @@ func (a *podAgent) End(context.Context, *guestv1.EndRequest) (*guestv1.EndRespon
 // Ports opens and closes thousands.
 func (a *podAgent) Ports(_ *guestv1.PortsRequest, stream guestv1.Pod_PortsServer) error {
 	for {
-		r := &guestv1.PortsResponse{}
+		r := &guestv1.PortsResponse{Ports: []*guestv1.Port{{Number: 5353, Udp: true}}} // the test sends to this one
 		for range 20_000 {
-			r.Ports = append(r.Ports, &guestv1.Port{Number: rand.Uint32(), Loopback: rand.IntN(2) == 0})
+			r.Ports = append(r.Ports, &guestv1.Port{Number: rand.Uint32(), Loopback: rand.IntN(2) == 0, Udp: rand.IntN(2) == 0})
 		}
 		if err := stream.Send(r); err != nil {
 			return err
@@ -143,6 +143,22 @@ func (a *podAgent) Connect(stream guestv1.Pod_ConnectServer) error {
 	for {
 		if err := stream.Send(&guestv1.ConnectResponse{Data: make([]byte, 64<<10)}); err != nil {
 			return err
+		}
+	}
+}
+
+// Datagrams sends without end, to clients that there are and to others, and takes nothing but the first.
+func (a *podAgent) Datagrams(stream guestv1.Pod_DatagramsServer) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	fmt.Println("hostile: it has a datagram")
+	for {
+		for _, to := range []uint64{first.GetClient(), rand.Uint64()} {
+			if err := stream.Send(&guestv1.DatagramsResponse{Client: to, Data: make([]byte, 60<<10)}); err != nil {
+				return err
+			}
 		}
 	}
 }
