@@ -80,13 +80,14 @@ mutants-changed: setup pod-guest monitoring releases
 # The tests that depend on the kernel, as root in microVMs with Linux 6.1 and
 # 6.12 and a loaded SELinux policy: all of them, or those that a kernel can break.
 .PHONY: test-vm test-vm-short
+KERNELS ?= 6.1,6.12
 test-vm: setup monitoring
 	test/vm/prepare.sh
-	test/vm/tests.sh 6.1,6.12
+	test/vm/tests.sh $(KERNELS)
 
 test-vm-short: setup monitoring
 	test/vm/prepare.sh
-	SHORT=1 test/vm/tests.sh 6.1,6.12
+	SHORT=1 test/vm/tests.sh $(KERNELS)
 
 # A real Kubernetes of three nodes on this machine, its images, and tests with pods.
 .PHONY: kubernetes cluster test-kubernetes
@@ -108,6 +109,12 @@ FS ?= ext4 xfs btrfs
 test-storage: kubernetes
 	test/kubernetes/build.sh storage
 	test/kubernetes/storage.sh $(FS)
+
+# What Kubernetes' end-to-end tests ask of every node for its pods. MICROVM=1 runs these in microVMs.
+.PHONY: test-pods
+test-pods: kubernetes
+	test/kubernetes/build.sh pods
+	test/kubernetes/pods.sh
 
 # All that needs several nodes, whole: what the driver costs the API server too, upgrades of a release with Helm, a planned
 # removal of a node, the storage suite, and the skew of versions.

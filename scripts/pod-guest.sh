@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the guest of pods in microVMs, in .cache/guest/pod-initramfs: the guest of scripts/guest.sh, and this machine's runc with its
-# libraries and the modules of a network device and of overlayfs. Installs what such pods need on this machine: passt, virtiofsd, and a
-# runtime for the host.
+# libraries and the modules of a network device, of nftables and of overlayfs. Installs what such pods need on this machine: passt,
+# virtiofsd, and a runtime for the host.
 set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.."
@@ -30,7 +30,7 @@ cp "$runc" "$T/bin/runc"
 	cp -L "$library" "$T$library"
 done
 n=50
-for file in $(modprobe -d "$S/kernel" -S "$release" --show-depends -a virtio_net overlay 2>/dev/null | awk '$1 == "insmod" && !seen[$2]++ { print $2 }'); do
+for file in $(modprobe -d "$S/kernel" -S "$release" --show-depends -a virtio_net overlay nf_tables 2>/dev/null | awk '$1 == "insmod" && !seen[$2]++ { print $2 }'); do
 	cp "$file" "$T/modules/$n-$(basename "$file")"
 	n=$((n + 1))
 done

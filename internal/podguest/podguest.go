@@ -6,12 +6,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -96,6 +94,11 @@ func (s *Server) Begin(ctx context.Context, r *guestv1.BeginRequest) (*guestv1.B
 	if err := connect(ctx, r.GetNetwork()); err != nil {
 		return nil, err
 	}
+	if r.GetNetwork() != nil {
+		if err := acceptResets(); err != nil { // a kernel without nf_tables, for example
+			fmt.Println("crust-guest: connections that are refused hang:", err) // the console
+		}
+	}
 	for name, value := range r.GetSysctls() {
 		if err := linux.SetSysctl(name, value); err != nil {
 			return nil, err
@@ -103,49 +106,6 @@ func (s *Server) Begin(ctx context.Context, r *guestv1.BeginRequest) (*guestv1.B
 	}
 	s.begun = true
 	return &guestv1.BeginResponse{}, nil
-}
-
-// device is the guest's only network device.
-const device = "eth0"
-
-func connect(ctx context.Context, n *guestv1.Network) error {
-	steps := [][]string{{"link", "set", "lo", "up"}}
-	if n != nil {
-		steps = append(steps, []string{"link", "set", device, "mtu", strconv.Itoa(int(n.GetMtu())), "up"})
-		for _, a := range n.GetAddresses() {
-			prefix, err := netip.ParsePrefix(a)
-			if err != nil {
-				return fault.New(fault.Invalid, "%w", err)
-			}
-			if prefix.Addr().Is6() {
-				// Nobody else has a pod's address, and until the kernel had looked for a second, nobody could use it.
-				if err := linux.SetSysctl("net.ipv6.conf."+device+".accept_dad", "0"); err != nil {
-					return err
-				}
-			}
-			steps = append(steps, []string{"addr", "add", prefix.String(), "dev", device})
-		}
-		for _, g := range n.GetGateways() {
-			gateway, err := netip.ParseAddr(g)
-			if err != nil {
-				return fault.New(fault.Invalid, "%w", err)
-			}
-			family := "-4"
-			if gateway.Is6() {
-				family = "-6"
-			}
-			// The gateway may lie outside of the address's network, as some network plugins have it.
-			steps = append(steps, []string{family, "route", "add", gateway.WithZone("").String(), "dev", device},
-				[]string{family, "route", "add", "default", "via", gateway.WithZone("").String(), "dev", device})
-		}
-	}
-	for _, step := range steps {
-		out, err := exec.CommandContext(ctx, busybox, append([]string{"ip"}, step...)...).CombinedOutput()
-		if err != nil && !strings.Contains(string(out), "File exists") {
-			return fmt.Errorf("ip %s: %w: %s", strings.Join(step, " "), err, out)
-		}
-	}
-	return nil
 }
 
 var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)

@@ -43,6 +43,12 @@ storage() {
 	CGO_ENABLED=0 go test -c -ldflags "$L" -o "$bin/storage.test" ./storage
 	CGO_ENABLED=0 go build -ldflags "$L" -o "$bin/" ./agnhost github.com/onsi/ginkgo/v2/ginkgo
 }
+# Its tests of pods, likewise.
+pods() {
+	(storage)
+	cd modules/kube
+	CGO_ENABLED=0 go test -c -ldflags "$L" -o "$bin/pods.test" ./pods
+}
 # The next Kubernetes, beside everything else of this one: for health/.
 next() {
 	local n next=$bin/../next built=../parts/kube-1.37

@@ -18,5 +18,6 @@ done
 links=()
 for a in $(/bin/busybox --list); do [ "$a" = busybox ] || links+=("/bin/$a->busybox"); done
 echo root:x:0:0::/:/bin/sh >"$out/passwd"
-image busybox localhost/test/busybox:1 "/bin/sleep 1000000000" /bin/busybox=/bin/busybox "$out/passwd=/tmp/.keep=644" "$out/passwd=/etc/passwd=644" "${links[@]}"
+CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$out/bin/udp-echo" ./test/crust/echo # busybox has no server of datagrams
+image busybox localhost/test/busybox:1 "/bin/sleep 1000000000" /bin/busybox=/bin/busybox "$out/bin/udp-echo=/bin/udp-echo" "$out/passwd=/tmp/.keep=644" "$out/passwd=/etc/passwd=644" "${links[@]}"
 image pause localhost/test/pause:1 "/bin/sleep 1000000000" /bin/busybox=/bin/busybox "/bin/sleep->busybox"

@@ -55,7 +55,7 @@ securityContext: {fsGroup: 4321},
 initContainers: [{name: first, image: "localhost/test/busybox:1", command: [sh, -c, "echo begun >/data/init"],
   volumeMounts: [{name: data, mountPath: /data}]}],
 containers: [{name: c, image: "localhost/test/busybox:1", resources: {requests: {cpu: 500m}, limits: {memory: 128Mi}},
-  command: [sh, -c, "echo hello from $(uname -r); mkdir -p /tmp/w; echo page >/tmp/w/f; trap 'echo stopped >/data/end; exit 0' TERM; httpd -p 8080 -h /tmp/w; while :; do sleep 0.1; done"],
+  command: [sh, -c, "echo hello from $(uname -r); mkdir -p /tmp/w; echo page >/tmp/w/f; trap 'echo stopped >/data/end; exit 0' TERM; httpd -p 8080 -h /tmp/w; udp-echo 127.0.0.1:9 :5353 & while :; do sleep 0.1; done"],
   readinessProbe: {httpGet: {path: /f, port: 8080}, periodSeconds: 1},
   volumeDevices: [{name: raw, devicePath: /blocks/raw}],
   volumeMounts: [{name: data, mountPath: /data}, {name: data, mountPath: /part, subPath: a/part},
@@ -99,6 +99,11 @@ volumes: [{name: data, persistentVolumeClaim: {claimName: data}}, {name: raw, pe
 	s.until(2*time.Minute, "the raw block volume grows while the pod has it", func() (string, bool) {
 		got := s.run("p", "blockdev --getsize64 /blocks/raw")
 		return got, got == "134217728"
+	})
+	ip := s.get("pod/p", ".status.podIP")
+	s.until(2*time.Minute, "the pod answers a datagram", func() (string, bool) {
+		got, err := onNodeIn("/", fmt.Sprintf("exec 3<>/dev/udp/%s/5353 && echo hello >&3 && timeout 2 head -c 7 <&3", ip))
+		return fmt.Sprint(got, err), err == nil && got == "hello\n!"
 	})
 	s.kubectl("delete", "pod", "p", "-n", s.ns, "--timeout=90s")
 

@@ -4,6 +4,7 @@
 # as a service manager would.
 set -euo pipefail
 export LC_ALL=C
+export GOGC=400 # programs of Kubernetes and containerd collect less garbage: memory is cheaper here than processors
 name=$1 number=$2 S=$3 pki=$4 bin=$5 images=$6 cgroup=$7
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export PATH=$bin:$PATH

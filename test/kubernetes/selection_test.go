@@ -16,21 +16,41 @@ import (
 )
 
 // restrict leaves tests out, if CRUST_KUBERNETES_TESTS says so: "beside" has those that use the cluster beside each other, "alone" the
-// others, which kill, reset and remove things. .ci/run has no time for the latter on a slow machine.
+// others, which kill, reset and remove things. "alone-1" and "alone-2" have a half of these each: .ci/run has time for one.
 func restrict() error {
 	which := os.Getenv("CRUST_KUBERNETES_TESTS")
 	if which == "" {
 		return nil
 	}
-	by, known := map[string]string{"beside": "test.skip", "alone": "test.run"}[which]
-	if !known {
-		return fmt.Errorf("CRUST_KUBERNETES_TESTS is %q: beside or alone, or nothing for all", which)
-	}
 	names, err := alone()
 	if err != nil {
 		return err
 	}
+	by := "test.run"
+	switch which {
+	case "alone":
+	case "alone-1":
+		names, _ = halves(names)
+	case "alone-2":
+		_, names = halves(names)
+	case "beside":
+		by = "test.skip"
+	default:
+		return fmt.Errorf("CRUST_KUBERNETES_TESTS is %q: beside, alone, alone-1 or alone-2, or nothing for all", which)
+	}
 	return flag.Set(by, "^("+strings.Join(names, "|")+")$")
+}
+
+// halves deals the names out to two.
+func halves(names []string) (one, other []string) {
+	for i, name := range names {
+		if i%2 == 0 {
+			one = append(one, name)
+		} else {
+			other = append(other, name)
+		}
+	}
+	return one, other
 }
 
 // alone returns the tests of this package that do not call t.Parallel.
@@ -77,5 +97,10 @@ func TestATestRunsBesideOthersOrAlone(t *testing.T) {
 	}
 	if !slices.Contains(names, "TestNodeReset") || slices.Contains(names, "TestDynamicVolumes") || slices.Contains(names, t.Name()) {
 		t.Errorf("alone run %q", names)
+	}
+	one, other := halves(names)
+	both := slices.Sorted(slices.Values(slices.Concat(one, other)))
+	if len(one)-len(other) > 1 || !slices.Equal(both, slices.Sorted(slices.Values(names))) {
+		t.Errorf("the halves of %q are %q and %q", names, one, other)
 	}
 }

@@ -4,53 +4,9 @@
 #   storage.sh KIND...    ext4 xfs btrfs, described in storage/KIND.yaml
 #
 # FOCUS is a regular expression of specs (default: all). QUICK leaves out those that the suite calls slow. MICROVM runs the suite's pods in
-# microVMs. The cluster is started if it does not run, and ended unless CRUST_KUBERNETES_KEEP is set. Prints the run, skipped and failed
-# specs of each kind.
-set -euo pipefail
-export LC_ALL=C
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-project=$(cd "$here/../.." && pwd)
-bin=$project/.cache/kubernetes/bin out=$project/.cache/kubernetes/storage
-export CRUST_KUBERNETES_NODES=3 SOURCE_DATE_EPOCH=1767225600
-cluster() { "$here/cluster.sh" "$@"; }
-done_with() { [ -n "${CRUST_KUBERNETES_KEEP:-}" ] || cluster down; }
-trap done_with EXIT
-
-# One image under all the names that the suite asks for: agnhost, a shell and tools of this machine.
-images() {
-	local name tools=() t f
-	mkdir -p "$out/images"
-	for t in bash dd sha256sum mount blockdev nsenter timeout stat find grep; do tools+=("$(command -v $t)"); done
-	for f in $(ldd "${tools[@]}" | grep -o '/lib[^ :]*' | sort -u); do tools+=("$f"); done
-	for f in "${!tools[@]}"; do tools[f]=$(echo "${tools[f]}" | sed 's|^/usr/bin/|/bin/|;s|^/usr/sbin/|/sbin/|'); tools[f]=${tools[f]}=${tools[f]}; done
-	for a in $(/bin/busybox --list); do
-		[[ " ${tools[*]} " == *"=/bin/$a "* || " ${tools[*]} " == *"=/sbin/$a "* || $a == busybox || $a == sh ]] || tools+=("/bin/$a->busybox")
-	done
-	tools+=("/bin/sh->bash") # busybox's shell prefers its own dd
-	"$bin/storage.test" -list-images >"$out/names"
-	while read -r name; do
-		f=$out/images/$(echo "$name" | tr -c 'a-z0-9\n' -).tar
-		"$project/.cache/image/bin/image" -out "$f" -name "$name" -entrypoint /agnhost /bin/busybox=/bin/busybox "$bin/agnhost=/agnhost" "$project/.cache/image/passwd=/etc/passwd=644" "$project/.cache/image/passwd=/tmp/.keep=644" "${tools[@]}"
-		for n in node node-2 node-3; do cluster on "$n" ctr -n k8s.io images import --local "$f" >/dev/null 2>&1; done
-	done <"$out/names"
-}
-
-export KUBE_TEST_REPO_LIST=$here/storage/registries.yaml
-cluster up
-cluster exec kubectl apply -k "$bin/crd" >/dev/null
-cluster exec kubectl wait --for=condition=Established crd/volumesnapshotclasses.snapshot.storage.k8s.io --timeout=30s >/dev/null
-cluster exec kubectl apply -k "$here/overlay" >/dev/null
-for w in daemonset/csi-node daemonset/csi-sidecars deployment/csi-resizer deployment/csi-steward; do
-	cluster exec kubectl -n crust-csi rollout status "$w" --timeout=120s >/dev/null
-done
-cluster exec kubectl taint node --all crust.test/fleet- >/dev/null 2>&1 || true # what the other tests set
-images
-if [ -n "${MICROVM:-}" ]; then
-	m=$project/deploy/kubernetes/microvm
-	cluster exec kubectl apply -f "$m/daemonset.yaml" -f "$m/runtimeclass.yaml" -f "$here/storage/microvm/pods.yaml" >/dev/null
-	cluster exec kubectl -n crust-csi rollout status daemonset/crust-vm --timeout=120s >/dev/null
-fi
-microvms() { cluster exec kubectl -n crust-csi logs -l app.kubernetes.io/name=crust-vm --tail=-1 | { grep -c 'method=RegisterSandbox ' || true; }; }
+# microVMs. Prints the run, skipped and failed specs of each kind.
+. "$(dirname "${BASH_SOURCE[0]}")/suite.sh"
+begin storage
 failed=0 focus=${FOCUS:-External Storage}
 for kind; do
 	mkdir -p "$out/$kind"
@@ -74,7 +30,7 @@ for kind; do
 		"$bin/storage.test" -- -kubeconfig=/etc/kubernetes/admin.kubeconfig -kubectl-path="$bin/kubectl" -provider=local -storage.testdriver="$here/storage/$kind.yaml" \
 		>"$out/$kind/log" 2>&1 || failed=1
 	echo "storage $kind: $(grep -aE '^Ran [0-9]+ of [0-9]+ Specs' "$out/$kind/log" | tail -1) $(grep -aE '^(SUCCESS|FAIL)! ' "$out/$kind/log" | tail -1)"
-	go run "$here/storage/skips" "$out/$kind/report.json" "$project/docs/conformance.md" "$focus" "${skip[@]}" || failed=1
+	explain "$out/$kind/report.json" "Kubernetes' storage suite" "$focus" "${skip[@]}" || failed=1
 	[ -z "${MICROVM:-}" ] || echo "storage $kind: $(microvms) pods in microVMs so far"
 	[ -z "${MICROVM:-}" ] || [ ! -e "$more" ] || cluster exec kubectl delete -f "$more" >/dev/null
 	sed -n '/Summarizing/,/^Ran /p' "$out/$kind/log" | grep -a '\[FAIL\]' || true

@@ -1,9 +1,10 @@
-// Command skips reads a report of Kubernetes' storage suite (ginkgo's JSON) and checks that the
-// table of docs/conformance.md gives a reason for each skipped spec. It prints how many specs
-// passed, failed, were skipped for which reason, and were left out by which pattern.
+// Command skips reads a report of a part of Kubernetes' end-to-end tests (ginkgo's JSON) and checks that the table of docs/conformance.md
+// gives a reason for each skipped spec. It prints how many specs passed, failed, were skipped for which reason, and were left out by which
+// pattern.
 //
-//	skips report.json docs/conformance.md FOCUS PATTERN...
+//	skips report.json docs/conformance.md SECTION FOCUS PATTERN...
 //
+// SECTION is the heading above the table.
 // FOCUS selected the specs. The patterns are those that ginkgo left out.
 package main
 
@@ -18,15 +19,12 @@ import (
 	"strings"
 )
 
-const heading = "## Kubernetes' storage suite"
-
 var quoted = regexp.MustCompile("`([^`]+)`")
 
-// reasons returns the quoted texts of the table's first column. Each is part of the suite's message
-// for a skipped spec.
-func reasons(page string) []string {
+// reasons returns the quoted texts of the first column of a section's table. Each is part of the suite's message for a skipped spec.
+func reasons(page, heading string) []string {
 	var all []string
-	_, section, _ := strings.Cut(page, heading)
+	_, section, _ := strings.Cut(page, "\n## "+heading+"\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	for line := range strings.Lines(section) {
 		if cells := strings.Split(line, "|"); len(cells) > 2 {
@@ -102,7 +100,7 @@ func count(specs []spec, sel selection, reasons []string) (counts map[string]int
 	return counts, slices.Compact(unknown)
 }
 
-func run(report, page, focus string, skip []string) error {
+func run(report, page, section, focus string, skip []string) error {
 	b, err := os.ReadFile(report)
 	if err != nil {
 		return err
@@ -115,7 +113,7 @@ func run(report, page, focus string, skip []string) error {
 	if err != nil {
 		return err
 	}
-	known := reasons(string(text))
+	known := reasons(string(text), section)
 	sel, err := parseSelection(focus, skip, known)
 	if err != nil {
 		return err
@@ -138,11 +136,11 @@ func run(report, page, focus string, skip []string) error {
 }
 
 func main() {
-	if len(os.Args) < 4 {
-		fmt.Fprintln(os.Stderr, "skips REPORT.json conformance.md FOCUS PATTERN...")
+	if len(os.Args) < 5 {
+		fmt.Fprintln(os.Stderr, "skips REPORT.json conformance.md SECTION FOCUS PATTERN...")
 		os.Exit(2)
 	}
-	if err := run(os.Args[1], os.Args[2], os.Args[3], os.Args[4:]); err != nil {
+	if err := run(os.Args[1], os.Args[2], os.Args[3], os.Args[4], os.Args[5:]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
