@@ -79,8 +79,8 @@ mutants-changed: setup pod-guest monitoring releases
 
 # The tests that depend on the kernel, as root in microVMs with Linux 6.1 and
 # 6.12 and a loaded SELinux policy: all of them, or those that a kernel can break.
-.PHONY: test-vm test-vm-short
 KERNELS ?= 6.1,6.12
+.PHONY: test-vm test-vm-short
 test-vm: setup monitoring
 	test/vm/prepare.sh
 	test/vm/tests.sh $(KERNELS)

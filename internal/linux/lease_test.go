@@ -31,7 +31,7 @@ func TestAlone(t *testing.T) {
 		check(t, other.Close())
 		is(true, "after "+what)
 	}
-	// The lease is returned: this would wait for it.
+	// If Alone had kept the lease, this would fail with EAGAIN.
 	other, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
 	check(t, err)
 	check(t, other.Close())

@@ -16,10 +16,7 @@ type survey map[string]string // name, "loop3", to path
 // unknown stands for a file whose path is too long for the kernel to show.
 const unknown = ""
 
-func (n Nodes) look() (survey, error) {
-	if n.looks != nil {
-		n.looks()
-	}
+func look() (survey, error) {
 	dir, err := os.Open("/sys/block")
 	if err != nil {
 		return nil, err
@@ -86,17 +83,23 @@ func (n Nodes) Named(base string) ([]Device, error) {
 	}, func(string) bool { return false }, func(Device) bool { return true })
 }
 
-// Over lists the loop devices of each existing file, by path, as Find does for one, in a single
-// pass.
+// Over lists the loop devices of each existing file, by path, as Find does for one, in a single pass. If a file cannot be looked at, it
+// lists those of the others, with an error.
 func (n Nodes) Over(paths []string) (map[string][]Device, error) {
 	files, names := map[file]string{}, map[string]bool{}
+	var failed error
 	for _, path := range paths {
 		names[filepath.Base(path)] = true
-		if f, err := linux.Openat2(linux.CWD, path, linux.OPath, 0); err == nil {
-			if is, err := identify(f); err == nil {
+		f, err := linux.Openat2(linux.CWD, path, linux.OPath, 0)
+		if err == nil {
+			var is file
+			if is, err = identify(f); err == nil {
 				files[is] = path
 			}
 			f.Close()
+		}
+		if err != nil && !errors.Is(err, linux.ENOENT) {
+			failed = errors.Join(failed, err)
 		}
 	}
 	all, err := n.choose(func(shown string, h hold, held bool) bool {
@@ -106,7 +109,7 @@ func (n Nodes) Over(paths []string) (map[string][]Device, error) {
 	for _, d := range all {
 		found[files[d.backing]] = append(found[files[d.backing]], d)
 	}
-	return found, err
+	return found, errors.Join(failed, err)
 }
 
 // choose lists the bound loop devices that take accepts, among the candidates that likely or also
@@ -115,7 +118,7 @@ func (n Nodes) Over(paths []string) (map[string][]Device, error) {
 func (n Nodes) choose(
 	likely func(shown string, h hold, held bool) bool, also func(shown string) bool, take func(Device) bool,
 ) ([]Device, error) {
-	all, err := n.look()
+	all, err := look()
 	if err != nil {
 		return nil, err
 	}

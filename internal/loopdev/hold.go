@@ -254,7 +254,7 @@ func (n Nodes) release(d Device) error {
 	if !d.Held {
 		return nil
 	}
-	all, err := n.look()
+	all, err := look()
 	if err != nil {
 		return err
 	}
@@ -334,7 +334,7 @@ func (n Nodes) Open(major, minor uint32) (d Device, ok bool, err error) {
 	if err != nil {
 		return Device{}, false, err
 	}
-	all, err := n.look()
+	all, err := look()
 	if err != nil {
 		return Device{}, false, err
 	}
@@ -367,7 +367,7 @@ func (f File) Is(path string) (bool, error) {
 
 // HeldFile returns the file that the loop device with that number was bound to when it was held; ok is false if it is not held.
 func (n Nodes) HeldFile(major, minor uint32) (f File, ok bool, err error) {
-	all, err := n.look()
+	all, err := look()
 	if err != nil {
 		return File{}, false, err
 	}

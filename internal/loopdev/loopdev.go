@@ -45,7 +45,6 @@ type Nodes struct {
 	Dir string
 
 	opens func(name string) (Device, error) // for tests
-	looks func()                            // likewise
 }
 
 // Available returns nil if loop devices can be made here.
@@ -120,15 +119,16 @@ func (n Nodes) Attach(path string, readOnly bool) (Device, error) {
 	return d, err
 }
 
-// alone reports whether nobody else has a file open that is open for writing: no loop device is bound to it then. A held device that a pod
-// made show another file is read-only, so it is nobody's answer to a request for a writable one.
+// alone reports whether nobody but f, which is open for writing, has its file open. Then no loop device is bound to it. It is false if the
+// kernel cannot tell. (A held device that a pod made show another file is read-only, so Attach, which wants a writable one, need not know
+// it.)
 func alone(f *os.File) bool {
 	is, err := linux.Alone(f)
 	return err == nil && is
 }
 
-// Unbound reports whether certainly no loop device is bound to the file now, without a look at all loop devices of the node, of which there
-// may be thousands. A held device that a pod made show another file is bound to that.
+// Unbound reports that no loop device is bound to the file. False means "perhaps". It does not look at the node's loop devices, of which
+// there may be thousands. A held device that a pod made show another file is bound to that.
 func Unbound(path string) bool {
 	f, err := linux.Open(path, os.O_RDWR)
 	if err != nil {

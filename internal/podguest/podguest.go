@@ -95,7 +95,7 @@ func (s *Server) Begin(ctx context.Context, r *guestv1.BeginRequest) (*guestv1.B
 		return nil, err
 	}
 	if r.GetNetwork() != nil {
-		if err := acceptResets(); err != nil { // a kernel without nf_tables, for example
+		if err := completeResets(); err != nil { // a kernel without nf_tables, for example
 			fmt.Println("crust-guest: connections that are refused hang:", err) // the console
 		}
 	}

@@ -122,9 +122,13 @@ func TestC19_C24_APodsNetworkAndItsEnd(t *testing.T) {
 			c.Close()
 		}
 	}()
+	six, five := "", "" // what the container does with IPv6
+	if haveIPv6() {
+		six, five = "busybox wget -qO- 'http://[fd99::1]:8000/';", "'[fd99::2]:5303'"
+	}
 	c, err := r.start(t, "web", r.spec(t, "pod-n", "container", "/bin/busybox", "sh", "-c",
-		`busybox wget -qO- http://10.99.0.1:8000/; busybox wget -qO- 'http://[fd99::1]:8000/'; busybox nc -w 60 10.99.0.1 9 2>&1; mkdir /tmp/w; echo page > /tmp/w/f; cd /tmp/w; busybox nc -l -p 9000 -s 127.0.0.1 &
-		/echo 10.99.0.1:5400 :5300 127.0.0.1:5301 10.99.0.2:5302 '[fd99::2]:5303' & exec busybox httpd -f -p 8080`).add(
+		`busybox wget -qO- http://10.99.0.1:8000/; `+six+` busybox nc -w 60 10.99.0.1 9 2>&1; mkdir /tmp/w; echo page > /tmp/w/f; cd /tmp/w; busybox nc -l -p 9000 -s 127.0.0.1 &
+		/echo 10.99.0.1:5400 :5300 127.0.0.1:5301 10.99.0.2:5302 `+five+` & exec busybox httpd -f -p 8080`).add(
 		mount("/echo", "bind", testnode.Program{Name: "echo", Package: "./echo"}.Build(t), "bind", "ro")))
 	ok(t, err)
 	eventually(t, testcrust.Longest(), "the container reaches its peer, which sees the pod's address", func() bool {

@@ -4,7 +4,6 @@
 # as a service manager would.
 set -euo pipefail
 export LC_ALL=C
-export GOGC=400 # programs of Kubernetes and containerd collect less garbage: memory is cheaper here than processors
 name=$1 number=$2 S=$3 pki=$4 bin=$5 images=$6 cgroup=$7
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export PATH=$bin:$PATH
@@ -73,8 +72,8 @@ keep() { # name command...
 		done
 	) &
 }
-# urgent is keep, for what others wait for.
-urgent() { keep "$1" nice -n -10 "$@"; }
+# urgent is keep, for what others wait for. It collects less garbage: memory is cheaper here than processors.
+urgent() { keep "$1" nice -n -10 env GOGC=400 "$@"; }
 K=/etc/kubernetes
 selinux=false controllers='*'
 # The controller writes an event on pods whose labels of one volume conflict. It is off until it is asked for.
@@ -185,7 +184,7 @@ older=()
 case $(kubelet --version) in
 *\ v1.3[234].*) older=(--feature-gates=KubeletCrashLoopBackOffMax=true) ;; # which maxContainerRestartPeriod is behind
 esac
-keep kubelet kubelet "${older[@]}" $gates --config $K/kubelet.yaml --kubeconfig $K/$name.kubeconfig --hostname-override $name --node-ip 192.0.2.$number --v=3
+keep kubelet env GOGC=400 kubelet "${older[@]}" $gates --config $K/kubelet.yaml --kubeconfig $K/$name.kubeconfig --hostname-override $name --node-ip 192.0.2.$number --v=3
 
 # --- images -------------------------------------------------------------------------
 for _ in $(seq 300); do ctr version >/dev/null 2>&1 && break; sleep 0.2; done

@@ -11,6 +11,8 @@ need openssl openssl
 need getfattr attr
 need wget wget
 need nsenter util-linux
+need nc.openbsd netcat-openbsd
+need curl curl
 need mmdebstrap mmdebstrap
 [ -x /usr/lib/cni/ptp ] || packages+=(containernetworking-plugins)
 echo '#include <seccomp.h>' | gcc -E - >/dev/null 2>&1 || packages+=(libseccomp-dev)

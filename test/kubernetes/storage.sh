@@ -9,7 +9,6 @@
 begin storage
 failed=0 focus=${FOCUS:-External Storage}
 for kind; do
-	mkdir -p "$out/$kind"
 	skip=('\[Disruptive\]' '\[Feature:Windows' '\[Feature:VolumeAttributesClass' 'with any volume data source')
 	[ -z "${QUICK:-}" ] || skip+=('\[Slow\]')
 	# ext4 grows while it is mounted only with CAP_SYS_RESOURCE, which root of some machines lacks (containers, mostly).
@@ -25,14 +24,7 @@ for kind; do
 	# Who refuses such a subPath is the sandbox, when the container starts; these specs look for the kubelet's refusal before that.
 	[[ $kind != sandbox-* ]] || skip+=('should fail if .* outside the volume')
 	[ -z "${MICROVM:-}" ] || [ ! -e "$more" ] || cluster exec kubectl apply -f "$more" >/dev/null
-	cluster exec env "KUBE_TEST_REPO_LIST=$KUBE_TEST_REPO_LIST" "$bin/ginkgo" -procs="${PROCS:-10}" -no-color -timeout=60m \
-		-focus="$focus" -skip="$(IFS="|"; echo "${skip[*]}")" -output-dir="$out/$kind" -json-report=report.json \
-		"$bin/storage.test" -- -kubeconfig=/etc/kubernetes/admin.kubeconfig -kubectl-path="$bin/kubectl" -provider=local -storage.testdriver="$here/storage/$kind.yaml" \
-		>"$out/$kind/log" 2>&1 || failed=1
-	echo "storage $kind: $(grep -aE '^Ran [0-9]+ of [0-9]+ Specs' "$out/$kind/log" | tail -1) $(grep -aE '^(SUCCESS|FAIL)! ' "$out/$kind/log" | tail -1)"
-	explain "$out/$kind/report.json" "Kubernetes' storage suite" "$focus" "${skip[@]}" || failed=1
-	[ -z "${MICROVM:-}" ] || echo "storage $kind: $(microvms) pods in microVMs so far"
+	specs "$kind" "Kubernetes' storage suite" "$focus" "${skip[@]}" -- "$bin/storage.test" -- -storage.testdriver="$here/storage/$kind.yaml" || failed=1
 	[ -z "${MICROVM:-}" ] || [ ! -e "$more" ] || cluster exec kubectl delete -f "$more" >/dev/null
-	sed -n '/Summarizing/,/^Ran /p' "$out/$kind/log" | grep -a '\[FAIL\]' || true
 done
 exit $failed

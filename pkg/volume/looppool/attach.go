@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/record"
@@ -137,7 +138,7 @@ func (p *Pool) AttachReadOnly(_ context.Context, id string) (mounter.Device, err
 		return mounter.Device{}, fault.New(fault.State, "volume %s is not attached", id)
 	}
 	p.mu.Lock()
-	p.several[key] = true
+	p.readers[key] = true
 	p.mu.Unlock()
 	d, err := p.loop.Attach(img, true)
 	return device(d), err
@@ -162,14 +163,14 @@ func (p *Pool) Detach(_ context.Context, id string) error {
 	p.mu.Lock()
 	d, known := p.attached[key]
 	p.mu.Unlock()
-	if only, err := p.detachOnly(key, d, known); err != nil {
+	if only, err := p.detachKnown(key, d, known); err != nil {
 		return detachError(id, d, err)
 	} else if !only {
 		if err := p.detach(id, every); err != nil {
 			return err
 		}
 		p.mu.Lock()
-		delete(p.several, key)
+		delete(p.readers, key)
 		p.mu.Unlock()
 	}
 	if known {
@@ -184,9 +185,9 @@ func (p *Pool) Detach(_ context.Context, id string) error {
 
 func every(loopdev.Device) bool { return true }
 
-// detachOnly detaches the device that is known, if any, and reports whether the volume certainly has no other. A search for others reads
-// about each loop device of the node, which may be thousands.
-func (p *Pool) detachOnly(key string, d loopdev.Device, known bool) (only bool, err error) {
+// detachKnown detaches the device that this process knows, if any. It reports whether the volume certainly has no other. The search for
+// others looks at each loop device of the node, and there may be thousands.
+func (p *Pool) detachKnown(key string, d loopdev.Device, known bool) (only bool, err error) {
 	if known {
 		now, ok, err := p.loop.Now(d)
 		if err != nil || ok && now.Held {
@@ -196,18 +197,28 @@ func (p *Pool) detachOnly(key string, d loopdev.Device, known bool) (only bool, 
 			if err := p.raw.Detach(now); err != nil {
 				return false, err
 			}
+			// If somebody else closed it last, mostly udev, the kernel lets go of the file a moment later.
+			for begin := time.Now(); p.tells(key) && !p.bare(key) && time.Since(begin) < letGo; {
+				time.Sleep(letGo / 20)
+			}
 		}
 	}
 	return p.bare(key), nil
 }
 
-// bare reports whether the volume certainly has no device. Its file would tell, except of a device that a pod made show another file. The
-// devices that this can happen to are searched at the start, and noted when they are made.
-func (p *Pool) bare(key string) bool {
+// letGo is how long a search for a volume's devices waits for the kernel.
+const letGo = 100 * time.Millisecond
+
+// bare reports whether the volume certainly has no device. Its file tells, but for a read-only device that a pod made show another file. So
+// the file is believed only if the volume has had no read-only device: rememberAll finds earlier ones, AttachReadOnly notes new ones.
+func (p *Pool) bare(key string) bool { return p.tells(key) && loopdev.Unbound(p.volumePath(key)) }
+
+// tells reports whether a volume's file tells of all its devices.
+func (p *Pool) tells(key string) bool {
+	_, usable := p.volumes.Look(key) // rememberAll does not look for the others'
 	p.mu.Lock()
-	known := p.searched && !p.several[key]
-	p.mu.Unlock()
-	return known && loopdev.Unbound(p.volumePath(key))
+	defer p.mu.Unlock()
+	return usable && p.readersKnown && !p.readers[key]
 }
 
 func (p *Pool) detach(id string, which func(loopdev.Device) bool) error {
@@ -279,13 +290,13 @@ func (p *Pool) rememberAll() error {
 		}
 		if slices.ContainsFunc(devices, func(d loopdev.Device) bool { return d.ReadOnly }) {
 			p.mu.Lock()
-			p.several[keys[img]] = true
+			p.readers[keys[img]] = true
 			p.mu.Unlock()
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.searched = err == nil
+	p.readersKnown = err == nil
 	return err
 }
 

@@ -36,6 +36,19 @@ func TestD06_A01_ADeviceThatShowsAnotherFileIsReleased(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
+				if what == "delete" { // its own device is gone
+					a, ok, err := p.Attached(v.ID)
+					if err != nil || !ok {
+						t.Fatal(ok, err)
+					}
+					own, _, err := p.loop.Open(a.Device.Major, a.Device.Minor)
+					if err == nil {
+						err = p.raw.Detach(own)
+					}
+					if _, img, _, ierr := p.image(v.ID); err != nil || ierr != nil || !loopdev.Unbound(img) {
+						t.Fatal("something still has the volume's file open", err, ierr)
+					}
+				}
 				if err := end(p, v.ID); err != nil {
 					t.Fatal(err)
 				}

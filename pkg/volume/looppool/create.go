@@ -248,6 +248,9 @@ func (p *Pool) destroy(key string, r journal.VolumeRecord) error {
 		return err
 	}
 	p.forgetDevice(key)
+	p.mu.Lock()
+	delete(p.readers, key)
+	p.mu.Unlock()
 	if err := removeFile(img); err != nil {
 		return err
 	}

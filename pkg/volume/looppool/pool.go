@@ -66,11 +66,12 @@ type Pool struct {
 	intended map[string]int64          // bytes that volumes and snapshots are about to take, by key
 	attached map[string]loopdev.Device // the read-write device, by key
 	owner    map[numbers]string        // the key of attached, by device number
-	several  map[string]bool           // may have read-only devices, by key
-	searched bool                      // several is complete
-	changed  map[string]string         // what pods changed on their devices, by key
-	frozen   map[string]*frozen        // volumes that may be frozen for no copy, by id
-	thaw     volume.Thaw               // the argument of Recover
+	readers  map[string]bool           // volumes that may have read-only devices, by key
+	// readersKnown means that readers has those of earlier processes, too.
+	readersKnown bool
+	changed      map[string]string  // what pods changed on their devices, by key
+	frozen       map[string]*frozen // volumes that may be frozen for no copy, by id
+	thaw         volume.Thaw        // the argument of Recover
 }
 
 type numbers struct{ major, minor uint32 }
@@ -107,7 +108,7 @@ func Open(o Options) (*Pool, error) {
 		raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}}, changed: map[string]string{}, frozen: map[string]*frozen{},
 		thaw: func(volume.Source, string) error { return nil }, thawPatience: thawPatience,
 		overcommit: max(o.Overcommit, 1), intended: map[string]int64{},
-		attached: map[string]loopdev.Device{}, owner: map[numbers]string{}, several: map[string]bool{},
+		attached: map[string]loopdev.Device{}, owner: map[numbers]string{}, readers: map[string]bool{},
 	}
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("pool %s: %w", o.Name, err)
