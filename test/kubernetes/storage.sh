@@ -5,6 +5,8 @@
 #
 # FOCUS is a regular expression of specs (default: all). QUICK leaves out those that the suite calls slow. MICROVM runs the suite's pods in
 # microVMs. Prints the run, skipped and failed specs of each kind.
+set -euo pipefail
+export LC_ALL=C
 . "$(dirname "${BASH_SOURCE[0]}")/suite.sh"
 begin storage
 failed=0 focus=${FOCUS:-External Storage}
