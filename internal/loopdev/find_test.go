@@ -43,6 +43,19 @@ func TestA01_AFileWithALongPathIsFound(t *testing.T) {
 	}
 }
 
+// TestD06_AFileThatCannotBeLookedAtIsTold: a pool may not take the devices that it found for all that there are.
+func TestD06_AFileThatCannotBeLookedAtIsTold(t *testing.T) {
+	path, gone := image(t), filepath.Join(t.TempDir(), "gone")
+	d := attach(t, path, true)
+	n := Nodes{Dir: t.TempDir()}
+	for other, want := range map[string]error{filepath.Join(path, "below-a-file"): linux.ENOTDIR, gone: nil} {
+		found, err := n.Over([]string{other, path})
+		if !errors.Is(err, want) || len(found[path]) != 1 || found[path][0].Path != d.Path {
+			t.Errorf("beside %s: %v, %v", other, found, err)
+		}
+	}
+}
+
 // TestA12_AStrangersDeviceIsItsOwnTrouble: the file behind another's loop device may be on a server
 // that is gone; that is no error. For the volume's own device it is.
 func TestA12_AStrangersDeviceIsItsOwnTrouble(t *testing.T) {

@@ -17,7 +17,14 @@ import (
 	guestv1 "github.com/crust-csi/crust-csi/pkg/crust/guest/v1"
 )
 
-// namespaces makes two connected network namespaces: a guest's, whose device has no address yet, and that of its peer, 10.99.0.1.
+// haveIPv6 reports whether this machine's kernel has IPv6.
+func haveIPv6() bool {
+	_, err := os.Stat("/proc/net/if_inet6")
+	return err == nil
+}
+
+// namespaces makes two connected network namespaces: a guest's, whose device has no address yet, and that of its peer, 10.99.0.1. The peer
+// has the guest's IPv6 address, too: a kernel that looked for that would not let the guest use it.
 func namespaces(t *testing.T) (guest, peer *os.File) {
 	t.Helper()
 	ip := func(argv ...string) {
@@ -40,6 +47,9 @@ func namespaces(t *testing.T) (guest, peer *os.File) {
 	ip("-n", names[0], "link", "add", device, "type", "veth", "peer", "name", device, "netns", names[1])
 	ip("-n", names[1], "addr", "add", "10.99.0.1/24", "dev", device)
 	ip("-n", names[1], "link", "set", device, "up")
+	if haveIPv6() {
+		ip("-n", names[1], "addr", "add", "fd99::2/64", "dev", device, "nodad")
+	}
 	return files[0], files[1]
 }
 
@@ -47,7 +57,7 @@ func namespaces(t *testing.T) (guest, peer *os.File) {
 func TestC19_AGuestHasThePodsAddresses(t *testing.T) {
 	n := &guestv1.Network{Addresses: []string{"10.99.0.2/24"}, Gateways: []string{"10.99.0.1"}, Mtu: 1400}
 	listen := []string{"10.99.0.2:0"}
-	if _, err := os.Stat("/proc/net/if_inet6"); err == nil { // this machine has IPv6
+	if haveIPv6() {
 		n.Addresses, n.Gateways = append(n.Addresses, "fd99::2/64"), append(n.Gateways, "fe80::1")
 		listen = append(listen, "[fd99::2]:0")
 	}
@@ -57,7 +67,7 @@ func TestC19_AGuestHasThePodsAddresses(t *testing.T) {
 			return err
 		}
 		for _, address := range listen {
-			l, err := net.Listen("tcp", address) // refused while the kernel looks for who else may have the address
+			l, err := net.Listen("tcp", address) // refused if the kernel looks for who else has the address
 			if err != nil {
 				return err
 			}
@@ -118,4 +128,19 @@ func clearACK() error {
 			CsumType: expr.CsumTypeInet, CsumOffset: tcpChecksum},
 	}})
 	return c.Flush()
+}
+
+// C19: an address that the kernel still examines is told from others.
+func TestC19_ATentativeAddress(t *testing.T) {
+	const loopback = "00000000000000000000000000000001 01 80 10 80       lo\n"
+	const local = "fe800000000000000000000000000001 02 40 20 80     eth0\n"
+	const global = "fd990000000000000000000000000002 02 40 00 80     eth0\n"
+	for text, want := range map[string]bool{
+		"": false, loopback + local + global: false, local[:39] + "20 c0     eth0\n": false,
+		loopback + global[:39] + "00 c0     eth0\n": true,
+	} {
+		if got := tentative(text); got != want {
+			t.Errorf("%v of %q", got, text)
+		}
+	}
 }

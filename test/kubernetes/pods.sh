@@ -5,9 +5,9 @@ set -euo pipefail
 export LC_ALL=C
 . "$(dirname "${BASH_SOURCE[0]}")/suite.sh"
 begin pods
-skip=('\[Serial\]' '\[Disruptive\]' '\[Slow\]' 'running a container with a new image' 'AllowPrivilegeEscalation' 'runAsNonRoot'
-	'image defaults' 'https hook')
 # docs/conformance.md has the reasons.
-[ -z "${MICROVM:-}" ] || skip+=('tmpfs' 'FSGroup ownership' 'over websockets' 'node OS' 'Probing' 'Sleep Hook' 'estartable'
-	'Should fail non-optional')
+skip=('\[Serial\]' '\[Disruptive\]' '\[Slow\]' 'running a container with a new image' 'AllowPrivilegeEscalation' 'runAsNonRoot' 'https hook'
+	'via the environment' 'PrivilegedPod')
+[ -z "${MICROVM:-}" ] || skip+=('tmpfs' 'FSGroup ownership' 'nonexistent volume subPath' 'over websockets' 'node OS' 'requesting a RuntimeClass'
+	'Probing' 'Sleep Hook' 'estartable' 'Should fail non-optional')
 specs pods "Kubernetes' tests of pods" "${FOCUS:-NodeConformance}" "${skip[@]}" -- "$bin/pods.test" --

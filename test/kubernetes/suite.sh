@@ -24,16 +24,13 @@ images() { # suite
 	done
 	"$bin/$1.test" -list-images >"$out/names"
 	while read -r name; do
-		case $name in
-		*/pause:*) entry=(/agnhost pause) ;;
-		*/busybox:*) entry=() ;;
-		*) entry=(/agnhost) ;;
-		esac
+		entry=(-entrypoint /agnhost)
 		# busybox's shell prefers its own dd and nc. The tests of pods expect its error messages of the image that is called so.
 		shell=bash
-		[ "$1" != pods ] || [ ${#entry[@]} -gt 0 ] || shell=busybox
+		[[ $name != */busybox:* ]] || entry=()
+		[[ $1 != pods || $name != */busybox:* ]] || shell=busybox
 		f=$out/images/$(echo "$name" | tr -c 'a-z0-9\n' -).tar
-		"$project/.cache/image/bin/image" -out "$f" -name "$name" "${entry[@]/#/-entrypoint=}" /bin/busybox=/bin/busybox "$bin/agnhost=/agnhost" "$project/.cache/image/passwd=/etc/passwd=644" "$project/.cache/image/passwd=/tmp/.keep=644" "${tools[@]}" "/bin/sh->$shell"
+		"$project/.cache/image/bin/image" -out "$f" -name "$name" "${entry[@]}" /bin/busybox=/bin/busybox "$bin/agnhost=/agnhost" "/agnhost-2->agnhost" "$project/.cache/image/passwd=/etc/passwd=644" "$project/.cache/image/passwd=/tmp/.keep=644" "${tools[@]}" "/bin/sh->$shell"
 		for n in node node-2 node-3; do cluster on "$n" ctr -n k8s.io images import --local "$f" >/dev/null 2>&1; done
 	done <"$out/names"
 }

@@ -25,6 +25,9 @@ func main() {
 	root.AddCommand(connect.CmdConnect, dns.CmdDNSServerList, dns.CmdDNSSuffix, dns.CmdEtcHosts, entrypoint.CmdEntrypointTester,
 		grpchealthchecking.CmdGrpcHealthChecking, liveness.CmdLiveness, logsgen.CmdLogsGenerator, mounttest.CmdMounttest,
 		netexec.CmdNetexec, nonewprivs.CmdNoNewPrivs, pause.CmdPause, servehostname.CmdServeHostname, testwebserver.CmdTestWebserver)
+	if len(os.Args) == 1 {
+		root.SetArgs([]string{"pause"}) // as the image's default argument
+	}
 	if root.Execute() != nil {
 		os.Exit(1)
 	}
