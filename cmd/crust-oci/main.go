@@ -35,10 +35,15 @@ type config struct {
 	Endpoint string  `json:"endpoint"` // CRUST_ENDPOINT
 	Sandbox  string  `json:"-"`        // --sandbox; namespace, or microvm, which is the default of a program called crust-vm
 	MicroVM  microVM `json:"microvm"`
+
+	file []byte // all of it, as it was read
 }
 
-// configFile is the configuration, unless CRUST_OCI_CONFIG names another.
-const configFile = "/etc/crust/oci.json"
+// configFile is the configuration, unless the environment variable names another.
+const (
+	configFile     = "/etc/crust/oci.json"
+	configVariable = "CRUST_OCI_CONFIG"
+)
 
 func main() {
 	inside(os.Args)
@@ -93,7 +98,8 @@ func logTo(args []string, failure error) error {
 }
 
 func load() (config, error) {
-	c := config{Runtime: "runc", Endpoint: "unix:///run/crust/crust.sock", Sandbox: "namespace", MicroVM: defaultMicroVM}
+	c := config{Runtime: "runc", Endpoint: "unix:///run/crust/crust.sock", Sandbox: "namespace", MicroVM: defaultMicroVM,
+		file: []byte("{}")}
 	switch name, _ := strings.CutPrefix(filepath.Base(os.Args[0]), "crust-"); name {
 	case "vm":
 		c.Sandbox = "microvm"
@@ -101,12 +107,13 @@ func load() (config, error) {
 	default:
 		c.Runtime = name
 	}
-	file := cmp.Or(os.Getenv("CRUST_OCI_CONFIG"), configFile)
+	file := cmp.Or(os.Getenv(configVariable), configFile)
 	b, err := os.ReadFile(file)
 	if err == nil {
 		d := json.NewDecoder(bytes.NewReader(b))
 		d.DisallowUnknownFields()
 		err = d.Decode(&c)
+		c.file = b
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return c, fmt.Errorf("%s: %w", file, err)

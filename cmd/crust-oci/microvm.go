@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/podvm"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 )
@@ -56,7 +57,7 @@ func (c config) microVM(args []string, command, bundle string) (done bool, err e
 	}
 	defer client.Close()
 	r := podvm.Runtime{
-		Host: c.Runtime, Pods: podvm.Pods{Dir: c.MicroVM.Dir}, Server: client, Endpoint: c.MicroVM.Endpoint,
+		Host: c.Runtime, Pods: podvm.Pods{Dir: c.MicroVM.Dir}, Server: client, Endpoint: c.MicroVM.Endpoint, Config: c.file,
 		Kernel: c.MicroVM.Kernel, Initrd: c.MicroVM.Initrd, Memory: c.MicroVM.Memory << 20, Accel: c.MicroVM.Accel,
 		Resolve: func(ctx context.Context, sandbox, source string) (string, error) {
 			r, err := resolve(ctx, client, sandbox, source)
@@ -68,7 +69,12 @@ func (c config) microVM(args []string, command, bundle string) (done bool, err e
 	}
 	ctx := context.Background()
 	call := podvm.Call{Args: args, Command: command, ID: last(args), Process: option(args, "--process", "-p"), Root: option(args, "--root")}
-	if command == "kill" && len(args) > 1 { // the signal comes last
+	if command == "kill" {
+		for _, name := range args[max(0, len(args)-2):] { // the signal comes last, if there is one
+			if err := handOver(r.Pods, name); err != nil {
+				return false, err
+			}
+		}
 		return false, nil
 	}
 	switch command {
@@ -76,12 +82,18 @@ func (c config) microVM(args []string, command, bundle string) (done bool, err e
 		return false, fmt.Errorf("%s is not supported for microVMs: use create and start", command)
 	case "create":
 	case "delete":
-		done, err := r.Do(ctx, call)
+		err := handOver(r.Pods, call.ID)
+		if err == nil {
+			done, err = r.Do(ctx, call)
+		}
 		if err != nil {
 			err = notDeleted{err}
 		}
 		return done, err
 	default:
+		if err := handOver(r.Pods, call.ID); err != nil {
+			return false, err
+		}
 		return r.Do(ctx, call)
 	}
 	file := filepath.Join(bundle, "config.json")
@@ -96,11 +108,27 @@ func (c config) microVM(args []string, command, bundle string) (done bool, err e
 	case id == "":
 		return false, errors.New("the container has no annotation that names its pod: only containers of pods run in microVMs")
 	case !isSandbox:
+		if err := handOver(r.Pods, id); err != nil {
+			return false, err
+		}
 		return true, r.CreateContainer(ctx, s.doc, file, id, call)
 	case id != call.ID:
 		return false, fmt.Errorf("pod %s has another container, %s, as its own", id, call.ID)
 	}
 	return true, r.CreatePod(ctx, s.doc, call)
+}
+
+// handOver becomes the program that made a pod, which then does the call. It returns if that is this program, if it is not there any more,
+// or if there is no such pod. The name is a pod's or a container's.
+func handOver(pods podvm.Pods, name string) error {
+	program, file, err := pods.MadeBy(name)
+	if err != nil || program == "" {
+		return err
+	}
+	if err := os.Setenv(configVariable, file); err != nil {
+		return err
+	}
+	return fmt.Errorf("%s, which made the pod: %w", program, linux.Exec(program, os.Args, os.Environ()))
 }
 
 // notDeleted is an error without the words that containerd's shim takes for "it is deleted", wherever they come from.

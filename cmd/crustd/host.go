@@ -1,14 +1,14 @@
 package main
 
 import (
-	"bytes"
-	"errors"
+	"context"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
+	"time"
 
+	"github.com/crust-csi/crust-csi/internal/install"
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
@@ -27,7 +27,7 @@ func enterHost(o *options) error {
 		return err
 	}
 	programs := map[string][]byte{}
-	for _, name := range []string{"crustd", "crust-oci", "crustctl"} {
+	for _, name := range []string{"crustd", runtimeName, "crustctl"} {
 		if programs[name], err = os.ReadFile(filepath.Join(filepath.Dir(self), name)); err != nil {
 			return fmt.Errorf("to be installed on the host: %w", err)
 		}
@@ -44,14 +44,21 @@ func enterHost(o *options) error {
 	if err := linux.EnterMountNamespace(ns); err != nil {
 		return fmt.Errorf("--host-mount-namespace: %w", err)
 	}
-	if err := installAll(o.installDir, programs); err != nil {
+	// Pods in microVMs go on with the version that they began with.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := install.Version(ctx, o.installDir, runtimeName, programs[runtimeName]); err != nil {
+		return fmt.Errorf("--install-dir: %w", err)
+	}
+	delete(programs, runtimeName)
+	if err := install.Files(o.installDir, programs); err != nil {
 		return fmt.Errorf("--install-dir: %w", err)
 	}
 	if o.guestDir != "" {
-		if err := installAll(o.guestDir, guest); err != nil {
+		if err := install.Files(o.guestDir, guest); err != nil {
 			return fmt.Errorf("--guest-dir: %w", err)
 		}
-		if err := link("crust-oci", filepath.Join(o.installDir, "crust-vm")); err != nil {
+		if err := install.Link(runtimeName, filepath.Join(o.installDir, "crust-vm")); err != nil {
 			return fmt.Errorf("--install-dir: %w", err)
 		}
 	}
@@ -60,52 +67,8 @@ func enterHost(o *options) error {
 	return linux.Exec(program, append([]string{program}, os.Args[1:]...), append(os.Environ(), entered+"=1"))
 }
 
+// runtimeName is the OCI runtime's name, for containerd.
+const runtimeName = "crust-oci"
+
 // guestFacts is the name of the file that says what the guest's kernel can.
 const guestFacts = "guest.json"
-
-// link makes a symbolic link, or finds it.
-func link(to, path string) error {
-	if have, err := os.Readlink(path); err == nil && have == to {
-		return nil
-	}
-	next := fmt.Sprintf("%s.%d.new", path, os.Getpid())
-	if err := os.Symlink(to, next); err != nil {
-		return err
-	}
-	return os.Rename(next, path)
-}
-
-func installAll(dir string, files map[string][]byte) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	for name, content := range files {
-		if err := install(filepath.Join(dir, name), content); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// install replaces a program atomically: containerd may be starting it, and another crustd may install it, too.
-func install(path string, content []byte) error {
-	have, err := os.ReadFile(path)
-	if err == nil && bytes.Equal(have, content) {
-		return nil
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Chmod(0o755), f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
-}

@@ -30,15 +30,17 @@ type Pod struct {
 	Memory   int64   `json:"memory"` // the guest's, in bytes
 	Kernel   string  `json:"kernel"`
 	Initrd   string  `json:"initrd"`
-	Accel    string  `json:"accel"`  // kvm or tcg
-	Why      string  `json:"why"`    // of tcg, see microvm.Choice
-	Server   string  `json:"server"` // crustd's endpoint
+	Accel    string  `json:"accel"`             // kvm or tcg
+	Why      string  `json:"why"`               // of tcg, see microvm.Choice
+	Server   string  `json:"server"`            // crustd's endpoint
+	Program  string  `json:"program,omitempty"` // that made the pod, see MadeBy
 
 	Users   *users            `json:"users,omitempty"`
 	Sysctls map[string]string `json:"sysctls,omitempty"`
 	Cgroups []string          `json:"cgroups,omitempty"` // of its microVM
 
-	dir string
+	dir    string
+	config []byte // see configFile
 }
 
 // guest is what the monitor records about its running microVM.
@@ -110,6 +112,9 @@ func (p *Pod) lay() error {
 		}
 	}
 	if err := p.view(); err != nil {
+		return err
+	}
+	if err := os.WriteFile(p.at(configFile), p.config, 0o600); err != nil {
 		return err
 	}
 	return writeJSON(p.at("pod.json"), p)

@@ -24,6 +24,8 @@ type Runtime struct {
 	Server *crust.Client
 	// Endpoint is the server's.
 	Endpoint string
+	// Config is this program's configuration file, as it is.
+	Config []byte
 	// Resolve returns a mount source's path in the sandbox, "" if the source belongs to none of its volumes.
 	Resolve func(ctx context.Context, sandbox, source string) (string, error)
 	Kernel  string
@@ -158,11 +160,15 @@ func (r *Runtime) CreatePod(ctx context.Context, config map[string]any, c Call) 
 	if err != nil {
 		return err
 	}
+	program, err := ownProgram()
+	if err != nil {
+		return err
+	}
 	if err := r.host(c.Args...); err != nil {
 		return err
 	}
 	pod := &Pod{ID: c.ID, Hostname: text(config, "hostname"), Kernel: r.Kernel, Initrd: r.Initrd, Memory: r.memory(config),
-		Accel: accel, Why: why, Server: r.Endpoint, Users: own, Sysctls: map[string]string{}}
+		Accel: accel, Why: why, Server: r.Endpoint, Program: program, config: r.Config, Users: own, Sysctls: map[string]string{}}
 	for name, value := range sub(sub(config, "linux"), "sysctl") {
 		pod.Sysctls[name] = fmt.Sprint(value)
 	}

@@ -326,6 +326,7 @@ func TestC12_C15_APodsContainersInAMicroVM(t *testing.T) {
 	if out, status := r.exec(t, two, "/not/there"); status == 0 || !strings.Contains(out, "/not/there") {
 		t.Errorf("a program that is not there: %d %q", status, out)
 	}
+	r.keepsItsProgram(t, p.name, two)
 	ok(t, r.call(nil, nil, nil, "kill", two, "28"))
 	eventually(t, testcrust.Longest(), "SIGWINCH comes", func() bool { return strings.Contains(second.text(t), "window") })
 	ok(t, r.call(nil, nil, nil, "kill", two, "15"))

@@ -14,6 +14,30 @@ import (
 
 var console = regexp.MustCompile("(?ms)^```console\n(.*?)^```$")
 
+// otherVersion is a version of crust-oci that is not today's, and does the same.
+const otherVersion = "crust-oci-000000000000"
+
+// anotherVersion installs it on the first node.
+func anotherVersion(t *testing.T) {
+	t.Helper()
+	onNode(t, "cd /opt/crust/bin && cp $(readlink crust-oci) "+otherVersion+" && echo another >>"+otherVersion+" && ln -sfn "+otherVersion+
+		" crust-oci")
+}
+
+// theOtherVersionStays looks after an upgrade at a node with a pod in a microVM, which that version made: the pod keeps it, and others get
+// today's.
+func theOtherVersionStays(t *testing.T) {
+	t.Helper()
+	if got := onNode(t, "readlink /opt/crust/bin/crust-oci"); got == otherVersion {
+		t.Errorf("crust-oci is the version from before the upgrade: %s", got)
+	}
+	got := strings.Fields(onNode(t, "for p in $(pgrep -f '[p]od-(monitor|stub)'); do [ /proc/$p/exe -ef /opt/crust/bin/"+otherVersion+
+		" ] && echo its-own || readlink /proc/$p/exe; done"))
+	if len(got) < 2 || slices.ContainsFunc(got, func(name string) bool { return name != "its-own" }) {
+		t.Errorf("a pod from before the upgrade has the programs %q", got)
+	}
+}
+
 // theChart installs, upgrades and removes the driver with Helm, with the commands of the chart's
 // README, on three nodes with volumes in use. Afterwards nothing of the driver is left.
 func theChart(t *testing.T, project string) {
@@ -58,14 +82,18 @@ func theChart(t *testing.T, project string) {
 	drivers := func(s *space) string {
 		return s.kubectl("get", "pods", "-n", system, "-o", "jsonpath={.items[*].metadata.name}")
 	}
-	first := release{version: "next", source: project}
-	if whole {
+	first, set := release{version: "next", source: project}, " --set crust.enabled=true"
+	microVMs := !whole // v0.1.0 has none
+	if microVMs {
+		set += " --set crust.microVM.enabled=true"
+		sets = append(sets, "daemonset/crust-vm")
+	} else {
 		first = lastRelease(t, project)
 	}
 	first.load(t, all)
 	does("what the other tests use is removed", "kubectl delete -k test/kubernetes/overlay --ignore-not-found --timeout=90s")
-	does("helm install of "+first.version, "cd "+first.source+"\n"+strings.TrimSpace(blocks[0][1])+" --set crust.enabled=true"+
-		tags(first.version))
+	does("helm install of "+first.version, "cd "+first.source+"\n"+strings.TrimSpace(blocks[0][1])+set+
+		tags(first.version, microVMs))
 	s := use(t)
 	rolled(s)
 	d := newDashboard(s, project)
@@ -77,6 +105,16 @@ func theChart(t *testing.T, project string) {
 		s.apply(podText("p-"+node, []string{fs + ":/data"}, away(node)))
 		s.apply(podText("q-"+node, []string{sandbox + ":/data"}, sandboxed, away(node)))
 		pods = append(pods, "p-"+node, "q-"+node)
+	}
+	if microVMs {
+		anotherVersion(t)
+		s.claim("microvm", "crust-sandbox", "64Mi", "ReadWriteOncePod")
+		s.apply(podText("microvm", []string{"microvm:/data"}, microVM, away("node")))
+		s.until(4*time.Minute, "the pod in a microVM is ready", func() (string, bool) {
+			got := s.get("pod/microvm", ".status.conditions[?(@.type==\"Ready\")].status")
+			return s.get("pod/microvm", ".status") + got, got == "True"
+		})
+		pods = append(pods, "microvm")
 	}
 	s.ready(pods...)
 	for _, pod := range pods {
@@ -116,12 +154,15 @@ func theChart(t *testing.T, project string) {
 	})
 
 	// Upgrade to today's, and of a release back and up again, while all pods write.
-	upgrade := strings.Replace(blocks[1][1], " --reset-then-reuse-values", " --reset-then-reuse-values"+tags("dev"), 1)
+	upgrade := strings.Replace(blocks[1][1], " --reset-then-reuse-values", " --reset-then-reuse-values"+tags("dev", microVMs), 1)
 	old := drivers(s)
 	does("helm upgrade from "+first.version, upgrade)
 	replaced(s, old)
 	d.scrape()
 	writes("upgraded")
+	if microVMs {
+		theOtherVersionStays(t)
+	}
 	s.until(60*time.Second, "the dashboard shows the new version only", func() (string, bool) {
 		got := d.shows("Versions", "{{job}} {{version}}", "version")
 		return fmt.Sprint(got), len(got) == 1 && got[strings.TrimPrefix(first.version, "v")] == 0

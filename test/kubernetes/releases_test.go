@@ -28,7 +28,7 @@ func (r release) load(t testing.TB, nodes []string) {
 		go func() {
 			script := "for f in " + r.images + "/*.tar; do ctr -n k8s.io images import --local $f; done"
 			if r.images == "" {
-				script = "for i in csi-node csi-steward crustd crust-agent; do i=localhost/crust-csi/$i; " +
+				script = "for i in csi-node csi-steward crustd crust-agent crustd-vm; do i=localhost/crust-csi/$i; " +
 					"ctr -n k8s.io images tag --force $i:dev $i:" + r.version + "; done"
 			}
 			_, err := on(t.Context(), node, "", "bash", "-euc", script)
@@ -47,10 +47,14 @@ func (r release) load(t testing.TB, nodes []string) {
 	}
 }
 
-// tags returns the arguments of helm that set the tags of the project's images.
-func tags(tag string) string {
+// tags returns the arguments of helm that set the tags of the project's images. v0.1.0 has none for microVMs.
+func tags(tag string, microVMs bool) string {
+	values := []string{"csiNode", "steward", "crust.crustd", "crust.agent"}
+	if microVMs {
+		values = append(values, "crust.microVM")
+	}
 	set := ""
-	for _, value := range []string{"csiNode", "steward", "crust.crustd", "crust.agent"} {
+	for _, value := range values {
 		set += " --set " + value + ".image.tag=" + tag
 	}
 	return set
