@@ -122,7 +122,7 @@ func run(args []string) error {
 		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host, HostNetwork: openHostNetwork(o, log),
 		Left: func(id string) volume.Releaser {
 			return looppool.Left(id, filepath.Join(o.stateDir, "dev"), func(d mounter.Device) (bool, error) {
-				_, ok, err := volume.OwnerOfDevice(volumes.Pools(), d)
+				_, ok, err := volume.AvailableOwnerOfDevice(volumes.Pools(), d)
 				return ok, err
 			})
 		},

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 
 	"github.com/crust-csi/crust-csi/internal/nodeconfig"
+	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -29,6 +30,7 @@ func openVolumes(
 	for _, spec := range settings.Pools {
 		p, err := poolhome.Open(poolhome.Options{
 			Name: spec.Name, Dir: spec.Dir, State: filepath.Join(o.stateDir, "pools"), Log: log, Empty: looppool.Empty,
+			Foreign: looppool.Foreign(nodes),
 			Open: func() (volume.Pool, error) {
 				return looppool.Open(looppool.Options{
 					Name: spec.Name, Dir: spec.Dir, NodesDir: nodes, Log: log, Copied: metrics.Copied(spec.Name),
@@ -55,7 +57,13 @@ func openVolumes(
 		Dir: filepath.Join(o.stateDir, "static"), Allow: settings.AllowDevices,
 		ToAllow:  "; allow it with --allow-device, or with allowDevices in the file of --config",
 		NodesDir: nodes, Log: log,
-		Claimed: func(d mounter.Device) (string, bool, error) { return volume.OwnerOfDevice(pools, d) },
+		Claimed: func(d mounter.Device) (string, bool, error) {
+			below, err := rawdevice.Below(d)
+			if err != nil {
+				return "", false, err
+			}
+			return volume.OwnerOfDevice(pools, below)
+		},
 	})
 	if err == nil {
 		var r *volume.Registry

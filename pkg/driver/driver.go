@@ -185,14 +185,23 @@ func (d *Driver) recover() error {
 	}
 	for _, m := range table {
 		id, ok, err := d.owner(m)
-		if ok {
+		switch {
+		case ok:
 			d.published.add(id, m.Path)
-		}
-		if err != nil { // one bad device must not stop service to other volumes
-			d.Log.Error("whose mount this is cannot be told; no volume is published there", "target", m.Path, "error", err)
+		case err != nil: // one bad device must not stop service to other volumes
+			d.Log.Error("whose mount this is cannot be told for now", "target", m.Path, "error", err)
+			d.published.wonder(m)
+		case m.Part && onDevice(m):
+			d.published.wonder(m) // a raw block volume of another driver, or of a pool that is not configured any more
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// onDevice tells whether a mount shows a block device's node.
+func onDevice(m mounter.Mount) bool {
+	_, ok, err := m.Device()
+	return ok && err == nil
 }
 
 // scratchFor returns a directory where a helper program may mount briefly.

@@ -144,7 +144,7 @@ func (d *Driver) mountedHere(src volume.Releaser, id string) bool {
 // publishedAt returns the targets where the volume is mounted now. It drops entries of the index
 // that the kernel refutes.
 func (d *Driver) publishedAt(src volume.Releaser, id string) []string {
-	var targets []string
+	targets := d.identify(src, id)
 	for _, path := range d.published.of(id) {
 		ok, look, compare := d.shownAt(src, id, path)
 		switch {
@@ -155,6 +155,29 @@ func (d *Driver) publishedAt(src volume.Releaser, id string) []string {
 		}
 	}
 	return targets
+}
+
+// identify adds the volume's targets of an earlier process to the index that could not be told at the start: its pool was away, or is not
+// configured any more. It returns those that may be the volume's.
+func (d *Driver) identify(src volume.Releaser, id string) (unknown []string) {
+	for _, m := range d.published.unknown() {
+		dev, ok, err := m.Device()
+		if err != nil || !ok {
+			continue // it is not mounted any more, or the disk is gone
+		}
+		owner := ""
+		if dev, err = rawdevice.Below(dev); err == nil {
+			owner, ok, err = src.Owns(dev)
+		}
+		switch {
+		case err != nil:
+			unknown = append(unknown, m.Path)
+		case ok && owner == id:
+			d.published.add(id, m.Path)
+			d.published.told(m.Path)
+		}
+	}
+	return unknown
 }
 
 // releasing returns the source of a volume for its release. The kernel knows what is attached and

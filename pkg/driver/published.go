@@ -2,9 +2,12 @@ package driver
 
 import (
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
 // readOnlyAs says how a publish was made read-only.
@@ -45,12 +48,13 @@ type publishedTargets struct {
 
 	mu       sync.Mutex
 	m        map[string]map[string]shown
-	recorded map[string]shown // records of earlier processes, by path
+	recorded map[string]shown         // records of earlier processes, by path
+	whose    map[string]mounter.Mount // by target: what was mounted at the start, and whose it is could not be told then
 }
 
 func loadPublished(dir, boot string, log *slog.Logger) (*publishedTargets, error) {
 	p := &publishedTargets{boot: boot, log: log, m: map[string]map[string]shown{}, recorded: map[string]shown{},
-		dir: record.Dir[publishedRecord]{Path: dir, Type: publishedType, Name: func(r publishedRecord) string {
+		whose: map[string]mounter.Mount{}, dir: record.Dir[publishedRecord]{Path: dir, Type: publishedType, Name: func(r publishedRecord) string {
 			return record.Name(r.VolumeID, r.Target)
 		}}}
 	return p, p.dir.Load(func(path string, r publishedRecord, err error) error {
@@ -66,6 +70,27 @@ func loadPublished(dir, boot string, log *slog.Logger) (*publishedTargets, error
 		}
 		return nil
 	})
+}
+
+// wonder keeps a mount whose volume could not be told.
+func (p *publishedTargets) wonder(m mounter.Mount) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.whose[m.Path] = m
+}
+
+// unknown lists these mounts.
+func (p *publishedTargets) unknown() []mounter.Mount {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Collect(maps.Values(p.whose))
+}
+
+// told drops a mount from that list.
+func (p *publishedTargets) told(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.whose, target)
 }
 
 func (p *publishedTargets) path(id, target string) string { return p.dir.File(record.Name(id, target)) }
@@ -101,6 +126,7 @@ func (p *publishedTargets) note(id, target string, what shown) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.recorded, path)
+	delete(p.whose, target)
 	p.put(id, target, what)
 	return nil
 }
@@ -119,6 +145,7 @@ func (p *publishedTargets) remove(id, target string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.recorded, path)
+	delete(p.whose, target)
 	delete(p.m[id], target)
 	if len(p.m[id]) == 0 {
 		delete(p.m, id)

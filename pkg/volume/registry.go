@@ -82,20 +82,30 @@ func (r *Registry) Pool(name string) (Pool, error) {
 	return p, nil
 }
 
-// OwnerOfDevice asks each source for the volume to which a device in use belongs. It skips a
-// pool that is unavailable: the volumes of such a pool are those that are staged and belong to
-// no available pool.
+// OwnerOfDevice asks each source for the volume to which a device in use belongs. If a pool that is unavailable may have it, and no other
+// source has it, the error is that pool's, a fault Unavailable: "cannot tell" is not "no".
 func OwnerOfDevice[S Releaser](sources []S, d mounter.Device) (id string, ok bool, err error) {
+	var away error
 	for _, s := range sources {
 		id, ok, err := s.Owns(d)
 		if fault.Is(err, fault.Unavailable) {
+			away = err
 			continue
 		}
 		if err != nil || ok {
 			return id, ok, err
 		}
 	}
-	return "", false, nil
+	return "", false, away
+}
+
+// AvailableOwnerOfDevice is OwnerOfDevice of the sources that are available: "no" says nothing of the others.
+func AvailableOwnerOfDevice[S Releaser](sources []S, d mounter.Device) (id string, ok bool, err error) {
+	id, ok, err = OwnerOfDevice(sources, d)
+	if fault.Is(err, fault.Unavailable) {
+		return "", false, nil
+	}
+	return id, ok, err
 }
 
 // OwnerOf returns the pool to which the id of a volume or snapshot belongs.

@@ -3,7 +3,9 @@ package looppool
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/crust-csi/crust-csi/internal/loopdev"
 	"github.com/crust-csi/crust-csi/internal/rawdevice"
@@ -30,6 +32,24 @@ func Left(id, nodesDir string, claimed func(mounter.Device) (bool, error)) volum
 		return nil
 	}
 	return left{id, key + ".img", loopdev.Nodes{Dir: nodesDir}, claimed}
+}
+
+// Foreign returns poolhome's Options.Foreign for pools of files: a loop device that shows no file with the name of a volume, or no loop
+// device, is of none.
+func Foreign(nodesDir string) func(mounter.Device) (bool, error) {
+	return func(d mounter.Device) (bool, error) {
+		shown, err := loopdev.BackingFile(d.Major, d.Minor)
+		if err != nil || shown == "" {
+			return err == nil, err
+		}
+		key, image := strings.CutSuffix(filepath.Base(shown), imageExtension)
+		if _, _, _, ok := volume.ParseID("pool." + key); image && ok {
+			return false, nil
+		}
+		// A pod can make its device show another file.
+		_, held, err := loopdev.Nodes{Dir: nodesDir}.HeldFile(d.Major, d.Minor)
+		return err == nil && !held, err
+	}
 }
 
 func (l left) devices() ([]loopdev.Device, error) {

@@ -74,10 +74,15 @@ func (p *Pool) Close() error {
 // Owns returns the volume to which a device in use belongs.
 func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
 	in, err := p.here()
-	if err != nil {
-		return "", false, err
+	if err == nil {
+		return in.Owns(d)
 	}
-	return in.Owns(d)
+	if p.o.Foreign != nil {
+		if foreign, ferr := p.o.Foreign(d); foreign && ferr == nil {
+			return "", false, nil
+		}
+	}
+	return "", false, err
 }
 
 // List returns the known volumes.

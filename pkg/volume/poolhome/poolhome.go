@@ -25,6 +25,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
@@ -57,6 +58,9 @@ type Options struct {
 	// Empty returns nil if a former directory of the pool provably holds no volume and no
 	// snapshot. It writes nothing. If Empty is nil, nothing is proven.
 	Empty func(dir string) error
+	// Foreign reports that a device certainly belongs to no volume of any pool of this kind, without looking at the pool. If Foreign is
+	// nil, any device may belong to a pool that is unavailable.
+	Foreign func(mounter.Device) (bool, error)
 }
 
 // place identifies the inode of the identity's file.
