@@ -191,6 +191,25 @@ func (t Type) Read(path string, v any) error {
 	return nil
 }
 
+// Hint reads into v what it has of a record that Read refuses: one of a newer version, or with fields that this program does not know.
+// Nothing that it says is certain. It is for acts that do no harm if it is wrong.
+func Hint(path string, v any) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxSize))
+	if err != nil {
+		return err
+	}
+	var e envelope
+	if err := json.Unmarshal(b, &e); err != nil {
+		return err
+	}
+	return json.Unmarshal(e.Data, v)
+}
+
 // Remove deletes the record durably; a missing one is no error.
 func Remove(path string) error {
 	if err := ignoreNotExist(os.Remove(path)); err != nil {

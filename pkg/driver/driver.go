@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -183,6 +184,7 @@ func (d *Driver) recover() error {
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
+	d.recall(table)
 	for _, m := range table {
 		id, ok, err := d.owner(m)
 		switch {
@@ -196,6 +198,33 @@ func (d *Driver) recover() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// recall registers the devices of static volumes whose staged record is unusable or was torn, and that may be in use: otherwise the pod of
+// such a volume could not end, and another volume could have the device.
+func (d *Driver) recall(table []mounter.Mount) {
+	static := d.Volumes.Static()
+	if static == nil {
+		return
+	}
+	for _, v := range static.List() {
+		unusable := d.staged.unusable(v.ID) != nil
+		if _, ok := d.staged.get(v.ID); ok || !unusable && !d.staged.wasTorn(v.ID) {
+			continue
+		}
+		dev, ok := static.Recall(v.ID)
+		if !ok {
+			continue
+		}
+		static.Remember(v.ID, dev)
+		inUse := slices.ContainsFunc(table, func(m mounter.Mount) bool {
+			id, ok, err := d.owner(m)
+			return ok && err == nil && id == v.ID
+		})
+		if !unusable && !inUse {
+			static.Release(v.ID) // a power loss tore the record: it is not staged
+		}
+	}
 }
 
 // onDevice tells whether a mount shows a block device's node.

@@ -41,10 +41,11 @@ type stagedVolumes struct {
 	mu   sync.Mutex
 	m    map[string]stagedRecord
 	bad  map[string]error // unusable records, by path
+	torn map[string]bool  // those that were set aside when this process began, by path
 }
 
 func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
-	s := &stagedVolumes{boot: boot, m: map[string]stagedRecord{}, bad: map[string]error{},
+	s := &stagedVolumes{boot: boot, m: map[string]stagedRecord{}, bad: map[string]error{}, torn: map[string]bool{},
 		dir: record.Dir[stagedRecord]{Path: dir, Type: stagedType, Name: func(r stagedRecord) string { return record.Name(r.VolumeID) }}}
 	return s, s.dir.Load(func(path string, r stagedRecord, err error) error {
 		var unread *fs.PathError
@@ -57,6 +58,7 @@ func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
 			// anew is right in both cases.
 			log.Warn("how a volume was staged cannot be read; it counts as not staged", "file", path,
 				"kept_as", path+record.Suffix, "error", err)
+			s.torn[path] = true
 			return record.SetAside(path)
 		case r.BootID != boot:
 			log.Info("forgetting that a volume was staged before the machine restarted", "file", path)
@@ -86,6 +88,9 @@ func (s *stagedVolumes) unusable(id string) error {
 	}
 	return nil
 }
+
+// wasTorn tells whether the volume had a record that was set aside.
+func (s *stagedVolumes) wasTorn(id string) bool { return s.torn[s.path(id)] }
 
 func (s *stagedVolumes) all() map[string]stagedRecord {
 	s.mu.Lock()

@@ -32,6 +32,8 @@ type StaticSource interface {
 	Adopt(id string, attributes map[string]string) (Volume, error)
 	// Remember registers a device that an earlier process attached.
 	Remember(id string, d mounter.Device)
+	// Recall returns the device that the volume had last, if that is there.
+	Recall(id string) (d mounter.Device, ok bool)
 	// Release drops what Attach claimed for a volume that is not staged.
 	Release(id string)
 }

@@ -83,6 +83,7 @@ type Book[R any] struct {
 	snapshots bool
 	kind      record.Type
 	parts     func(*R) (id *string, state *State)
+	origin    func(*R) (volume string, copy bool) // the volume that it was copied from, and whether it was copied from one
 
 	mu       sync.Mutex // never held during I/O
 	records  map[string]R
@@ -92,14 +93,16 @@ type Book[R any] struct {
 // OpenVolumes reads the records of a pool's volumes.
 func OpenVolumes(o Options) (*Book[VolumeRecord], error) {
 	b := &Book[VolumeRecord]{o: o, what: "volume", call: "Volume", kind: record.Type(o.Format),
-		parts: func(r *VolumeRecord) (*string, *State) { return &r.Volume.ID, &r.State }}
+		parts:  func(r *VolumeRecord) (*string, *State) { return &r.Volume.ID, &r.State },
+		origin: func(r *VolumeRecord) (string, bool) { return r.Volume.SourceVolume, r.Volume.SourceVolume != "" }}
 	return b, b.load()
 }
 
 // OpenSnapshots reads the records of a pool's snapshots.
 func OpenSnapshots(o Options) (*Book[SnapshotRecord], error) {
 	b := &Book[SnapshotRecord]{o: o, what: "snapshot", call: "Snapshot", snapshots: true, kind: record.Type(o.Format),
-		parts: func(r *SnapshotRecord) (*string, *State) { return &r.Snapshot.ID, &r.State }}
+		parts:  func(r *SnapshotRecord) (*string, *State) { return &r.Snapshot.ID, &r.State },
+		origin: func(r *SnapshotRecord) (string, bool) { return r.Snapshot.Volume, true }}
 	return b, b.load()
 }
 
@@ -144,6 +147,32 @@ func (b *Book[R]) Unusable(id string) error {
 		return nil
 	}
 	return fmt.Errorf("%s %s: %w", b.what, id, b.unusable[key])
+}
+
+// UnusableKeys lists the keys of the unusable records.
+func (b *Book[R]) UnusableKeys() []string { return slices.Sorted(maps.Keys(b.unusable)) }
+
+// Doubtful lists the keys of the volumes that an unusable record may be an unfinished copy of. All is true if a record does not tell.
+// That is a guess: see record.Hint.
+func (b *Book[R]) Doubtful() (keys []string, all bool) {
+	for name := range b.unusable {
+		var r R
+		if record.Hint(b.Path(name, Extension), &r) != nil {
+			all = true
+			continue
+		}
+		if _, state := b.parts(&r); *state == Ready || *state == Deleting {
+			continue
+		}
+		origin, copied := b.origin(&r)
+		if !copied {
+			continue
+		}
+		_, key, _, ok := volume.ParseID(origin)
+		all = all || !ok
+		keys = append(keys, key)
+	}
+	return keys, all
 }
 
 // Look returns a record in any state.

@@ -18,16 +18,17 @@ type unfinished struct {
 
 // frozen is a volume that may be frozen, although no copy of it is being made.
 type frozen struct {
-	copies []unfinished
-	thawed bool // only the copies are left
+	copies []unfinished // may be empty: the record of the copy cannot be used
+	doubts int          // how often it was noted
+	thawed bool         // only the copies are left
 	trying bool
 }
 
 // thawPatience bounds how long Recover waits for all volumes that may be frozen: a disk may hang.
 const thawPatience = 10 * time.Second
 
-// mayBeFrozen notes that the origin of an unfinished copy may be frozen.
-func (p *Pool) mayBeFrozen(origin string, u unfinished) {
+// mayBeFrozen notes that the origin of unfinished copies may be frozen.
+func (p *Pool) mayBeFrozen(origin string, copies ...unfinished) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f := p.frozen[origin]
@@ -36,7 +37,8 @@ func (p *Pool) mayBeFrozen(origin string, u unfinished) {
 		p.frozen[origin] = f
 	}
 	f.thawed = false
-	f.copies = append(f.copies, u)
+	f.doubts++
+	f.copies = append(f.copies, copies...)
 }
 
 // settle thaws a volume that may be frozen and removes what is left of its copies, given that volume's id or that of an unfinished
@@ -81,23 +83,24 @@ func (p *Pool) thawOrigin(origin string) (thawed bool, err error) {
 		return f.thawed, fault.New(fault.Unavailable, "volume %s may be frozen for a copy that was not finished; a thaw is being tried", origin)
 	}
 	f.trying = true
-	copies, thaw, thawed := f.copies, p.thaw, f.thawed
+	copies, thaw, doubts, before := f.copies, p.thaw, f.doubts, f.thawed
 	p.mu.Unlock()
 	defer func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		f.trying = false
-		f.thawed = thawed
-		if len(f.copies) == 0 {
+		if len(f.copies) == 0 && f.thawed {
 			delete(p.frozen, origin)
 		}
 	}()
-	if !thawed {
+	if !before {
 		if err := thaw(p, origin); err != nil {
 			return false, fault.New(fault.Unavailable, "volume %s may be frozen for a copy that was not finished, and cannot be thawed: %w; "+
 				"writes to it wait. Its health and each further copy try again. See the kernel's log (dmesg)", origin, err)
 		}
-		thawed = true
+		p.mu.Lock()
+		f.thawed = f.doubts == doubts // another copy may have frozen it since
+		p.mu.Unlock()
 	}
 	var errs []error
 	for _, u := range copies {

@@ -86,7 +86,15 @@ func (p *Pool) promise(what, key string, has, bytes int64) error {
 	}
 	// Most often no file needs to be examined: if all promises in full fit into the free space,
 	// the space of the pool's existing files is additional.
-	if p.noteIfLeft(&c, look{held: map[string]int64{}}, key, has, bytes) {
+	quick := look{map[string]int64{}, map[string]int64{}}
+	unusable, err := p.unusable()
+	if err != nil {
+		return err
+	}
+	for _, u := range unusable {
+		quick.takes[u.key] = u.size
+	}
+	if p.noteIfLeft(&c, quick, key, has, bytes) {
 		return nil
 	}
 	// Tenants determine how long this takes. Nothing else waits for it.

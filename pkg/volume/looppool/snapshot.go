@@ -2,8 +2,9 @@ package looppool
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
@@ -128,11 +129,10 @@ func (p *Pool) Recover(thaw volume.Thaw) error {
 	p.mu.Lock()
 	p.thaw = thaw
 	p.mu.Unlock()
-	var errs []error
 	undo := func(origin string, u unfinished) {
 		if origin == "" {
 			p.log.Info("undoing what was not finished", "what", u.what)
-			errs = append(errs, u.forget())
+			p.later(u.what, u.forget())
 			return
 		}
 		if _, key, _, ok := volume.ParseID(origin); ok {
@@ -159,13 +159,27 @@ func (p *Pool) Recover(thaw volume.Thaw) error {
 			undo(r.Snapshot.Volume, p.unfinishedSnapshot(key, r.Snapshot))
 		}
 	}
+	p.doubt()
 	p.recoverFrozen()
-	return errors.Join(errs...)
+	return nil
 }
 
-// later logs a failed deletion. A repeated delete continues it.
+// doubt notes the volumes that may be frozen for a copy whose record cannot be used. That record stays.
+func (p *Pool) doubt() {
+	keys, all := p.volumes.Doubtful()
+	more, all2 := p.snapshots.Doubtful()
+	keys = append(keys, more...)
+	if all || all2 {
+		keys = append(slices.Collect(maps.Keys(p.volumes.All())), p.volumes.UnusableKeys()...)
+	}
+	for _, key := range keys {
+		p.mayBeFrozen(p.name + "." + key)
+	}
+}
+
+// later logs what could not be removed. A repeated call continues it.
 func (p *Pool) later(what string, err error) {
 	if err != nil {
-		p.log.Error("what was being deleted is still there; delete it again", "what", what, "error", err)
+		p.log.Error("what was not finished, or was being deleted, is still there; make it or delete it again", "what", what, "error", err)
 	}
 }

@@ -31,6 +31,10 @@ func (p *Pool) measure() (c volume.Capacity, l look, err error) {
 	p.mu.Lock()
 	l = look{maps.Clone(p.intended), map[string]int64{}}
 	p.mu.Unlock()
+	unusable, err := p.unusable()
+	if err != nil {
+		return c, l, err
+	}
 	volumes, snapshots := p.volumes.All(), p.snapshots.All()
 	kin := kinship{}
 	var files []string
@@ -56,7 +60,11 @@ func (p *Pool) measure() (c volume.Capacity, l look, err error) {
 		}
 		l.takes[key] = max(l.takes[key], l.held[key])
 	}
-	lost := kin.lost(volumes, snapshots) // the missing link may have led to any file
+	for img, u := range unusable {
+		l.takes[u.key] = max(l.takes[u.key], u.size)
+		files, keys = append(files, img), append(keys, u.key)
+	}
+	lost := len(unusable) > 0 || kin.lost(volumes, snapshots) // the missing link may have led to any file
 	families := map[string][]string{}
 	for i, key := range keys {
 		eldest := ""
@@ -79,6 +87,37 @@ func (p *Pool) measure() (c volume.Capacity, l look, err error) {
 	// Writes during the measurement count at most once.
 	c.Available = min(c.Available, after.Available)
 	return c, l, nil
+}
+
+// kept is a file whose record cannot be used. It keeps what it was promised: its pod goes on.
+type kept struct {
+	key  string
+	size int64 // of a volume its whole size, of a snapshot what it takes
+}
+
+// unusable lists these files, by path.
+func (p *Pool) unusable() (map[string]kept, error) {
+	files := map[string]kept{}
+	for _, key := range p.volumes.UnusableKeys() {
+		img := p.volumePath(key)
+		st, err := os.Lstat(img)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		files[img] = kept{key, st.Size()}
+	}
+	for _, key := range p.snapshots.UnusableKeys() {
+		img := p.snapshotPath(key)
+		n, err := allocated(img)
+		if err != nil {
+			return nil, err
+		}
+		files[img] = kept{key, n}
+	}
+	return files, nil
 }
 
 // kinship records which volumes and snapshots were copied from one another, by key. Only files

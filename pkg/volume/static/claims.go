@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -168,6 +169,20 @@ func (s *Source) Remember(id string, d mounter.Device) {
 		c.identity = was // of the disk that was staged
 	}
 	s.attached[id] = c
+}
+
+// Recall returns the device that the volume had last, if its path leads to the same disk.
+func (s *Source) Recall(id string) (mounter.Device, bool) {
+	e, err := s.find(id)
+	if err != nil || e.Device == "" {
+		return mounter.Device{}, false
+	}
+	d, err := mounter.FindNamed(filepath.Clean(e.Device))
+	if err != nil {
+		return mounter.Device{}, false
+	}
+	now, err := mounter.Identify(d)
+	return d, err == nil && !e.Identity.Replaced(now)
 }
 
 // Owns returns the volume to which the device belongs, or the device below a read-only loop

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -117,6 +118,11 @@ func (s *Source) guestMayHaveHad(d mounter.Device, identity mounter.Identity, kn
 			return true
 		}
 	}
+	for _, e := range s.volumes { // they tell the same, unless the record of their device is unusable
+		if e.Volume.Facts.GivenToGuest && e.Identity.Known() && e.Identity.Overlaps(identity) {
+			return true
+		}
+	}
 	return false
 }
 
@@ -219,8 +225,10 @@ func (s *Source) neverRaw(id string, c claim) error {
 			"what is on it is for its users to know. If that may go, make the file system yourself (for example `mkfs.ext4 %s`): "+
 			"the driver takes one that it finds", id, c.device.Path, as, doubt, c.device.Path)
 	}
-	if err := s.bad[s.devicePath(keyOf(c.identity))]; err != nil {
-		return fmt.Errorf("volume %s: what was done to %s before is not known, so it is not formatted: %w", id, c.device.Path, err)
+	for path, err := range s.bad { // of this disk, or of one that this is a part of: the name of a record does not tell
+		if filepath.Dir(path) == s.known.Path {
+			return fmt.Errorf("volume %s: what was done to %s before is not known, so it is not formatted: %w", id, c.device.Path, err)
+		}
 	}
 	s.mu.Lock()
 	devices, volumes := maps.Clone(s.devices), maps.Clone(s.volumes)
@@ -235,11 +243,17 @@ func (s *Source) neverRaw(id string, c claim) error {
 				"; nothing tells this disk from that one: it has no serial number or other identity that outlasts a reboot")
 		}
 	}
-	// Records of version 1, whose device has not been found since.
 	for other, e := range volumes {
-		if !e.Volume.Facts.GivenRaw || e.Identity.Known() {
+		switch {
+		case !e.Volume.Facts.GivenRaw:
+			continue
+		case e.Identity.Known(): // the record of its device tells the same, unless that is unusable
+			if e.Identity.Overlaps(c.identity) {
+				return refuse(other, "")
+			}
 			continue
 		}
+		// A record of version 1, whose device has not been found since.
 		if d, err := s.resolve(other, e.Device); err == nil && !d.Same(c.device) {
 			if i, err := mounter.Identify(d); err == nil && i.Lasting() && c.identity.Lasting() && !i.Overlaps(c.identity) {
 				continue

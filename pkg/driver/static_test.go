@@ -1,0 +1,115 @@
+package driver_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+// spoil damages the only record in a directory: "torn" makes it empty, "newer" gives it a version that nobody knows.
+func (r *rig) spoil(dir, how string) {
+	r.t.Helper()
+	files, err := filepath.Glob(filepath.Join(r.dir, dir, "*.json"))
+	must(r.t, err)
+	if len(files) != 1 {
+		r.t.Fatalf("%q", files)
+	}
+	b, err := os.ReadFile(files[0])
+	must(r.t, err)
+	next := ""
+	if how == "newer" {
+		next = strings.Replace(string(b), `"version":1`, `"version":99`, 1)
+		next = strings.Replace(next, `"version": 1`, `"version": 99`, 1)
+	}
+	if next == string(b) {
+		r.t.Fatalf("%s has no version: %s", files[0], b)
+	}
+	must(r.t, os.WriteFile(files[0], []byte(next), 0o600))
+}
+
+// A pod with a static volume can end though the record of its stage cannot be used. Until then the volume is not unstaged, and no other
+// volume gets the device.
+func TestA10_ABadRecordOfAStageOfAStaticVolume(t *testing.T) {
+	for name, capability := range map[string]*csi.VolumeCapability{"file system": fileSystem("ext4"), "raw": rawBlock()} {
+		for _, how := range []string{"torn", "newer"} {
+			for _, readOnly := range []bool{false, true} {
+				t.Run(name+" "+how, func(t *testing.T) {
+					r := newRig(t)
+					device := r.disk("disk", "mkfs.ext4 -q "+r.dir+"/disk")
+					must(t, r.stage("v", capability, device))
+					target, err := r.publish("v", "pod", capability, readOnly, device)
+					must(t, err)
+					r.stop()
+					r.spoil("state/staged", how)
+					r.start()
+					if err := r.stage("other", fileSystem("ext4"), device); err == nil {
+						t.Error("two volumes have one device")
+						must(t, r.unstage("other"))
+					}
+					if err := r.unstage("v"); err == nil {
+						t.Error("it is unstaged while a pod has it")
+					}
+					if err := exec.Command("mountpoint", "-q", target).Run(); err != nil {
+						t.Errorf("the pod has lost its volume: %v", err)
+					}
+					must(t, r.unpublish("v", target))
+					must(t, r.unstage("v"))
+					must(t, r.stage("other", fileSystem("ext4"), device))
+					must(t, r.unstage("other"))
+					if left := shell(t, "losetup -nO BACK-FILE | grep -c '^"+device+"$' || true"); left != "0" {
+						t.Errorf("%s devices are left on %s", left, device)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A power loss tore the record of a stage. Nothing has the device, so another volume may.
+func TestA10_ATornRecordOfAStageHoldsNoDevice(t *testing.T) {
+	r := newRig(t)
+	device := r.disk("disk", "mkfs.ext4 -q "+r.dir+"/disk")
+	must(t, r.stage("v", fileSystem("ext4"), device))
+	r.stop()
+	r.spoil("state/staged", "torn")
+	r.start()
+	must(t, r.stage("other", fileSystem("ext4"), device))
+	must(t, r.unstage("other"))
+}
+
+// A disk that was given out raw is never formatted, nor is a part of it, also when the record of the disk cannot be used.
+func TestA03_APartOfADiskThatWasGivenOutRaw(t *testing.T) {
+	for _, how := range []string{"", "torn", "newer", "missing", "both torn"} {
+		t.Run(how, func(t *testing.T) {
+			r := newRig(t)
+			whole := r.disk("disk", "true")
+			must(t, r.stage("raw", rawBlock(), whole))
+			target, err := r.publish("raw", "pod", rawBlock(), false, whole)
+			must(t, err)
+			must(t, r.unpublish("raw", target))
+			must(t, r.unstage("raw"))
+			r.stop()
+			switch how {
+			case "torn", "newer":
+				r.spoil("static/devices", how)
+			case "missing":
+				must(t, os.RemoveAll(r.dir+"/static/devices"))
+			case "both torn":
+				r.spoil("static/devices", "torn")
+				r.spoil("static", "torn")
+			}
+			r.start()
+			part := shell(t, "losetup -f --show -o 1M --sizelimit 32M "+r.dir+"/disk")
+			err = r.stage("part", fileSystem("ext4"), part)
+			t.Log(err)
+			if err == nil {
+				t.Errorf("it was formatted: %s", shell(t, "blkid -p "+part))
+				must(t, r.unstage("part"))
+			}
+		})
+	}
+}
