@@ -158,9 +158,7 @@ func (l *Log) Write(ctx context.Context, e Event) error {
 		return fmt.Errorf("audit log %s is closed", l.path)
 	}
 	if l.size > 0 && l.size+int64(len(b)) > l.most {
-		if err := l.rotate(); err != nil {
-			return err
-		}
+		_ = l.rotate() // an oversized log is better than a lost line; the next event tries again
 	}
 	n, err := l.file.Write(b)
 	l.size += int64(n)
@@ -176,20 +174,38 @@ func (l *Log) Write(ctx context.Context, e Event) error {
 	return nil
 }
 
-// rotate starts a new file. If a step fails, the present file continues, because an oversized log
-// is better than a lost line.
+// rotate starts a new file. If a step fails, the present file continues, and each part stays until a later attempt succeeds.
 func (l *Log) rotate() error {
-	for i := kept - 1; i >= 0; i-- {
+	next, err := os.OpenFile(l.path+".next", os.O_RDWR|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := l.shift(next.Name()); err != nil {
+		return errors.Join(err, next.Close())
+	}
+	old := l.file
+	l.file, l.size = next, 0
+	return old.Close()
+}
+
+// shift makes each part the next older one, and the file with that name the present one.
+func (l *Log) shift(next string) error {
+	// An attempt that failed has left a gap. What is behind it does not move.
+	gap := 1
+	for ; gap < kept; gap++ {
+		if _, err := os.Lstat(l.part(gap)); errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	for i := gap - 1; i >= 0; i-- {
 		if err := os.Rename(l.part(i), l.part(i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	old := l.file
-	if err := l.open(); err != nil {
-		l.file = old
-		return err
+	if err := os.Rename(next, l.path); err != nil {
+		return errors.Join(err, os.Rename(l.part(1), l.path)) // the present file keeps its name
 	}
-	return old.Close()
+	return nil
 }
 
 // part returns the path of an older part; part 0 is the present one.

@@ -1,10 +1,12 @@
 package audit
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -167,4 +169,67 @@ func FuzzRead(f *testing.F) {
 			t.Fatal(err)
 		}
 	})
+}
+
+// A new part that cannot be made, as on a disk without room for it, costs no line, old or new.
+func TestAudit_ARotationThatFailsLosesNothing(t *testing.T) {
+	dir := t.TempDir()
+	l, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	l.most = 2000
+	var want []string
+	add := func(n int) {
+		t.Helper()
+		for range n {
+			name := fmt.Sprintf("v%d", len(want))
+			write(t, l, name)
+			want = append(want, name)
+		}
+	}
+	check := func(when string) {
+		t.Helper()
+		got, torn := volumes(t, dir)
+		if torn > 0 || !slices.Equal(got, want) {
+			t.Errorf("%s: %d lines of %d, %d torn: %q", when, len(got), len(want), torn, got)
+		}
+	}
+	add(65) // all parts but the oldest
+	if _, err := os.Lstat(l.part(kept - 1)); err != nil {
+		t.Fatal(err)
+	}
+	check("before")
+	for what, at := range map[string]string{"no file can be made": l.path + ".next", "no part can be moved": l.part(kept)} {
+		away := filepath.Join(dir, "away")
+		_ = os.Rename(at, away) // if it is there
+		if err := os.MkdirAll(at+"/x", 0o700); err != nil {
+			t.Fatal(err)
+		}
+		add(30)
+		if err := os.RemoveAll(at); err != nil {
+			t.Fatal(err)
+		}
+		_ = os.Rename(away, at) // the same
+		check(what)
+	}
+	add(5)
+	check("afterwards")
+	if l.size > l.most {
+		t.Errorf("the log is not rotated any more: %d bytes", l.size)
+	}
+
+	// Half of an attempt failed: the part that was not moved is not there. No part is lost for it.
+	if err := os.Rename(l.part(1), l.part(1)+"-away"); err != nil {
+		t.Fatal(err)
+	}
+	oldest, err := os.ReadFile(l.part(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	add(20)
+	if again, err := os.ReadFile(l.part(2)); err != nil || !bytes.Equal(again, oldest) {
+		t.Errorf("a part behind a gap was moved: %v", err)
+	}
 }

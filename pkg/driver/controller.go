@@ -265,15 +265,25 @@ func kindOf(block bool, fstype string) string {
 	return "a volume with " + fstype
 }
 
-// chooseSize returns a size, in bytes, that the pool can make.
-func chooseSize(r *csi.CapacityRange, can volume.Sizes, source, minimum int64) (int64, error) {
+// checkRange refuses a range that makes no sense.
+func checkRange(r *csi.CapacityRange) error {
 	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
 	switch {
 	case required < 0 || limit < 0:
-		return 0, invalid("capacity_range: negative sizes (%d, %d)", required, limit)
+		return invalid("capacity_range: negative sizes (%d, %d)", required, limit)
 	case limit > 0 && required > limit:
-		return 0, invalid("capacity_range: required_bytes %d is larger than limit_bytes %d", required, limit)
-	case required > can.Most:
+		return invalid("capacity_range: required_bytes %d is larger than limit_bytes %d", required, limit)
+	}
+	return nil
+}
+
+// chooseSize returns a size, in bytes, that the pool can make.
+func chooseSize(r *csi.CapacityRange, can volume.Sizes, source, minimum int64) (int64, error) {
+	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
+	if err := checkRange(r); err != nil {
+		return 0, err
+	}
+	if required > can.Most {
 		return 0, fault.New(fault.OutOfRange, "required_bytes %d is more than the %d that a volume can have", required, can.Most)
 	}
 	want := max(required, source, minimum)
@@ -284,7 +294,7 @@ func chooseSize(r *csi.CapacityRange, can volume.Sizes, source, minimum int64) (
 		}
 	}
 	size := roundUp(want, can.Step)
-	if limit > 0 && size > limit || size > can.Most {
+	if limit > 0 && size > limit || size > can.Most || want == source { // a copy need not be larger: there are file systems that never grow
 		size = roundUp(want, can.Fine)
 	}
 	if size > can.Most {

@@ -91,6 +91,34 @@ func TestSizesAreThoseOfThePool(t *testing.T) {
 	}
 }
 
+// A copy of a size that is no multiple of a pool's step, which only a limit makes, has that size: a file system that never grows could not
+// use more.
+func TestD09_ACopyMayHaveTheSizeOfItsOrigin(t *testing.T) {
+	const mib = 1 << 20
+	can := volume.Sizes{Step: 4 * mib, Fine: 4096, Most: 1 << 40}
+	const origin = 5*mib + 4096
+	for _, r := range []*csi.CapacityRange{nil, {RequiredBytes: origin}, {RequiredBytes: origin, LimitBytes: 9 * mib}, {LimitBytes: origin}} {
+		if size, err := chooseSize(r, can, origin, 0); err != nil || size != origin {
+			t.Errorf("%v: %d, %v", r, size, err)
+		}
+	}
+	if size, err := chooseSize(&csi.CapacityRange{RequiredBytes: origin + 1}, can, origin, 0); err != nil || size != 8*mib {
+		t.Errorf("%d, %v", size, err)
+	}
+}
+
+// A request to grow that makes no sense is refused, also if the volume is as large already.
+func TestD09_ARangeThatMakesNoSense(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	p := &extents{most: 1 << 40}
+	d := &Driver{Config: Config{Log: log}, readers: newReaders(log)}
+	for _, r := range []*csi.CapacityRange{{LimitBytes: -1}, {RequiredBytes: -1}, {RequiredBytes: 2 << 20, LimitBytes: 1 << 20}} {
+		if _, err := d.enlarge(t.Context(), p, volume.Volume{ID: "p.v", Size: 4 << 20}, r); !fault.Is(err, fault.Invalid) || p.asked != 0 {
+			t.Errorf("%v: %v", r, err)
+		}
+	}
+}
+
 // A file system that never grows is not given a larger device: nobody could use that.
 func TestD09_WhatNeverGrowsKeepsItsSize(t *testing.T) {
 	const mib = 1 << 20

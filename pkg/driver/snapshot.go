@@ -53,11 +53,14 @@ func (d *Driver) ControllerExpandVolume(
 // enlarge grows a pool's volume to the requested size, and its device if attached. A limit below
 // the present size is OUT_OF_RANGE.
 func (d *Driver) enlarge(ctx context.Context, pool volume.Pool, v volume.Volume, r *csi.CapacityRange) (volume.Volume, error) {
+	if err := checkRange(r); err != nil {
+		return v, err
+	}
 	if limit := r.GetLimitBytes(); limit > 0 && limit < v.Size {
 		return v, fault.New(fault.OutOfRange, "volume %s has %d bytes, more than the limit of %d: volumes do not shrink",
 			v.ID, v.Size, limit)
 	}
-	if r.GetRequiredBytes() >= 0 && r.GetRequiredBytes() <= v.Size {
+	if r.GetRequiredBytes() <= v.Size {
 		d.refused.note(v.ID, nil) // the request is for less now
 		// It has that size already; its device may not.
 		return pool.Expand(ctx, v.ID, v.Size)

@@ -10,7 +10,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// spoil damages the only record in a directory: "torn" makes it empty, "newer" gives it a version that nobody knows.
+// spoil damages the only record in a directory: "torn" makes it empty, "newer" gives it an unknown version.
 func (r *rig) spoil(dir, how string) {
 	r.t.Helper()
 	files, err := filepath.Glob(filepath.Join(r.dir, dir, "*.json"))

@@ -132,7 +132,7 @@ type Answerer interface {
 // Sizes describes the possible sizes of a pool's volumes, in bytes.
 type Sizes struct {
 	Step int64 // sizes are multiples of Step
-	Fine int64 // a size is a multiple of Fine where a limit leaves no room for a multiple of Step
+	Fine int64 // a copy of its origin's size, and a size for which a limit leaves no multiple of Step, are multiples of Fine
 	Most int64 // the largest size
 }
 
