@@ -43,9 +43,14 @@ func parse(address string) (cid, port uint32, ok bool) {
 // Dial connects to a guest's agent. magic begins connections over a virtio-serial port; vsock needs
 // none.
 func Dial(ctx context.Context, address string, magic []byte) (net.Conn, error) {
+	return DialThrough(ctx, address, magic, func(c net.Conn) net.Conn { return c })
+}
+
+// DialThrough is Dial that reads and writes through another connection on top, from the first byte on.
+func DialThrough(ctx context.Context, address string, magic []byte, through func(net.Conn) net.Conn) (net.Conn, error) {
 	cid, port, ok := parse(address)
 	if !ok {
-		return vport.Dial(ctx, address, magic)
+		return vport.DialThrough(ctx, address, magic, through)
 	}
 	type result struct {
 		conn *vsock.Conn
@@ -61,7 +66,7 @@ func Dial(ctx context.Context, address string, magic []byte) (net.Conn, error) {
 		if r.err != nil {
 			return nil, r.err
 		}
-		return r.conn, nil
+		return through(r.conn), nil
 	case <-ctx.Done():
 		go func() { // it ends by itself, usually after two seconds
 			if r := <-done; r.err == nil {

@@ -157,8 +157,8 @@ func TestQEMUThatSaysALot(t *testing.T) {
 	for name, s := range map[string]said{
 		"100 MiB of an answer":  {hello, `{"return": "`, "x", 100 << 20, `", "id": 2}`},
 		"100 MiB of space":      {hello, "", " ", 100 << 20, `{"return": [], "id": 2}`},
-		"large events":          {hello, "", `{"event": "E", "data": "` + half + `"}`, 64, `{"return": [], "id": 2}`},
-		"events of large names": {hello, "", `{"event": "` + half + `"}`, 64, `{"return": [], "id": 2}`},
+		"large events":          {hello, "", `{"event": "E", "data": "` + half + `"}`, 40, `{"return": [], "id": 2}`},
+		"events of large names": {hello, "", `{"event": "` + half + `"}`, 40, `{"return": [], "id": 2}`},
 		"a long number":         {hello, `{"return": [{"id": `, "1", 1 << 20, `}], "id": 2}`},
 		"a long refusal":        {hello, `{"error": {"desc": "`, "no ", 1 << 20, `"}, "id": 2}`},
 		"100 MiB of a greeting": {hello[:1] + strings.Repeat(" ", 100<<20) + hello[1:], "", "", 0, ""},

@@ -13,7 +13,10 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/paced"
 	"github.com/crust-csi/crust-csi/internal/plain"
 )
 
@@ -56,6 +59,9 @@ type Client struct {
 // maxMessage limits a single message from QEMU, in bytes.
 const maxMessage = 4 << 20
 
+// heard limits what QEMU may send in a second, in bytes: a guest can cause events as fast as it can write to an I/O port.
+const heard = 4 << 20
+
 // maxEvent limits an event, in bytes: many are queued for listeners. QEMU's events have a few
 // hundred bytes.
 const maxEvent = 64 << 10
@@ -72,7 +78,7 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 			return nil, errors.Join(err, c.conn.Close())
 		}
 	}
-	limited := &io.LimitedReader{R: c.conn, N: maxMessage}
+	limited := &io.LimitedReader{R: paced.Reader{R: c.conn, Limit: rate.NewLimiter(heard, maxMessage)}, N: maxMessage}
 	d := json.NewDecoder(limited)
 	var greeting struct{ QMP json.RawMessage }
 	if err := d.Decode(&greeting); err != nil || greeting.QMP == nil {

@@ -39,17 +39,23 @@ var DefaultMagic = []byte("\x00\xffcrust-guest\xfe\xfd\x00")
 const maxStale = 64 << 20
 
 // Dial connects to the socket that QEMU serves for the port, and waits for the guest's echo until ctx ends.
-func Dial(ctx context.Context, socket string, magic []byte) (_ net.Conn, err error) {
+func Dial(ctx context.Context, socket string, magic []byte) (net.Conn, error) {
+	return DialThrough(ctx, socket, magic, func(c net.Conn) net.Conn { return c })
+}
+
+// DialThrough is Dial that reads and writes through another connection on top of that to the socket, from the first byte on.
+func DialThrough(ctx context.Context, socket string, magic []byte, through func(net.Conn) net.Conn) (_ net.Conn, err error) {
 	if len(magic) == 0 {
 		magic = DefaultMagic
 	}
 	if len(magic) != MagicLength {
 		return nil, fmt.Errorf("a magic of %d bytes; it has %d", len(magic), MagicLength)
 	}
-	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	raw, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return nil, err
 	}
+	c := through(raw)
 	// QEMU serves one client: an abandoned one would keep all others out.
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer func() {

@@ -97,7 +97,9 @@ func TestD09_ACopyMayHaveTheSizeOfItsOrigin(t *testing.T) {
 	const mib = 1 << 20
 	can := volume.Sizes{Step: 4 * mib, Fine: 4096, Most: 1 << 40}
 	const origin = 5*mib + 4096
-	for _, r := range []*csi.CapacityRange{nil, {RequiredBytes: origin}, {RequiredBytes: origin, LimitBytes: 9 * mib}, {LimitBytes: origin}} {
+	for _, r := range []*csi.CapacityRange{
+		nil, {RequiredBytes: origin}, {RequiredBytes: origin, LimitBytes: 9 * mib}, {LimitBytes: origin},
+	} {
 		if size, err := chooseSize(r, can, origin, 0); err != nil || size != origin {
 			t.Errorf("%v: %d, %v", r, size, err)
 		}

@@ -78,7 +78,8 @@ func TestA05_AnUnusableRecordKeepsItsPromise(t *testing.T) {
 	}
 }
 
-// D06: the record of a copy that froze its volume cannot be used. The volume is thawed all the same, and no other if the record tells which.
+// D06: the record of a copy that froze its volume cannot be used. The volume is thawed all the same, and no other if the record tells
+// which.
 func TestD06_AFreezeEndsThoughTheCopysRecordCannotBeUsed(t *testing.T) {
 	for how, change := range map[string][2]string{
 		"newer":               {`"version": 1`, `"version": 2`},

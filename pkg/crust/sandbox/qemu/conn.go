@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/crust-csi/crust-csi/internal/paced"
 )
 
 // A guest is untrusted, so what it can send is bounded. gRPC needs up to 330 bytes of memory for each byte of an answer that comes in small
@@ -15,6 +17,7 @@ const (
 	mostOfOutput = 512 << 10 // bytes, of ExecInSandbox
 	heard        = 4 << 20   // bytes in a second
 	atOnce       = 1 << 20   // bytes, before that counts
+	dialled      = 4         // connections in a second
 )
 
 // guestConn is a connection to a guest that is read at a limited rate. It ends when the guest takes nothing for the timeout.
@@ -24,14 +27,8 @@ type guestConn struct {
 	limit   *rate.Limiter
 }
 
-func newGuestConn(c net.Conn, timeout time.Duration) *guestConn {
-	return &guestConn{c, timeout, rate.NewLimiter(heard, atOnce)}
-}
-
 func (c *guestConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p[:min(len(p), atOnce)])
-	time.Sleep(c.limit.ReserveN(time.Now(), n).Delay())
-	return n, err
+	return paced.Reader{R: c.Conn, Limit: c.limit}.Read(p)
 }
 
 // Write closes the connection if it fails. gRPC leaves that to its reader, which does not notice while the guest goes on sending.

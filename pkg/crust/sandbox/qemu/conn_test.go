@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -22,7 +23,7 @@ import (
 func TestC20_AGuestThatTakesNothingIsGivenUp(t *testing.T) {
 	t.Parallel()
 	ours, theirs := net.Pipe()
-	c := newGuestConn(ours, time.Second)
+	c := &guestConn{ours, time.Second, rate.NewLimiter(heard, atOnce)}
 	wrote, read := make(chan error, 1), make(chan error, 1)
 	go func() {
 		_, err := c.Write([]byte("x"))

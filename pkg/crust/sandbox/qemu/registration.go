@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
@@ -61,17 +62,19 @@ func (r registration) connect(ctx context.Context) (*qmp.Client, error) {
 
 // dial returns a connection to the guest, which is made on first use. A guest that does not answer a ping within the timeout is dialled
 // again: its channel may be stuck. Until then it may just be busy.
+//
+// The limits are for all connections: a guest decides how often it ends one, and gRPC makes the next at once.
 func (r registration) dial(timeout time.Duration) (*grpc.ClientConn, error) {
+	bytes, connections := rate.NewLimiter(heard, atOnce), rate.NewLimiter(dialled, dialled)
 	return grpc.NewClient("passthrough:///guest",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("guest"), grpc.WithUnaryInterceptor(spans),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(mostOfAnswer), grpc.WaitForReady(true)), grpc.WithMaxHeaderListSize(16<<10),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: timeout}),
 		redial.Soon(),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			c, err := channel.Dial(ctx, r.Channel, r.Magic)
-			if err != nil {
+			if err := connections.Wait(ctx); err != nil {
 				return nil, err
 			}
-			return newGuestConn(c, timeout), nil
+			return channel.DialThrough(ctx, r.Channel, r.Magic, func(c net.Conn) net.Conn { return &guestConn{c, timeout, bytes} })
 		}))
 }
