@@ -11,6 +11,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/loopdev"
@@ -108,9 +109,16 @@ func examine(ctx context.Context, g *globals) []finding {
 	say("CRUST server at "+g.crust, err, crustOnly+"start crustd, or give --crust")
 	if err == nil {
 		list[len(list)-1].Answer = answer
+	} else if inContainer("") {
+		list[len(list)-1].Answer = "cannot tell: this is a container, which does not have that socket"
+		list[len(list)-1].Do = onNode
 	}
 	rooms, err := g.probe(ctx)
-	need("driver at "+g.endpoint, err, "start csi-node, or give --endpoint")
+	remedy := "start csi-node, or give --endpoint"
+	if st, ok := status.FromError(err); err != nil && ok && !unreached(st) {
+		remedy = "csi-node answers, and says what it lacks: see docs/troubleshooting.md"
+	}
+	need("driver at "+g.endpoint, err, remedy)
 	if err == nil {
 		held, err := driverCapabilities(g.endpoint)
 		if err != nil {
@@ -127,7 +135,7 @@ func room(pool string, left int64) finding {
 	f := finding{What: "room in pool " + pool, Answer: "yes: " + size(left)}
 	if left < little {
 		f.Answer = "hardly: " + size(left)
-		f.Do = "delete volumes or snapshots, or enlarge it; a pool that is away (its disk is not mounted) has none"
+		f.Do = "mount its disk, if that is away; otherwise delete volumes or snapshots, or enlarge it"
 		f.needed = left == 0
 	}
 	return f

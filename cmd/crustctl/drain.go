@@ -152,7 +152,8 @@ func (d *drained) unknown(ctx context.Context, c *csiclient.Client) error {
 // volume adds the findings for a volume.
 func (d *drained) volume(v *inventory.Volume) {
 	o := obstacle{ID: v.GetId(), Claim: v.GetClaim()}
-	local := v.GetPool() != ""
+	pool := cmp.Or(v.GetPool(), poolGone(v))
+	local := pool != ""
 	if local {
 		d.Volumes++
 	}
@@ -173,12 +174,15 @@ func (d *drained) volume(v *inventory.Volume) {
 		case !local:
 			o.Means += "; somebody else made this volume: its PersistentVolume says where else its pods can start"
 		case d.Remove:
-			o.Means += ", and they start nowhere else, because the volume lies in pool " + v.GetPool() + " of this node"
+			o.Means += ", and they start nowhere else, because the volume lies in pool " + pool + " of this node"
 			o.Do = "copy its data to a claim of another node before (docs/nodes.md), then drain"
 		default:
-			o.Means += "; with this claim they start on no other node, because the volume lies in pool " + v.GetPool() +
+			o.Means += "; with this claim they start on no other node, because the volume lies in pool " + pool +
 				" of this one: they " +
 				"are Pending until it is back"
+		}
+		if poolGone(v) != "" {
+			o.Means += "; that pool is not configured any more: start csi-node with it again"
 		}
 		d.add(o)
 	case v.GetStaged():

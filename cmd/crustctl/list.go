@@ -13,6 +13,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/inventory"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 func listCommand(g *globals) *cobra.Command {
@@ -52,12 +53,23 @@ func listCommand(g *globals) *cobra.Command {
 // madeFor returns the claim that a volume was made for, or its name.
 func madeFor(v *inventory.Volume) string { return cmp.Or(v.GetClaim(), v.GetName(), "-") }
 
+// poolGone returns the pool of a volume if the driver does not have it any more.
+func poolGone(v *inventory.Volume) string {
+	if v.GetPool() != "" {
+		return ""
+	}
+	pool, _, _, _ := volume.ParseID(v.GetId())
+	return pool
+}
+
 func kind(v *inventory.Volume) string {
 	what := v.GetFsType()
 	if what == "" {
 		what = "block"
 	}
 	switch {
+	case poolGone(v) != "":
+		return what + ", of pool " + poolGone(v) + ", which is not configured"
 	case v.GetPool() == "":
 		return what + ", static"
 	case v.GetThick():

@@ -53,13 +53,19 @@ func explain(err error) string {
 	}
 	st := s.GRPCStatus()
 	text := strings.ReplaceAll(err.Error(), fmt.Sprintf("rpc error: code = %s desc = ", st.Code()), "")
-	if st.Code() == codes.Unavailable && !errors.Is(err, errCrust) {
-		return text + " (is csi-node running? its socket is given with --endpoint)"
+	if unreached(st) && !errors.Is(err, errCrust) {
+		return text + " (is csi-node running? its socket is given with --endpoint, and the kubelet's directory with --kubelet-dir)"
 	}
 	if st.Code() == codes.Unimplemented && strings.Contains(st.Message(), "unknown service csi.") {
 		return text + ": what answers there is no CSI driver (csi-node's socket is given with --endpoint)"
 	}
 	return fmt.Sprintf("%s: %s", st.Code(), text)
+}
+
+// unreached tells whether an error is gRPC's own, of a server that is not there. Servers have the same code for what is away.
+func unreached(st *status.Status) bool {
+	return st.Code() == codes.Unavailable && (strings.HasPrefix(st.Message(), "connection error:") ||
+		strings.HasPrefix(st.Message(), "error reading from server:") || strings.HasPrefix(st.Message(), "name resolver error:"))
 }
 
 func root() *cobra.Command {

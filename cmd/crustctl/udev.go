@@ -24,16 +24,24 @@ func hiddenUdevd(root string) string {
 			return "a udevd runs, and its files are not here"
 		}
 	}
-	if pids, err := os.Readlink(root + "/proc/self/ns/pid"); err != nil || pids != initialPIDs {
+	if inContainer(root) {
 		return "this is a container, and a udevd may run outside of it"
 	}
 	return ""
 }
 
+// onNode is what to do about what a container does not see.
+const onNode = "run crustctl doctor as root on the node itself; a node with CRUST has /opt/crust/bin/crustctl"
+
+// inContainer tells whether this process may be in a container.
+func inContainer(root string) bool {
+	pids, err := os.Readlink(root + "/proc/self/ns/pid")
+	return err != nil || pids != initialPIDs
+}
+
 // udevd tells whether the node's udevd reads volumes (docs/crust.md). root is the root of the file system. udevd's notes about the
 // devices of volumes decide; the rule's file does where no volume is attached.
 func udevd(root string) finding {
-	const onNode = "run crustctl doctor as root on the node itself; a node with CRUST has /opt/crust/bin/crustctl"
 	f := finding{What: "udevd leaves volumes alone", Answer: "yes"}
 	if _, err := os.Stat(root + "/run/udev/control"); errors.Is(err, os.ErrNotExist) {
 		f.Answer = "yes: no udevd runs here"

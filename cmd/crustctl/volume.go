@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -65,7 +66,8 @@ type useFlags struct {
 }
 
 func (u *useFlags) add(c *cobra.Command) {
-	c.Flags().StringVar(&u.v.FSType, "fs-type", "", "file system: "+strings.Join(fstype.Formats(), ", ")+" (default: the volume's)")
+	c.Flags().StringVar(&u.v.FSType, "fs-type", "", "file system: "+strings.Join(fstype.Formats(), ", ")+
+		" (default: the volume's or its origin's; of a new one, "+fstype.Default()+")")
 	c.Flags().BoolVar(&u.v.Block, "block", false, "use it as a raw block device")
 	c.Flags().StringVar(&u.mode, "access-mode", "SINGLE_NODE_WRITER", "CSI access mode")
 }
@@ -196,14 +198,33 @@ func (g *globals) done(cmd *cobra.Command, what, id, detail string) error {
 		map[string]string{"volume": id, "state": what, "at": detail})
 }
 
+// missing returns a NotFound error for a volume or a snapshot that does not exist: CSI treats one as success, and it may be a typo. The
+// driver has the last word on those of a pool that it does not have.
+func missing(ctx context.Context, c *csiclient.Client, id string) (err error) {
+	pool, _, snapshot, ok := volume.ParseID(id)
+	if ok {
+		info, err := c.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+		if err != nil || !slices.Contains(strings.Split(info.GetManifest()["pools"], ","), pool) {
+			return err
+		}
+	}
+	if ok && snapshot {
+		_, err = c.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: id})
+	} else {
+		_, err = c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
+	}
+	if status.Code(err) == codes.NotFound {
+		return err
+	}
+	return nil
+}
+
 func unpublishCommand(g *globals) *cobra.Command {
 	var keep bool
 	c := &cobra.Command{Use: "unpublish VOLUME TARGET", Short: "Take a volume off a path, and unstage it", Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-				// CSI treats a missing volume as success; report typos.
-				if _, err := c.ControllerGetVolume(ctx,
-					&csi.ControllerGetVolumeRequest{VolumeId: args[0]}); status.Code(err) == codes.NotFound {
+				if err := missing(ctx, c, args[0]); err != nil {
 					return err
 				}
 				if err := c.Unpublish(ctx, args[0], args[1]); err != nil {
@@ -328,14 +349,12 @@ func deleteCommand(g *globals) *cobra.Command {
 	return &cobra.Command{Use: "delete ID", Short: "Destroy a volume or a snapshot", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
-				// CSI treats a missing volume as success; report typos.
-				var err error
-				if _, _, snapshot, ok := volume.ParseID(args[0]); ok && snapshot {
-					if _, err = c.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: args[0]}); status.Code(err) != codes.NotFound {
-						_, err = c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: args[0]})
-					}
-				} else if _, err = c.ControllerGetVolume(ctx,
-					&csi.ControllerGetVolumeRequest{VolumeId: args[0]}); status.Code(err) != codes.NotFound {
+				err := missing(ctx, c, args[0])
+				switch _, _, snapshot, ok := volume.ParseID(args[0]); {
+				case err != nil:
+				case ok && snapshot:
+					_, err = c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: args[0]})
+				default:
 					err = c.Delete(ctx, args[0])
 				}
 				if err != nil {

@@ -1,6 +1,9 @@
 package kubernetes_test
 
 import (
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -61,7 +64,7 @@ func TestCRUST(t *testing.T) {
 		}
 	}
 	for _, a := range all["csi-node"].Args {
-		if strings.HasPrefix(a, "--kubelet-registration-dir") {
+		if dir, ok := strings.CutPrefix(a, "--kubelet-registration-dir="); ok && dir != "" {
 			t.Error("the driver and the agent both register")
 		}
 	}
@@ -112,6 +115,41 @@ func TestTraces_Overlay(t *testing.T) {
 		for _, c := range d.Spec.Template.Spec.Containers {
 			if slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return strings.HasPrefix(e.Name, "OTEL_") }) {
 				t.Errorf("%s sends traces without being asked to", c.Name)
+			}
+		}
+	}
+}
+
+// Every example works with CRUST and with microVMs, too, if its base is replaced as its comments say.
+func TestB10_EveryExampleWorksWithCRUST(t *testing.T) {
+	examples, err := filepath.Glob("overlays/*/kustomization.yaml")
+	if err != nil || len(examples) < 4 {
+		t.Fatalf("%q, %v", examples, err)
+	}
+	for _, base := range []string{"crust", "microvm"} {
+		dir := t.TempDir()
+		if err := os.CopyFS(dir, os.DirFS(".")); err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range examples {
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			next := regexp.MustCompile(`\[\.\./\.\./(base|crust)\b`).ReplaceAll(b, []byte("[../../"+base))
+			if err := os.WriteFile(filepath.Join(dir, file), next, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			o := renderAny(t, filepath.Join(dir, filepath.Dir(file)))
+			for _, d := range o.daemons {
+				c := d.Spec.Template.Spec.Containers[0]
+				traced := slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return strings.HasPrefix(e.Name, "OTEL_") })
+				if strings.Contains(file, "traces") && d.Name != "csi-sidecars" && !traced {
+					t.Errorf("%s on %s: %s sends no traces", file, base, d.Name)
+				}
+				if strings.Contains(strings.Join(c.Args, " "), "--kubelet-registration-dir=/") && d.Name == "csi-node" {
+					t.Errorf("%s on %s: csi-node registers itself beside crust-agent", file, base)
+				}
 			}
 		}
 	}

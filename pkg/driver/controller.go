@@ -8,14 +8,12 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/audit"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-const (
-	defaultSize   = 1 << 30 // bytes
-	maxNameLength = 128
-)
+const maxNameLength = 128
 
 // ControllerGetCapabilities returns the controller service's capabilities.
 func (d *Driver) ControllerGetCapabilities(
@@ -152,6 +150,9 @@ func (d *Driver) wanted(ctx context.Context, req *csi.CreateVolumeRequest) (volu
 	}
 	spec = volume.Spec{Name: req.GetName(), Thick: params.Thick, Block: u.block, FSType: fsType,
 		Parameters: ownParameters(req.GetParameters())}
+	if u.fstype == "" && req.GetVolumeContentSource() != nil {
+		spec.FSType = "" // a copy has that of its origin
+	}
 	smallest, err := d.source(ctx, req.GetVolumeContentSource(), &spec, &params.Pool)
 	if fault.Is(err, fault.NotFound) && len(req.GetAccessibilityRequirements().GetRequisite()) > 0 {
 		// RESOURCE_EXHAUSTED is the only code that makes external-provisioner try another node.
@@ -164,13 +165,28 @@ func (d *Driver) wanted(ctx context.Context, req *csi.CreateVolumeRequest) (volu
 	if err != nil {
 		return spec, nil, err
 	}
-	spec.Size, err = chooseSize(req.GetCapacityRange(), pool.Sizes(), smallest, fstype.Of(fsType).Minimum)
+	if err := d.knows(spec, params); err != nil {
+		return spec, nil, err
+	}
+	spec.Size, err = chooseSize(req.GetCapacityRange(), pool.Sizes(), smallest, fstype.Of(spec.FSType).Minimum)
 	if err == nil && smallest > 0 && spec.Size > smallest {
-		if err = neverGrows(spec.Block, fsType); err != nil {
+		if err = neverGrows(spec.Block, spec.FSType); err != nil {
 			err = fmt.Errorf("a copy of %d bytes was asked for, and its origin has %d: %w", spec.Size, smallest, err)
 		}
 	}
 	return spec, pool, err
+}
+
+// knows refuses a volume that nothing on this node can mount.
+func (d *Driver) knows(spec volume.Spec, params Parameters) error {
+	if spec.Block || d.Defers && params.AllowRuntimeAssistedMount {
+		return nil
+	}
+	if f := mounter.ProbeFilesystem(spec.FSType); f.Answer == mounter.No {
+		return fault.New(fault.Elsewhere, "the kernel of %s knows no file system %s (%s); choose another one, or another node", d.NodeID,
+			spec.FSType, f.Why)
+	}
+	return nil
 }
 
 func checkName(name string) error {
@@ -239,6 +255,9 @@ func (d *Driver) source(ctx context.Context, s *csi.VolumeContentSource, spec *v
 		return 0, invalid("%s is in pool %s; a copy cannot be made in pool %s", id, owner.Name(), *poolName)
 	}
 	*poolName = owner.Name()
+	if spec.FSType == "" && !spec.Block {
+		spec.FSType = fstype
+	}
 	if block != spec.Block || fstype != spec.FSType {
 		return 0, invalid("%s is %s; a copy of it cannot be asked for as %s", id, kindOf(block, fstype), kindOf(spec.Block, spec.FSType))
 	}
@@ -264,52 +283,6 @@ func kindOf(block bool, fstype string) string {
 	}
 	return "a volume with " + fstype
 }
-
-// checkRange refuses a range that makes no sense.
-func checkRange(r *csi.CapacityRange) error {
-	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
-	switch {
-	case required < 0 || limit < 0:
-		return invalid("capacity_range: negative sizes (%d, %d)", required, limit)
-	case limit > 0 && required > limit:
-		return invalid("capacity_range: required_bytes %d is larger than limit_bytes %d", required, limit)
-	}
-	return nil
-}
-
-// chooseSize returns a size, in bytes, that the pool can make.
-func chooseSize(r *csi.CapacityRange, can volume.Sizes, source, minimum int64) (int64, error) {
-	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
-	if err := checkRange(r); err != nil {
-		return 0, err
-	}
-	if required > can.Most {
-		return 0, fault.New(fault.OutOfRange, "required_bytes %d is more than the %d that a volume can have", required, can.Most)
-	}
-	want := max(required, source, minimum)
-	if required == 0 && source == 0 {
-		want = max(want, min(defaultSize, can.Most/can.Fine*can.Fine))
-		if limit > 0 {
-			want = max(min(want, limit/can.Fine*can.Fine), minimum, can.Fine)
-		}
-	}
-	size := roundUp(want, can.Step)
-	if limit > 0 && size > limit || size > can.Most || want == source { // a copy need not be larger: there are file systems that never grow
-		size = roundUp(want, can.Fine)
-	}
-	if size > can.Most {
-		return 0, fault.New(fault.OutOfRange, "the volume needs %d bytes (its origin has %d, its file system needs %d, sizes are multiples of %d), "+
-			"and a volume can have %d", size, source, minimum, can.Fine, can.Most)
-	}
-	if limit > 0 && size > limit {
-		return 0, fault.New(fault.OutOfRange,
-			"limit_bytes %d: the volume needs at least %d bytes (its origin has %d, its file system needs "+
-				"%d, sizes are multiples of %d)", limit, size, source, minimum, can.Fine)
-	}
-	return size, nil
-}
-
-func roundUp(size, step int64) int64 { return (size + step - 1) / step * step }
 
 func (d *Driver) segments() *csi.Topology {
 	return &csi.Topology{Segments: map[string]string{d.topology: d.NodeID}}

@@ -54,9 +54,8 @@ type publishedTargets struct {
 
 func loadPublished(dir, boot string, log *slog.Logger) (*publishedTargets, error) {
 	p := &publishedTargets{boot: boot, log: log, m: map[string]map[string]shown{}, recorded: map[string]shown{},
-		whose: map[string]mounter.Mount{}, dir: record.Dir[publishedRecord]{Path: dir, Type: publishedType, Name: func(r publishedRecord) string {
-			return record.Name(r.VolumeID, r.Target)
-		}}}
+		whose: map[string]mounter.Mount{}, dir: record.Dir[publishedRecord]{Path: dir, Type: publishedType,
+			Name: func(r publishedRecord) string { return record.Name(r.VolumeID, r.Target) }}}
 	return p, p.dir.Load(func(path string, r publishedRecord, err error) error {
 		switch {
 		case err != nil:

@@ -94,7 +94,8 @@ func rawBlock() *csi.VolumeCapability {
 		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
 }
 
-// create creates a volume. No other test has one of that id: volumes of pools that are not configured are found by the names of their files.
+// create creates a volume. No other test has one of that id: volumes of pools that are not configured are found by the names of their
+// files.
 func (r *rig) create(name string, c *csi.VolumeCapability, size int64) (id string) {
 	r.t.Helper()
 	v, err := r.d.CreateVolume(r.t.Context(), &csi.CreateVolumeRequest{Name: name + r.dir, VolumeCapabilities: []*csi.VolumeCapability{c},
