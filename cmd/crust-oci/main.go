@@ -112,7 +112,9 @@ func load() (config, error) {
 	if err == nil {
 		d := json.NewDecoder(bytes.NewReader(b))
 		d.DisallowUnknownFields()
-		err = d.Decode(&c)
+		if err = d.Decode(&c); err == nil && d.More() {
+			err = errors.New("there is something behind the configuration")
+		}
 		c.file = b
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -61,5 +63,22 @@ func TestABaseOfAnotherArchitectureIsChecked(t *testing.T) {
 	}
 	if out, err := check(names[:4]); err == nil || !strings.Contains(out, "check: "+arch+": the base has no mkfs.") {
 		t.Errorf("of a base without programs: %v: %s", err, out)
+	}
+}
+
+// B10: whoever builds the images with a container builder gets the packages that build.sh takes.
+func TestB10_TheDockerfileHasThePackages(t *testing.T) {
+	b, err := os.ReadFile("Dockerfile")
+	ok(t, err)
+	file := regexp.MustCompile(`(?m)^COPY (\S+) /tmp/packages$`).FindSubmatch(b)
+	if file == nil || !strings.Contains(string(b), "`deploy/image/packages.sh >"+string(file[1])+"`") {
+		t.Errorf("the packages are those of %s, which no command makes", file)
+	}
+	out, err := exec.Command("./packages.sh").Output()
+	ok(t, err)
+	for _, want := range []string{"xfsprogs", "btrfs-progs", "e2fsprogs", "f2fs-tools", "util-linux"} {
+		if !slices.Contains(strings.Fields(string(out)), want) {
+			t.Errorf("%s is not among the packages: %s", want, out)
+		}
 	}
 }

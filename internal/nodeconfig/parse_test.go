@@ -142,6 +142,7 @@ func TestTheFileIsReadStrictly(t *testing.T) {
 		{head + "pools: [{name: a, path: /a, reserve: 1048576}]", "in quotes"},
 		{head + "pools: [{name: a, path: /a}, {name: a, path: /b}]", "the pool a is there twice"},
 		{head + "pools: [{name: a, path: /a}, {name: b, path: /a/}]", "the pools a and b have one directory, /a"},
+		{head + "pools: [{name: a, path: /a/b}, {name: b, path: /a}]", "of the directories of the pools a (/a/b) and b (/a), one is in the other"},
 		{head + "allowDevices: [sda]", `allowDevices: "sda" is no absolute`},
 		{head + "allowDevices: [\"/dev/[a\"]", "is no absolute path or pattern"},
 		{entry + "selector: {matchLabels: {a: b}}}]", "gives its nodes nothing"},

@@ -133,6 +133,11 @@ func CheckPools(pools []Pool) error {
 		if other := dirs[p.Dir]; other != "" {
 			return fmt.Errorf("the pools %s and %s have one directory, %s", other, p.Name, p.Dir)
 		}
+		for dir, other := range dirs {
+			if strings.HasPrefix(p.Dir+"/", dir+"/") || strings.HasPrefix(dir+"/", p.Dir+"/") {
+				return fmt.Errorf("of the directories of the pools %s (%s) and %s (%s), one is in the other", other, dir, p.Name, p.Dir)
+			}
+		}
 		names[p.Name], dirs[p.Dir] = true, p.Name
 	}
 	return nil
