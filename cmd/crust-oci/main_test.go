@@ -100,12 +100,14 @@ func TestC19_NoFailedDeletionLooksLikeSuccess(t *testing.T) {
 	}
 }
 
-// What is behind the configuration may be what its author meant.
+// What follows the configuration may be what its author meant.
 func TestB10_AConfigurationIsOneDocument(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "oci.json")
 	t.Setenv(configVariable, file)
 	t.Setenv("CRUST_OCI_RUNTIME", "true")
-	for text, fine := range map[string]bool{`{}`: true, "{\"runtime\": \"crun\"}\n": true, `{}x`: false, `{} {}`: false, `{"x": 1}`: false} {
+	for text, fine := range map[string]bool{
+		`{}`: true, "{\"runtime\": \"crun\"}\n": true, `{}x`: false, `{} {}`: false, `{}}`: false, `{}]`: false, `{"x": 1}`: false,
+	} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -69,33 +69,31 @@ func (c config) microVM(args []string, command, bundle string) (done bool, err e
 	}
 	ctx := context.Background()
 	call := podvm.Call{Args: args, Command: command, ID: last(args), Process: option(args, "--process", "-p"), Root: option(args, "--root")}
-	if command == "kill" {
-		for _, name := range args[max(0, len(args)-2):] { // the signal comes last, if there is one
-			if err := handOver(r.Pods, name); err != nil {
-				return false, err
-			}
-		}
-		return false, nil
-	}
+	names := []string{call.ID} // of pods or containers that the command may be about
 	switch command {
 	case "run", "restore":
 		return false, fmt.Errorf("%s is not supported for microVMs: use create and start", command)
 	case "create":
-	case "delete":
-		err := handOver(r.Pods, call.ID)
-		if err == nil {
-			done, err = r.Do(ctx, call)
-		}
-		if err != nil {
-			err = notDeleted{err}
-		}
-		return done, err
-	default:
-		if err := handOver(r.Pods, call.ID); err != nil {
-			return false, err
-		}
-		return r.Do(ctx, call)
+		return c.create(ctx, r, call, bundle)
+	case "kill":
+		names = args[max(0, len(args)-2):] // the signal comes last, if there is one
 	}
+	for _, name := range names {
+		if err == nil {
+			err = handOver(r.Pods, name)
+		}
+	}
+	if err == nil && command != "kill" {
+		done, err = r.Do(ctx, call)
+	}
+	if err != nil && command == "delete" {
+		err = notDeleted{err}
+	}
+	return done, err
+}
+
+// create makes a pod, or a container of one.
+func (c config) create(ctx context.Context, r podvm.Runtime, call podvm.Call, bundle string) (done bool, err error) {
 	file := filepath.Join(bundle, "config.json")
 	s, err := readSpec(file)
 	if err != nil {
@@ -118,8 +116,8 @@ func (c config) microVM(args []string, command, bundle string) (done bool, err e
 	return true, r.CreatePod(ctx, s.doc, call)
 }
 
-// handOver becomes the program that made a pod, which then does the call. It returns if that is this program, if it is not there any more,
-// or if there is no such pod. The name is a pod's or a container's.
+// handOver replaces this process with the program that made the pod, which then does the call. It returns nil if this program made the pod,
+// if that program no longer exists, or if there is no such pod. name is a pod's or a container's.
 func handOver(pods podvm.Pods, name string) error {
 	program, file, err := pods.MadeBy(name)
 	if err != nil || program == "" {

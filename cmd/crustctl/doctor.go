@@ -11,6 +11,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
@@ -109,16 +110,12 @@ func examine(ctx context.Context, g *globals) []finding {
 	say("CRUST server at "+g.crust, err, crustOnly+"start crustd, or give --crust")
 	if err == nil {
 		list[len(list)-1].Answer = answer
-	} else if inContainer("") {
+	} else if _, serr := os.Stat(strings.TrimPrefix(g.crust, "unix://")); errors.Is(serr, os.ErrNotExist) && inContainer("") {
 		list[len(list)-1].Answer = "cannot tell: this is a container, which does not have that socket"
 		list[len(list)-1].Do = onNode
 	}
 	rooms, err := g.probe(ctx)
-	remedy := "start csi-node, or give --endpoint"
-	if st, ok := status.FromError(err); err != nil && ok && !unreached(st) {
-		remedy = "csi-node answers, and says what it lacks: see docs/troubleshooting.md"
-	}
-	need("driver at "+g.endpoint, err, remedy)
+	need("driver at "+g.endpoint, err, remedyOf(err))
 	if err == nil {
 		held, err := driverCapabilities(g.endpoint)
 		if err != nil {
@@ -129,13 +126,28 @@ func examine(ctx context.Context, g *globals) []finding {
 	return append(list, rooms...)
 }
 
+// remedyOf says what to do about an error of a call to csi-node.
+func remedyOf(err error) string {
+	st, ok := status.FromError(err)
+	if !ok || unreached(st) {
+		return "start csi-node, or give --endpoint"
+	}
+	switch st.Code() {
+	case codes.DeadlineExceeded, codes.Canceled:
+		return "csi-node does not answer: see its log, and whether a disk hangs"
+	case codes.Unimplemented:
+		return "give csi-node's socket with --endpoint"
+	}
+	return "csi-node runs, but is not ready; the message says why (docs/troubleshooting.md)"
+}
+
 // room reports the space left in a pool.
 func room(pool string, left int64) finding {
 	const little = 1 << 30
 	f := finding{What: "room in pool " + pool, Answer: "yes: " + size(left)}
 	if left < little {
 		f.Answer = "hardly: " + size(left)
-		f.Do = "mount its disk, if that is away; otherwise delete volumes or snapshots, or enlarge it"
+		f.Do = "if its disk is not mounted, mount it; otherwise delete volumes or snapshots, or enlarge the pool"
 		f.needed = left == 0
 	}
 	return f

@@ -182,7 +182,8 @@ func (d *drained) volume(v *inventory.Volume) {
 				"are Pending until it is back"
 		}
 		if poolGone(v) != "" {
-			o.Means += "; that pool is not configured any more: start csi-node with it again"
+			o.Means += "; that pool is no longer configured"
+			o.Do = "start csi-node with pool " + pool + " again, and then: " + o.Do
 		}
 		d.add(o)
 	case v.GetStaged():

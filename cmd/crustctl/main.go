@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -62,10 +63,13 @@ func explain(err error) string {
 	return fmt.Sprintf("%s: %s", st.Code(), text)
 }
 
-// unreached tells whether an error is gRPC's own, of a server that is not there. Servers have the same code for what is away.
+// unreached tells whether an error is gRPC's own, of a server that is not there. A server that runs uses the same code, for example for a
+// pool that is away.
 func unreached(st *status.Status) bool {
-	return st.Code() == codes.Unavailable && (strings.HasPrefix(st.Message(), "connection error:") ||
-		strings.HasPrefix(st.Message(), "error reading from server:") || strings.HasPrefix(st.Message(), "name resolver error:"))
+	own := []string{"connection error:", "error reading from server:", "name resolver error:", "closing transport", "transport is closing",
+		"the connection is draining"}
+	return st.Code() == codes.Unavailable &&
+		slices.ContainsFunc(own, func(begin string) bool { return strings.HasPrefix(st.Message(), begin) })
 }
 
 func root() *cobra.Command {

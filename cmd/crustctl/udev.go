@@ -31,7 +31,7 @@ func hiddenUdevd(root string) string {
 }
 
 // onNode is what to do about what a container does not see.
-const onNode = "run crustctl doctor as root on the node itself; a node with CRUST has /opt/crust/bin/crustctl"
+const onNode = "run crustctl doctor as root on the node itself (with CRUST: /opt/crust/bin/crustctl)"
 
 // inContainer tells whether this process may be in a container.
 func inContainer(root string) bool {

@@ -198,8 +198,8 @@ func (g *globals) done(cmd *cobra.Command, what, id, detail string) error {
 		map[string]string{"volume": id, "state": what, "at": detail})
 }
 
-// missing returns a NotFound error for a volume or a snapshot that does not exist: CSI treats one as success, and it may be a typo. The
-// driver has the last word on those of a pool that it does not have.
+// missing returns a NotFound error if a volume or snapshot does not exist. CSI treats that as success, but the id may be a typo. If the
+// driver does not have the pool, missing returns nil, and the driver decides.
 func missing(ctx context.Context, c *csiclient.Client, id string) (err error) {
 	pool, _, snapshot, ok := volume.ParseID(id)
 	if ok {

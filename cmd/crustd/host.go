@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -17,7 +18,7 @@ const entered = "CRUSTD_ENTERED"
 
 // enterHost leaves a container's mount namespace for the host's, where sandboxes and their state
 // must be, and starts this program again there. It returns only on failure.
-func enterHost(o *options) error {
+func enterHost(o *options, log *slog.Logger) error {
 	ns, err := linux.Open(o.hostNamespace, os.O_RDONLY)
 	if err != nil {
 		return fmt.Errorf("--host-mount-namespace: %w", err)
@@ -47,7 +48,7 @@ func enterHost(o *options) error {
 	// Pods in microVMs go on with the version that they began with.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := install.Version(ctx, o.installDir, runtimeName, programs[runtimeName]); err != nil {
+	if err := install.Version(ctx, log, o.installDir, runtimeName, programs[runtimeName]); err != nil {
 		return fmt.Errorf("--install-dir: %w", err)
 	}
 	delete(programs, runtimeName)

@@ -147,10 +147,10 @@ func run(args []string) error {
 	if err := privilege.Keep(o.capabilities); err != nil {
 		return err
 	}
-	if o.hostNamespace != "" && os.Getenv(entered) == "" {
-		return enterHost(o)
-	}
 	log := rpcserver.Logger(os.Stderr, o.LogFormat, o.Verbosity)
+	if o.hostNamespace != "" && os.Getenv(entered) == "" {
+		return enterHost(o, log)
+	}
 	traces := otlp.Start("crustd", version.String(), log)
 	defer traces.Stop()
 	log = traces.Logger(log)

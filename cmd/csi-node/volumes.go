@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 
 	"github.com/crust-csi/crust-csi/internal/nodeconfig"
-	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -57,13 +56,7 @@ func openVolumes(
 		Dir: filepath.Join(o.stateDir, "static"), Allow: settings.AllowDevices,
 		ToAllow:  "; allow it with --allow-device, or with allowDevices in the file of --config",
 		NodesDir: nodes, Log: log,
-		Claimed: func(d mounter.Device) (string, bool, error) {
-			below, err := rawdevice.Below(d)
-			if err != nil {
-				return "", false, err
-			}
-			return volume.OwnerOfDevice(pools, below)
-		},
+		Claimed: func(d mounter.Device) (string, bool, error) { return volume.OwnerOfDevice(pools, d) },
 	})
 	if err == nil {
 		var r *volume.Registry

@@ -96,9 +96,10 @@ type Log struct {
 	path string
 	most int64
 
-	mu   sync.Mutex
-	file *os.File
-	size int64
+	mu    sync.Mutex
+	file  *os.File
+	size  int64
+	stuck bool // the last attempt to rotate failed
 }
 
 // Open opens the log in a directory, which must exist.
@@ -157,8 +158,9 @@ func (l *Log) Write(ctx context.Context, e Event) error {
 	if l.file == nil {
 		return fmt.Errorf("audit log %s is closed", l.path)
 	}
+	var rotated error
 	if l.size > 0 && l.size+int64(len(b)) > l.most {
-		_ = l.rotate() // an oversized log is better than a lost line; the next event tries again
+		rotated = l.rotate() // an oversized log is better than a lost line; the next event tries again
 	}
 	n, err := l.file.Write(b)
 	l.size += int64(n)
@@ -169,10 +171,20 @@ func (l *Log) Write(ctx context.Context, e Event) error {
 		return err
 	}
 	if e.Outcome == Begun {
-		return l.file.Sync()
+		if err := l.file.Sync(); err != nil {
+			return err
+		}
+	}
+	said := l.stuck
+	if l.stuck = rotated != nil; l.stuck && !said {
+		return fmt.Errorf("%w, and grows until it can be: %w", ErrNotRotated, rotated)
 	}
 	return nil
 }
+
+// ErrNotRotated is in the error chain of Write if the line was written, and a new part could not be made. Of several such calls in a row,
+// the first returns it.
+var ErrNotRotated = errors.New("the audit log cannot be rotated")
 
 // rotate starts a new file. If a step fails, the present file continues, and each part stays until a later attempt succeeds.
 func (l *Log) rotate() error {
@@ -190,7 +202,7 @@ func (l *Log) rotate() error {
 
 // shift makes each part the next older one, and the file with that name the present one.
 func (l *Log) shift(next string) error {
-	// An attempt that failed has left a gap. What is behind it does not move.
+	// If an earlier attempt failed, it has left a gap. Parts older than the gap stay where they are.
 	gap := 1
 	for ; gap < kept; gap++ {
 		if _, err := os.Lstat(l.part(gap)); errors.Is(err, fs.ErrNotExist) {
@@ -242,8 +254,11 @@ func Read(dir string) (events []Event, torn int, err error) {
 	}
 	defer closeAll(parts)
 	for _, f := range parts {
-		// Twice the size of a part: a file that keeps growing is not read for ever.
-		b, err := io.ReadAll(io.LimitReader(f, 2*maxFile))
+		st, err := f.Stat()
+		if err != nil {
+			return nil, 0, err
+		}
+		b, err := io.ReadAll(io.LimitReader(f, st.Size())) // a file that keeps growing is not read for ever
 		if err != nil {
 			return nil, 0, err
 		}

@@ -3,6 +3,7 @@ package audit
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -171,6 +172,19 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
+// A part that grew beyond its limit, because it could not be rotated, is read as a whole.
+func TestAudit_APartThatCouldNotBeRotatedIsReadWhole(t *testing.T) {
+	dir := t.TempDir()
+	line := `{"time":"2026-01-01T00:00:00Z","action":"created","outcome":"done","volume":"` + strings.Repeat("v", 1000) + `"}` + "\n"
+	count := 3 * maxFile / len(line)
+	if err := os.WriteFile(partPath(dir, 0), []byte(strings.Repeat(line, count)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, torn := volumes(t, dir); len(got) != count || torn > 0 {
+		t.Errorf("%d lines of %d, %d torn", len(got), count, torn)
+	}
+}
+
 // A new part that cannot be made, as on a disk without room for it, costs no line, old or new.
 func TestAudit_ARotationThatFailsLosesNothing(t *testing.T) {
 	dir := t.TempDir()
@@ -181,13 +195,20 @@ func TestAudit_ARotationThatFailsLosesNothing(t *testing.T) {
 	defer l.Close()
 	l.most = 2000
 	var want []string
-	add := func(n int) {
+	add := func(n int) (told int) {
 		t.Helper()
 		for range n {
 			name := fmt.Sprintf("v%d", len(want))
-			write(t, l, name)
+			err := l.Write(context.Background(), Event{Action: Created, Outcome: Done, Volume: name})
+			switch {
+			case errors.Is(err, ErrNotRotated):
+				told++
+			case err != nil:
+				t.Fatal(err)
+			}
 			want = append(want, name)
 		}
+		return told
 	}
 	check := func(when string) {
 		t.Helper()
@@ -201,21 +222,30 @@ func TestAudit_ARotationThatFailsLosesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("before")
-	for what, at := range map[string]string{"no file can be made": l.path + ".next", "no part can be moved": l.part(kept)} {
+	for _, at := range []string{l.path + ".next", l.part(kept)} { // no file can be made, no part can be moved
+		what := filepath.Base(at)
 		away := filepath.Join(dir, "away")
 		_ = os.Rename(at, away) // if it is there
 		if err := os.MkdirAll(at+"/x", 0o700); err != nil {
 			t.Fatal(err)
 		}
-		add(30)
+		if told := add(30); told != 1 {
+			t.Errorf("%s: told %d times", what, told)
+		}
 		if err := os.RemoveAll(at); err != nil {
 			t.Fatal(err)
 		}
 		_ = os.Rename(away, at) // the same
 		check(what)
+		if told := add(1); told != 0 {
+			t.Errorf("afterwards: told %d times", told)
+		}
 	}
 	add(5)
-	check("afterwards")
+	// By now the oldest part is gone, as it should be.
+	if got, torn := volumes(t, dir); torn > 0 || len(got) < 100 || !slices.Equal(got, want[len(want)-len(got):]) {
+		t.Errorf("afterwards: %d lines of %d, %d torn: %q", len(got), len(want), torn, got)
+	}
 	if l.size > l.most {
 		t.Errorf("the log is not rotated any more: %d bytes", l.size)
 	}

@@ -46,7 +46,7 @@ func Dial(ctx context.Context, address string, magic []byte) (net.Conn, error) {
 	return DialThrough(ctx, address, magic, func(c net.Conn) net.Conn { return c })
 }
 
-// DialThrough is Dial that reads and writes through another connection on top, from the first byte on.
+// DialThrough is Dial, but reads and writes go through the connection that through returns, from the first byte on.
 func DialThrough(ctx context.Context, address string, magic []byte, through func(net.Conn) net.Conn) (net.Conn, error) {
 	cid, port, ok := parse(address)
 	if !ok {

@@ -1,5 +1,5 @@
-// Package install puts the programs and files of an image on a node, where containerd starts them. It replaces a file atomically, and keeps
-// versions of a program that processes still run.
+// Package install puts the programs and files of an image on a node, where containerd starts them. It replaces files atomically, and keeps
+// the versions of a program that still run.
 package install
 
 import (
@@ -10,9 +10,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
@@ -30,12 +32,12 @@ func Files(dir string, files map[string][]byte) error {
 	return nil
 }
 
-// Version puts a program into a directory as NAME-VERSION, where the version is taken from its content, and makes NAME a link to it.
-// Processes of an older version can start that one again by its own name. It removes older versions that nobody has open, but not the last
-// one: whoever starts it may have read the link just before.
+// Version installs a program as NAME-VERSION, where VERSION is derived from the content, and makes NAME a link to it. So a process of an
+// older version can start its own version again, by that name. Version removes older versions that nobody has open, except the one that
+// NAME linked to before: somebody may have read the link just before it changed. What cannot be removed is logged.
 //
-// It waits until others that install in the directory are done: one would remove the version that another is about to link to.
-func Version(ctx context.Context, dir, name string, content []byte) error {
+// Installations in one directory wait for each other: otherwise one could remove the version to which another is about to link.
+func Version(ctx context.Context, log *slog.Logger, dir, name string, content []byte) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -49,7 +51,7 @@ func Version(ctx context.Context, dir, name string, content []byte) error {
 	}
 	sum := sha256.Sum256(content)
 	version := name + "-" + hex.EncodeToString(sum[:6])
-	if err := Files(dir, map[string][]byte{version: content}); err != nil {
+	if err := file(filepath.Join(dir, version), content); err != nil {
 		return err
 	}
 	link := filepath.Join(dir, name)
@@ -60,28 +62,31 @@ func Version(ctx context.Context, dir, name string, content []byte) error {
 	if err := Link(version, link); err != nil {
 		return err
 	}
-	found, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	ofName := regexp.MustCompile("^" + regexp.QuoteMeta(name) + "-[0-9a-f]{12}$")
-	for _, e := range found {
-		if e.Name() == version || e.Name() == before || !e.Type().IsRegular() || !ofName.MatchString(e.Name()) {
-			continue
-		}
-		if err := removeUnused(filepath.Join(dir, e.Name())); err != nil {
-			return err
-		}
+	if err := removeOthers(dir, name, version, before); err != nil {
+		log.Warn("an older version stays", "directory", dir, "error", err)
 	}
 	return nil
 }
 
-// removeUnused removes a file, unless somebody has it open, or that cannot be told. A program that runs is open.
+// removeOthers removes the versions of a program that nobody has open, except these, and what installations that were killed have left.
+func removeOthers(dir, name string, keep ...string) error {
+	found, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	versions := regexp.MustCompile("^" + regexp.QuoteMeta(name) + "-[0-9a-f]{12}(" + regexp.QuoteMeta(unfinished) + "[0-9]+)?$")
+	var errs []error
+	for _, e := range found {
+		if !slices.Contains(keep, e.Name()) && e.Type().IsRegular() && versions.MatchString(e.Name()) {
+			errs = append(errs, removeUnused(filepath.Join(dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeUnused removes a file unless somebody has it open, or that is unknown. A running program counts as open.
 func removeUnused(path string) error {
 	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // another installation removed it just now
-	}
 	if err != nil {
 		return err
 	}
@@ -89,23 +94,26 @@ func removeUnused(path string) error {
 	if alone, err := linux.Alone(f); err != nil || !alone {
 		return nil
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	return os.Remove(path)
 }
 
-// Link makes a symbolic link, or finds it.
+// Link makes path a symbolic link to a target, unless it is one already.
 func Link(to, path string) error {
 	if have, err := os.Readlink(path); err == nil && have == to {
 		return nil
 	}
 	next := fmt.Sprintf("%s.%d.new", path, os.Getpid())
+	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a process with that number that was killed
+		return err
+	}
 	if err := os.Symlink(to, next); err != nil {
 		return err
 	}
 	return os.Rename(next, path)
 }
+
+// unfinished is in the names of files that are being written.
+const unfinished = ".new-"
 
 // file replaces a file atomically: containerd may be starting it, and another crustd may install it, too.
 func file(path string, content []byte) error {
@@ -116,7 +124,7 @@ func file(path string, content []byte) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-")
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+unfinished)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package install_test
 
 import (
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,7 +33,8 @@ func TestC24_AVersionThatRunsIsKept(t *testing.T) {
 	}
 	put := func(suffix string) (version string) {
 		t.Helper()
-		if err := install.Version(t.Context(), dir, "program", append(slices.Clone(content), suffix...)); err != nil {
+		next := append(slices.Clone(content), suffix...)
+		if err := install.Version(t.Context(), slog.New(slog.DiscardHandler), dir, "program", next); err != nil {
 			t.Fatal(err)
 		}
 		version, err := os.Readlink(filepath.Join(dir, "program"))
@@ -42,6 +44,10 @@ func TestC24_AVersionThatRunsIsKept(t *testing.T) {
 		return version
 	}
 	foreign := []string{"program-of-somebody", "program-0123456789ab.txt"}
+	killed := filepath.Join(dir, "program-0123456789ab.new-123") // an installation that did not end
+	if err := os.WriteFile(killed, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	for _, name := range foreign {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
 			t.Fatal(err)
@@ -85,7 +91,7 @@ func TestC24_AProgramThatWasAFileBecomesALink(t *testing.T) {
 	if err := install.Files(dir, map[string][]byte{"program": []byte("old")}); err != nil {
 		t.Fatal(err)
 	}
-	if err := install.Version(t.Context(), dir, "program", []byte("new")); err != nil {
+	if err := install.Version(t.Context(), slog.New(slog.DiscardHandler), dir, "program", []byte("new")); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(filepath.Join(dir, "program")); err != nil || string(got) != "new" {
@@ -94,7 +100,7 @@ func TestC24_AProgramThatWasAFileBecomesALink(t *testing.T) {
 	if err := install.Files(dir, map[string][]byte{"program": []byte("old")}); err != nil { // it is installed again
 		t.Fatal(err)
 	}
-	if err := install.Version(t.Context(), dir, "program", []byte("new")); err != nil {
+	if err := install.Version(t.Context(), slog.New(slog.DiscardHandler), dir, "program", []byte("new")); err != nil {
 		t.Fatal(err)
 	}
 	if got := names(t, dir); len(got) != 2 {
@@ -109,7 +115,7 @@ func TestC24_TwoInstallationsAtATime(t *testing.T) {
 	for _, content := range []string{"a", "b"} {
 		all.Go(func() {
 			for range 200 {
-				if err := install.Version(t.Context(), dir, "program", []byte(content)); err != nil {
+				if err := install.Version(t.Context(), slog.New(slog.DiscardHandler), dir, "program", []byte(content)); err != nil {
 					t.Error(err)
 					return
 				}
@@ -122,6 +128,26 @@ func TestC24_TwoInstallationsAtATime(t *testing.T) {
 	}
 	all.Wait()
 	if got := names(t, dir); len(got) > 3 {
+		t.Errorf("%q", got)
+	}
+}
+
+// C24: what cannot be removed is no reason not to start.
+func TestC24_AnOlderVersionThatStaysStopsNothing(t *testing.T) {
+	dir := t.TempDir()
+	stays := filepath.Join(dir, "program-0123456789ab")
+	if err := exec.Command("sh", "-ec", "touch "+stays+" && mount --bind "+stays+" "+stays).Run(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := exec.Command("umount", stays).Run(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := install.Version(t.Context(), slog.New(slog.DiscardHandler), dir, "program", []byte("new")); err != nil {
+		t.Error(err)
+	}
+	if got := names(t, dir); len(got) != 3 {
 		t.Errorf("%q", got)
 	}
 }

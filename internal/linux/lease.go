@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Alone reports whether nobody but f, which is open for reading or for writing, has its file open: no process, which may run it as a
-// program, and no loop device, by whatever name or mount. The kernel gives a write lease only then (fcntl(2), F_SETLEASE; Linux 5.3 counts
-// exactly). Alone returns the lease at once; who opens the file meanwhile waits for that. An error means "cannot tell":
+// Alone reports whether nobody but f, which is open for reading or for writing, has its file open: no process (one that runs it as a
+// program counts) and no loop device, by whatever name or mount. The kernel gives a write lease only then (fcntl(2), F_SETLEASE; Linux 5.3
+// counts exactly). Alone returns the lease at once; whoever opens the file meanwhile waits until then. An error means "cannot tell":
 // EINVAL if the file system has no leases, EACCES if the file is another user's.
 func Alone(f *os.File) (bool, error) {
 	err := lease(f, unix.F_WRLCK)

@@ -134,11 +134,16 @@ func CheckPools(pools []Pool) error {
 			return fmt.Errorf("the pools %s and %s have one directory, %s", other, p.Name, p.Dir)
 		}
 		for dir, other := range dirs {
-			if strings.HasPrefix(p.Dir+"/", dir+"/") || strings.HasPrefix(dir+"/", p.Dir+"/") {
-				return fmt.Errorf("of the directories of the pools %s (%s) and %s (%s), one is in the other", other, dir, p.Name, p.Dir)
+			if within(p.Dir, dir) {
+				return fmt.Errorf("the directory %s of pool %s is inside the directory %s of pool %s", p.Dir, p.Name, dir, other)
+			}
+			if within(dir, p.Dir) {
+				return fmt.Errorf("the directory %s of pool %s is inside the directory %s of pool %s", dir, other, p.Dir, p.Name)
 			}
 		}
 		names[p.Name], dirs[p.Dir] = true, p.Name
 	}
 	return nil
 }
+
+func within(dir, of string) bool { return strings.HasPrefix(dir, strings.TrimSuffix(of, "/")+"/") }

@@ -8,13 +8,13 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Reader reads from R.
+// Reader reads from R, no faster than Limit.
 type Reader struct {
 	R     io.Reader
 	Limit *rate.Limiter // of bytes
 }
 
-// Read returns after the bytes that it has read have had their time.
+// Read waits, after it has read, for as long as the limit demands.
 func (r Reader) Read(p []byte) (int, error) {
 	n, err := r.R.Read(p[:min(len(p), r.Limit.Burst())])
 	time.Sleep(r.Limit.ReserveN(time.Now(), n).Delay())

@@ -33,7 +33,7 @@ type Pod struct {
 	Accel    string  `json:"accel"`             // kvm or tcg
 	Why      string  `json:"why"`               // of tcg, see microvm.Choice
 	Server   string  `json:"server"`            // crustd's endpoint
-	Program  string  `json:"program,omitempty"` // that made the pod, see MadeBy
+	Program  string  `json:"program,omitempty"` // the program that made the pod, see MadeBy
 
 	Users   *users            `json:"users,omitempty"`
 	Sysctls map[string]string `json:"sysctls,omitempty"`
@@ -169,11 +169,20 @@ func (p Pods) of(container string) (*Pod, error) {
 	if !idPattern.MatchString(container) {
 		return nil, nil
 	}
-	at, err := filepath.Glob(filepath.Join(p.Dir, "*", "containers", container))
-	if err != nil || len(at) == 0 {
+	pod, err := p.holder(container)
+	if err != nil || pod == "" {
 		return nil, err
 	}
-	return p.find(filepath.Base(filepath.Dir(filepath.Dir(at[0]))))
+	return p.find(pod)
+}
+
+// holder returns the id of the pod that has a container, "" for none.
+func (p Pods) holder(container string) (string, error) {
+	at, err := filepath.Glob(filepath.Join(p.Dir, "*", "containers", container))
+	if err != nil || len(at) == 0 {
+		return "", err
+	}
+	return filepath.Base(filepath.Dir(filepath.Dir(at[0]))), nil
 }
 
 // add makes what a new container has on the host.

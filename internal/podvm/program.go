@@ -4,39 +4,50 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 )
 
 // configFile is a pod's copy of this program's configuration.
 const configFile = "oci.json"
 
-// MadeBy returns the program that made a pod, and the configuration that it had, if that is another program than this one. The pod is
-// named by its id, or by that of a container of it. An upgrade replaces this program while pods run, and a pod's monitor, stubs and guest
-// are sure to understand the program that started them. The result is "" if this program made the pod, if that one is not there any more,
-// and if there is no such pod.
+// maker is what MadeBy reads of a pod's record. Later versions have to keep it: an older program reads it to hand a call over to them.
+type maker struct {
+	Program string `json:"program"`
+}
+
+// MadeBy returns the program that made a pod, and that program's configuration. id is the pod's, or that of one of its containers. An
+// upgrade replaces this program while pods run, and only the program that started a pod's monitor, stubs and guest certainly understands
+// them. The result is "" if this program made the pod, if that program no longer exists, or if there is no such pod.
 func (p Pods) MadeBy(id string) (program, config string, err error) {
 	if !idPattern.MatchString(id) {
-		return "", "", nil // as of a command that names no container
+		return "", "", nil // for example, of a command that names no container
 	}
-	pod, err := p.of(id)
-	if err == nil && pod == nil {
-		pod, err = p.find(id)
+	pod, err := p.holder(id)
+	if err != nil {
+		return "", "", err
 	}
-	if errors.Is(err, os.ErrNotExist) || err == nil && pod.Program == "" {
+	if pod == "" {
+		pod = id
+	}
+	dir := filepath.Join(p.Dir, pod)
+	var by maker
+	err = readJSON(filepath.Join(dir, "pod.json"), &by)
+	if errors.Is(err, os.ErrNotExist) || err == nil && by.Program == "" {
 		return "", "", nil
 	}
 	if err != nil {
 		return "", "", err
 	}
-	made, err := os.Stat(pod.Program)
+	its, err := os.Stat(by.Program)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", "", nil
 	}
 	if err != nil {
-		return "", "", fmt.Errorf("the program that made pod %s: %w", pod.ID, err)
+		return "", "", fmt.Errorf("the program that made pod %s: %w", pod, err)
 	}
 	this, err := os.Stat("/proc/self/exe")
-	if err != nil || os.SameFile(made, this) {
+	if err != nil || os.SameFile(its, this) {
 		return "", "", err
 	}
-	return pod.Program, pod.at(configFile), nil
+	return by.Program, filepath.Join(dir, configFile), nil
 }

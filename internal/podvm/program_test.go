@@ -1,6 +1,7 @@
 package podvm
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -47,6 +48,21 @@ func TestC24_APodKeepsTheProgramThatMadeIt(t *testing.T) {
 		if err := p.remove(); err != nil {
 			t.Error(err)
 		}
+	}
+	// A version that writes other records than this one makes pods, too, and its calls come to this one after a downgrade.
+	p := &Pod{ID: "later", Pause: self(t), Program: other}
+	if err := pods.make(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf(`{"id": {"of": "later"}, "memory": "much", "program": %q}`, other)
+	if err := os.WriteFile(p.at("pod.json"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if program, _, err := pods.MadeBy("later"); err != nil || program != other {
+		t.Errorf("of a later version: %q, %v", program, err)
+	}
+	if err := p.remove(); err != nil {
+		t.Error(err)
 	}
 	for _, name := range []string{"", "nobody", "../x", "--version"} {
 		if program, _, err := pods.MadeBy(name); program != "" || err != nil {

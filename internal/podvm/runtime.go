@@ -24,7 +24,7 @@ type Runtime struct {
 	Server *crust.Client
 	// Endpoint is the server's.
 	Endpoint string
-	// Config is this program's configuration file, as it is.
+	// Config is the content of this program's configuration file.
 	Config []byte
 	// Resolve returns a mount source's path in the sandbox, "" if the source belongs to none of its volumes.
 	Resolve func(ctx context.Context, sandbox, source string) (string, error)

@@ -191,8 +191,8 @@ func (t Type) Read(path string, v any) error {
 	return nil
 }
 
-// Hint reads into v what it has of a record that Read refuses: one of a newer version, or with fields that this program does not know.
-// Nothing that it says is certain. It is for acts that do no harm if it is wrong.
+// Hint reads into v as much as it can of a record that Read refuses, such as one of a newer version or with unknown fields. Nothing in v is
+// certain: use it only for acts that are harmless if v is wrong.
 func Hint(path string, v any) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -43,7 +43,7 @@ func Dial(ctx context.Context, socket string, magic []byte) (net.Conn, error) {
 	return DialThrough(ctx, socket, magic, func(c net.Conn) net.Conn { return c })
 }
 
-// DialThrough is Dial that reads and writes through another connection on top of that to the socket, from the first byte on.
+// DialThrough is Dial, but reads and writes go through the connection that through returns, from the first byte on.
 func DialThrough(ctx context.Context, socket string, magic []byte, through func(net.Conn) net.Conn) (_ net.Conn, err error) {
 	if len(magic) == 0 {
 		magic = DefaultMagic

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -62,7 +63,11 @@ func (d *Driver) audit(ctx context.Context, e audit.Event, err error) {
 	}
 	d.users.note(e)
 	if werr := d.Audit.write(ctx, e); werr != nil {
-		d.Log.ErrorContext(ctx, "the audit log lacks an event", "action", e.Action, "volume_id", e.Volume,
+		text := "the audit log lacks an event"
+		if errors.Is(werr, audit.ErrNotRotated) {
+			text = "the audit log has an event, and something is wrong with the log"
+		}
+		d.Log.ErrorContext(ctx, text, "action", e.Action, "volume_id", e.Volume,
 			"snapshot_id", e.Snapshot, "error", werr)
 	}
 }

@@ -3,6 +3,7 @@ package driver_test
 import (
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -34,6 +35,9 @@ func TestA05_ReadersOfAPoolThatWasAwayKeepTheirDevice(t *testing.T) {
 			r.start()
 			if how == "away" {
 				r.diskBack()
+			}
+			if got := r.inventory()[id]; how != "away for long" && !slices.Equal(got, []string{a, b}) {
+				t.Errorf("the inventory has %q", got)
 			}
 			must(t, r.unpublish(id, a))
 			out, err := exec.Command("head", "-c", "9", b).CombinedOutput()
@@ -73,7 +77,10 @@ func TestA05_ADeviceOfAPoolThatIsAwayIsNoStaticVolume(t *testing.T) {
 			t.Errorf("away %t: %s is staged as another volume: %s", away, device, shell(t, "blkid -p "+device+" || true"))
 			must(t, r.unstage("disk"))
 		}
-		t.Log(err)
+		want := map[bool]string{false: "belongs to the pool volume " + id, true: "is no pool, as if its disk were not mounted"}[away]
+		if err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("away %t: %v", away, err)
+		}
 		must(t, r.stage("other", fileSystem("ext4"), other)) // a disk of nobody's
 		must(t, r.unstage("other"))
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-csi/crust-csi/internal/audit"
+	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
@@ -88,6 +89,9 @@ func (d *Driver) create(
 		}
 		return have, sameVolume(have, want, other == pool, req.GetCapacityRange())
 	}
+	if err := d.knows(want, req.GetParameters()[crust.AllowParameter] == "true"); err != nil {
+		return volume.Volume{}, err
+	}
 	if want.SourceVolume != "" {
 		want.Quiesce = d.quiesce(pool, want.SourceVolume)
 	}
@@ -165,9 +169,6 @@ func (d *Driver) wanted(ctx context.Context, req *csi.CreateVolumeRequest) (volu
 	if err != nil {
 		return spec, nil, err
 	}
-	if err := d.knows(spec, params); err != nil {
-		return spec, nil, err
-	}
 	spec.Size, err = chooseSize(req.GetCapacityRange(), pool.Sizes(), smallest, fstype.Of(spec.FSType).Minimum)
 	if err == nil && smallest > 0 && spec.Size > smallest {
 		if err = neverGrows(spec.Block, spec.FSType); err != nil {
@@ -177,16 +178,21 @@ func (d *Driver) wanted(ctx context.Context, req *csi.CreateVolumeRequest) (volu
 	return spec, pool, err
 }
 
-// knows refuses a volume that nothing on this node can mount.
-func (d *Driver) knows(spec volume.Spec, params Parameters) error {
-	if spec.Block || d.Defers && params.AllowRuntimeAssistedMount {
+// knows refuses a new volume that nothing on this node can mount. A copy is where its origin is, and has that one's file system.
+func (d *Driver) knows(want volume.Spec, mayDefer bool) error {
+	if want.Block || d.Defers && mayDefer {
 		return nil
 	}
-	if f := mounter.ProbeFilesystem(spec.FSType); f.Answer == mounter.No {
-		return fault.New(fault.Elsewhere, "the kernel of %s knows no file system %s (%s); choose another one, or another node", d.NodeID,
-			spec.FSType, f.Why)
+	f := mounter.ProbeFilesystem(want.FSType)
+	switch {
+	case f.Answer != mounter.No:
+		return nil
+	case want.SourceVolume+want.SourceSnapshot != "":
+		return fault.New(fault.State, "the kernel of node %s does not support file system %s, which the origin has (%s); use a class with %s",
+			d.NodeID, want.FSType, f.Why, crust.AllowParameter)
 	}
-	return nil
+	return fault.New(fault.Elsewhere, "the kernel of node %s does not support file system %s (%s); choose another file system, or another node",
+		d.NodeID, want.FSType, f.Why)
 }
 
 func checkName(name string) error {

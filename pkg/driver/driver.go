@@ -191,17 +191,17 @@ func (d *Driver) recover() error {
 		case ok:
 			d.published.add(id, m.Path)
 		case err != nil: // one bad device must not stop service to other volumes
-			d.Log.Error("whose mount this is cannot be told for now", "target", m.Path, "error", err)
-			d.published.wonder(m)
+			d.Log.Error("it cannot be told yet which volume is mounted here", "target", m.Path, "error", err)
+			d.published.addUnidentified(m)
 		case m.Part && onDevice(m):
-			d.published.wonder(m) // a raw block volume of another driver, or of a pool that is not configured any more
+			d.published.addUnidentified(m) // a raw block volume of another driver, or of a pool that is not configured any more
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// recall registers the devices of static volumes whose staged record is unusable or was torn, and that may be in use: otherwise the pod of
-// such a volume could not end, and another volume could have the device.
+// recall registers the devices of static volumes whose staged record was torn or cannot be used, if they may be in use. Otherwise the
+// volume's pod could not end, and another volume could get the device.
 func (d *Driver) recall(table []mounter.Mount) {
 	static := d.Volumes.Static()
 	if static == nil {
@@ -216,7 +216,10 @@ func (d *Driver) recall(table []mounter.Mount) {
 		if !ok {
 			continue
 		}
-		static.Remember(v.ID, dev)
+		if _, taken, err := static.Owns(dev); err != nil || taken {
+			continue // a volume that is certainly staged has it
+		}
+		static.Remember(v.ID, dev) // so that the devices on top of it, for pods that read it, count as the volume's
 		inUse := slices.ContainsFunc(table, func(m mounter.Mount) bool {
 			id, ok, err := d.owner(m)
 			return ok && err == nil && id == v.ID

@@ -99,6 +99,7 @@ func (d *Driver) inventoryOf(ctx context.Context, v volume.Volume) *inventory.Vo
 			out.Notices = append(out.Notices, growthWaits(v))
 		}
 	}
+	d.identifyWithin(ctx, v.ID)
 	for _, target := range d.published.of(v.ID) {
 		use := d.use(v.ID, target)
 		use.ReadOnly = d.published.shown(v.ID, target).ReadOnly != writable

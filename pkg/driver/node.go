@@ -135,6 +135,7 @@ func (d *Driver) shownAt(src volume.Releaser, id, path string) (ok bool, look, c
 // mountedHere tells whether the kernel shows the volume at one of its targets. Unknown counts as
 // no.
 func (d *Driver) mountedHere(src volume.Releaser, id string) bool {
+	d.identify(src, id)
 	return slices.ContainsFunc(d.published.of(id), func(path string) bool {
 		ok, _, _ := d.shownAt(src, id, path)
 		return ok
@@ -157,13 +158,16 @@ func (d *Driver) publishedAt(src volume.Releaser, id string) []string {
 	return targets
 }
 
-// identify adds the volume's targets of an earlier process to the index that could not be told at the start: its pool was away, or is not
-// configured any more. It returns those that may be the volume's.
-func (d *Driver) identify(src volume.Releaser, id string) (unknown []string) {
-	for _, m := range d.published.unknown() {
+// identify looks again at the mounts that could not be attributed when this process started: their pool was away, or is no longer
+// configured. It adds those of the volume to the index, and returns those that may be the volume's.
+func (d *Driver) identify(src volume.Releaser, id string) (doubtful []string) {
+	for _, m := range d.published.allUnidentified() {
 		dev, ok, err := m.Device()
+		if err == nil && !ok {
+			d.published.identified(m.Path) // it is not mounted any more
+		}
 		if err != nil || !ok {
-			continue // it is not mounted any more, or the disk is gone
+			continue
 		}
 		owner := ""
 		if dev, err = rawdevice.Below(dev); err == nil {
@@ -171,13 +175,27 @@ func (d *Driver) identify(src volume.Releaser, id string) (unknown []string) {
 		}
 		switch {
 		case err != nil:
-			unknown = append(unknown, m.Path)
+			doubtful = append(doubtful, m.Path)
 		case ok && owner == id:
 			d.published.add(id, m.Path)
-			d.published.told(m.Path)
+			d.published.identified(m.Path)
 		}
 	}
-	return unknown
+	return doubtful
+}
+
+// identifyWithin is identify for callers that must not wait for a disk that hangs.
+func (d *Driver) identifyWithin(ctx context.Context, id string) {
+	if len(d.published.allUnidentified()) == 0 {
+		return
+	}
+	if pool, ok := d.Volumes.OwnerOf(id); ok {
+		_, _ = askPool(ctx, d, pool, func() (struct{}, error) { d.identify(pool, id); return struct{}{}, nil }) // the next look tries again
+	} else if d.Left != nil {
+		if left := d.Left(id); left != nil {
+			d.identify(left, id)
+		}
+	}
 }
 
 // releasing returns the source of a volume for its release. The kernel knows what is attached and

@@ -309,7 +309,7 @@ func (d *Driver) detached(ctx context.Context, p *publication) (*mounter.Detache
 	}
 	// Inode tables on a device are whole only if nobody else has it mounted. This cannot be seen
 	// once it is mounted here.
-	if p.walkable() && len(d.published.of(p.id)) == 0 {
+	if p.walkable() && len(d.publishedAt(p.src, p.id)) == 0 {
 		busy, err := d.busy(p.id, p.attachment.Device.Path)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", p.id, err)

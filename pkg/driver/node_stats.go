@@ -240,6 +240,7 @@ func (d *Driver) stagedAilments(ctx context.Context, src volume.Source, id, path
 		return nil
 	}
 	found := mounter.DeviceHealth(a.Device)
+	d.identify(src, id)
 	paths := d.published.of(id)
 	if path != "" {
 		paths = []string{path}

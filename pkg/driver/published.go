@@ -46,15 +46,15 @@ type publishedTargets struct {
 	boot string
 	log  *slog.Logger
 
-	mu       sync.Mutex
-	m        map[string]map[string]shown
-	recorded map[string]shown         // records of earlier processes, by path
-	whose    map[string]mounter.Mount // by target: what was mounted at the start, and whose it is could not be told then
+	mu           sync.Mutex
+	m            map[string]map[string]shown
+	recorded     map[string]shown         // records of earlier processes, by path
+	unidentified map[string]mounter.Mount // by target: mounts found at the start whose volume is not known yet
 }
 
 func loadPublished(dir, boot string, log *slog.Logger) (*publishedTargets, error) {
 	p := &publishedTargets{boot: boot, log: log, m: map[string]map[string]shown{}, recorded: map[string]shown{},
-		whose: map[string]mounter.Mount{}, dir: record.Dir[publishedRecord]{Path: dir, Type: publishedType,
+		unidentified: map[string]mounter.Mount{}, dir: record.Dir[publishedRecord]{Path: dir, Type: publishedType,
 			Name: func(r publishedRecord) string { return record.Name(r.VolumeID, r.Target) }}}
 	return p, p.dir.Load(func(path string, r publishedRecord, err error) error {
 		switch {
@@ -71,25 +71,25 @@ func loadPublished(dir, boot string, log *slog.Logger) (*publishedTargets, error
 	})
 }
 
-// wonder keeps a mount whose volume could not be told.
-func (p *publishedTargets) wonder(m mounter.Mount) {
+// addUnidentified remembers a mount whose volume is unknown.
+func (p *publishedTargets) addUnidentified(m mounter.Mount) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.whose[m.Path] = m
+	p.unidentified[m.Path] = m
 }
 
-// unknown lists these mounts.
-func (p *publishedTargets) unknown() []mounter.Mount {
+// allUnidentified returns the mounts whose volume is unknown.
+func (p *publishedTargets) allUnidentified() []mounter.Mount {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.Collect(maps.Values(p.whose))
+	return slices.Collect(maps.Values(p.unidentified))
 }
 
-// told drops a mount from that list.
-func (p *publishedTargets) told(target string) {
+// identified forgets such a mount.
+func (p *publishedTargets) identified(target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.whose, target)
+	delete(p.unidentified, target)
 }
 
 func (p *publishedTargets) path(id, target string) string { return p.dir.File(record.Name(id, target)) }
@@ -125,7 +125,7 @@ func (p *publishedTargets) note(id, target string, what shown) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.recorded, path)
-	delete(p.whose, target)
+	delete(p.unidentified, target)
 	p.put(id, target, what)
 	return nil
 }
@@ -144,7 +144,7 @@ func (p *publishedTargets) remove(id, target string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.recorded, path)
-	delete(p.whose, target)
+	delete(p.unidentified, target)
 	delete(p.m[id], target)
 	if len(p.m[id]) == 0 {
 		delete(p.m, id)

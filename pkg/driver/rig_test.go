@@ -3,6 +3,7 @@ package driver_test
 import (
 	"context"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,7 +11,11 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/crust-csi/crust-csi/internal/inventory"
 	"github.com/crust-csi/crust-csi/pkg/driver"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
@@ -137,6 +142,29 @@ func (r *rig) unpublish(id, target string) error {
 func (r *rig) unstage(id string) error {
 	_, err := r.d.NodeUnstageVolume(r.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: r.staging(id)})
 	return err
+}
+
+// inventory returns the targets of each volume, as crustctl sees them.
+func (r *rig) inventory() map[string][]string {
+	r.t.Helper()
+	pipe := bufconn.Listen(1 << 16)
+	server := grpc.NewServer()
+	r.d.RegisterInventory(server)
+	go func() { _ = server.Serve(pipe) }() // until it is stopped
+	defer server.Stop()
+	conn, err := grpc.NewClient("passthrough:///rig", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return pipe.DialContext(ctx) }))
+	must(r.t, err)
+	defer conn.Close()
+	list, err := inventory.NewInventoryClient(conn).DescribeVolumes(r.t.Context(), &inventory.DescribeVolumesRequest{})
+	must(r.t, err)
+	targets := map[string][]string{}
+	for _, v := range list.GetVolumes() {
+		for _, u := range v.GetUses() {
+			targets[v.GetId()] = append(targets[v.GetId()], u.GetTarget())
+		}
+	}
+	return targets
 }
 
 // disk makes a loop device of its own, for a static volume. It has a file system if mkfs is not empty.

@@ -110,7 +110,7 @@ func TestD09_ACopyMayHaveTheSizeOfItsOrigin(t *testing.T) {
 }
 
 // A request to grow that makes no sense is refused, also if the volume is as large already.
-func TestD09_ARangeThatMakesNoSense(t *testing.T) {
+func TestD09_AnImpossibleRangeIsRefused(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	p := &extents{most: 1 << 40}
 	d := &Driver{Config: Config{Log: log}, readers: newReaders(log)}

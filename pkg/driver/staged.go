@@ -41,7 +41,7 @@ type stagedVolumes struct {
 	mu   sync.Mutex
 	m    map[string]stagedRecord
 	bad  map[string]error // unusable records, by path
-	torn map[string]bool  // those that were set aside when this process began, by path
+	torn map[string]bool  // records that were torn and that this process set aside when it began, by path
 }
 
 func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {

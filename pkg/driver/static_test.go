@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -105,11 +106,37 @@ func TestA03_APartOfADiskThatWasGivenOutRaw(t *testing.T) {
 			r.start()
 			part := shell(t, "losetup -f --show -o 1M --sizelimit 32M "+r.dir+"/disk")
 			err = r.stage("part", fileSystem("ext4"), part)
-			t.Log(err)
 			if err == nil {
 				t.Errorf("it was formatted: %s", shell(t, "blkid -p "+part))
 				must(t, r.unstage("part"))
+			} else if !strings.Contains(err.Error(), "is not formatted") {
+				t.Error(err)
 			}
 		})
 	}
+}
+
+// A volume that is certainly staged keeps its device, whatever records of others are unusable.
+func TestA10_ABadRecordTakesNoDeviceFromAStagedVolume(t *testing.T) {
+	r := newRig(t)
+	device := r.disk("disk", "mkfs.ext4 -q "+r.dir+"/disk")
+	must(t, r.stage("a", fileSystem("ext4"), device))
+	r.stop()
+	r.spoil("state/staged", "newer")
+	must(t, os.Rename(r.dir+"/state/staged", r.dir+"/bad"))
+	r.start()
+	must(t, r.stage("b", fileSystem("ext4"), device))
+	target, err := r.publish("b", "pod", fileSystem("ext4"), false, device)
+	must(t, err)
+	for range 8 { // which of two volumes a device belongs to would be chance
+		r.stop()
+		shell(t, "cp "+r.dir+"/bad/*.json "+r.dir+"/state/staged/")
+		r.start()
+		if got := r.inventory(); len(got) != 1 || !slices.Equal(got["b"], []string{target}) {
+			t.Fatalf("the pod has %q", got)
+		}
+	}
+	must(t, r.unpublish("b", target))
+	must(t, r.unstage("b"))
+	must(t, r.unstage("a"))
 }

@@ -32,7 +32,7 @@ type StaticSource interface {
 	Adopt(id string, attributes map[string]string) (Volume, error)
 	// Remember registers a device that an earlier process attached.
 	Remember(id string, d mounter.Device)
-	// Recall returns the device that the volume had last, if that is there.
+	// Recall returns the device that the volume had last, if the device is still there.
 	Recall(id string) (d mounter.Device, ok bool)
 	// Release drops what Attach claimed for a volume that is not staged.
 	Release(id string)
@@ -84,8 +84,8 @@ func (r *Registry) Pool(name string) (Pool, error) {
 	return p, nil
 }
 
-// OwnerOfDevice asks each source for the volume to which a device in use belongs. If a pool that is unavailable may have it, and no other
-// source has it, the error is that pool's, a fault Unavailable: "cannot tell" is not "no".
+// OwnerOfDevice asks each source which volume the device belongs to. If no source has the device and a pool that may have it is
+// unavailable, the error is that pool's (fault Unavailable): "cannot tell" is not "no".
 func OwnerOfDevice[S Releaser](sources []S, d mounter.Device) (id string, ok bool, err error) {
 	var away error
 	for _, s := range sources {
@@ -101,7 +101,7 @@ func OwnerOfDevice[S Releaser](sources []S, d mounter.Device) (id string, ok boo
 	return "", false, away
 }
 
-// AvailableOwnerOfDevice is OwnerOfDevice of the sources that are available: "no" says nothing of the others.
+// AvailableOwnerOfDevice is OwnerOfDevice of the available sources only. Its "no" says nothing about the others.
 func AvailableOwnerOfDevice[S Releaser](sources []S, d mounter.Device) (id string, ok bool, err error) {
 	id, ok, err = OwnerOfDevice(sources, d)
 	if fault.Is(err, fault.Unavailable) {

@@ -132,7 +132,7 @@ type Answerer interface {
 // Sizes describes the possible sizes of a pool's volumes, in bytes.
 type Sizes struct {
 	Step int64 // sizes are multiples of Step
-	Fine int64 // a copy of its origin's size, and a size for which a limit leaves no multiple of Step, are multiples of Fine
+	Fine int64 // the step of a copy that has its origin's size, and of a size for which a limit allows no multiple of Step
 	Most int64 // the largest size
 }
 

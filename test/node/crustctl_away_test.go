@@ -26,7 +26,7 @@ func TestB08_AVolumeOfAPoolThatIsNotConfigured(t *testing.T) {
 		t.Errorf("it counts as static:\n%s", out)
 	}
 	out := exits(t, n, 1, []string{"node", "drain-check", "--remove"}, v.ID, "lies in pool pool of this node",
-		"start csi-node with it again")
+		"start csi-node with pool pool again")
 	if strings.Contains(out, "somebody else made") {
 		t.Errorf("it counts as static:\n%s", out)
 	}
@@ -41,7 +41,7 @@ func TestB08_AVolumeOfAPoolThatIsNotConfigured(t *testing.T) {
 }
 
 // B6: while a pool is away, csi-node runs. What to do is not to start it.
-func TestB06_ADriverThatAnswersIsNotToBeStarted(t *testing.T) {
+func TestB06_DoctorDoesNotSayToStartADriverThatRuns(t *testing.T) {
 	t.Parallel()
 	n, mount, unmount := onOwnDisk(t)
 	n.Begin()

@@ -152,8 +152,8 @@ func (b *Book[R]) Unusable(id string) error {
 // UnusableKeys lists the keys of the unusable records.
 func (b *Book[R]) UnusableKeys() []string { return slices.Sorted(maps.Keys(b.unusable)) }
 
-// Doubtful lists the keys of the volumes that an unusable record may be an unfinished copy of. All is true if a record does not tell.
-// That is a guess: see record.Hint.
+// Doubtful returns the keys of the volumes from which an unusable record may be an unfinished copy. all is true if some record does not say
+// which volume. Both are guesses (see record.Hint).
 func (b *Book[R]) Doubtful() (keys []string, all bool) {
 	for name := range b.unusable {
 		var r R

@@ -254,7 +254,7 @@ func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
 	if err != nil {
 		return "", false, err
 	}
-	name, isImage := strings.CutSuffix(filepath.Base(shown), ".img")
+	name, isImage := strings.CutSuffix(filepath.Base(shown), imageExtension)
 	if ok && name == key {
 		return p.name + "." + key, true, nil
 	}

@@ -19,7 +19,7 @@ type unfinished struct {
 // frozen is a volume that may be frozen, although no copy of it is being made.
 type frozen struct {
 	copies []unfinished // may be empty: the record of the copy cannot be used
-	doubts int          // how often it was noted
+	doubts int          // how many times the volume was noted as possibly frozen
 	thawed bool         // only the copies are left
 	trying bool
 }
@@ -113,7 +113,13 @@ func (p *Pool) thawOrigin(origin string) (thawed bool, err error) {
 		f.copies = slices.DeleteFunc(slices.Clone(f.copies), func(left unfinished) bool { return left.id == u.id })
 		p.mu.Unlock()
 	}
-	return true, errors.Join(errs...)
+	p.mu.Lock()
+	thawed = f.thawed
+	p.mu.Unlock()
+	if !thawed {
+		errs = append(errs, fault.New(fault.Unavailable, "volume %s may be frozen again, for another copy that was not finished", origin))
+	}
+	return thawed, errors.Join(errs...)
 }
 
 // recoverFrozen thaws the volumes that an earlier process may have left frozen. One that does not answer is left to settle.

@@ -34,8 +34,8 @@ func Left(id, nodesDir string, claimed func(mounter.Device) (bool, error)) volum
 	return left{id, key + ".img", loopdev.Nodes{Dir: nodesDir}, claimed}
 }
 
-// Foreign returns poolhome's Options.Foreign for pools of files: a loop device that shows no file with the name of a volume, or no loop
-// device, is of none.
+// Foreign returns poolhome's Options.Foreign for pools of files. A device is foreign if it is no loop device, or if it shows a file that is
+// not named like a volume's and is not held.
 func Foreign(nodesDir string) func(mounter.Device) (bool, error) {
 	return func(d mounter.Device) (bool, error) {
 		shown, err := loopdev.BackingFile(d.Major, d.Minor)

@@ -167,9 +167,9 @@ func (p *Pool) Recover(thaw volume.Thaw) error {
 // doubt notes the volumes that may be frozen for a copy whose record cannot be used. That record stays.
 func (p *Pool) doubt() {
 	keys, all := p.volumes.Doubtful()
-	more, all2 := p.snapshots.Doubtful()
+	more, allOfSnapshots := p.snapshots.Doubtful()
 	keys = append(keys, more...)
-	if all || all2 {
+	if all || allOfSnapshots {
 		keys = append(slices.Collect(maps.Keys(p.volumes.All())), p.volumes.UnusableKeys()...)
 	}
 	for _, key := range keys {
@@ -177,9 +177,9 @@ func (p *Pool) doubt() {
 	}
 }
 
-// later logs what could not be removed. A repeated call continues it.
+// later logs that something could not be removed. Repeating the call that failed tries again.
 func (p *Pool) later(what string, err error) {
 	if err != nil {
-		p.log.Error("what was not finished, or was being deleted, is still there; make it or delete it again", "what", what, "error", err)
+		p.log.Error("what was not finished, or was being deleted, cannot be removed yet; create or delete it again", "what", what, "error", err)
 	}
 }

@@ -152,19 +152,23 @@ func TestD06_AVolumeThatFreezesAgainIsThawedAgain(t *testing.T) {
 	if err := os.RemoveAll(img); err != nil {
 		t.Fatal(err)
 	}
-	// Its health removes the copy, slowly. Meanwhile another copy cannot be resumed.
+	// The next copy removes what is left of the first, slowly. Meanwhile another copy cannot be resumed.
 	begun, goOn, looked := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	p.mu.Lock()
 	forget := p.frozen[v.ID].copies[0].forget
 	p.frozen[v.ID].copies[0].forget = func() error { close(begun); <-goOn; return forget() }
 	p.mu.Unlock()
-	go func() { p.Health(v.ID); close(looked) }()
+	var settled error
+	go func() { settled = p.settle(v.ID, ""); close(looked) }()
 	<-begun
 	if _, err := snapshotOf(t, p, v, "another", errors.New("not thawed either")); err == nil {
 		t.Fatal("the other copy was resumed")
 	}
 	close(goOn)
 	<-looked
+	if !fault.Is(settled, fault.Unavailable) {
+		t.Errorf("the volume may be frozen, and a copy may be made: %v", settled)
+	}
 	if isFrozen(p, v.ID) || w.count() != 2 {
 		t.Errorf("%d thaws, and its health says frozen: %t", w.count(), isFrozen(p, v.ID))
 	}

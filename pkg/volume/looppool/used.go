@@ -64,7 +64,8 @@ func (p *Pool) measure() (c volume.Capacity, l look, err error) {
 		l.takes[u.key] = max(l.takes[u.key], u.size)
 		files, keys = append(files, img), append(keys, u.key)
 	}
-	lost := len(unusable) > 0 || kin.lost(volumes, snapshots) // the missing link may have led to any file
+	// The missing link, or an unusable record, may have led to any file.
+	lost := len(unusable) > 0 || kin.lost(volumes, snapshots)
 	families := map[string][]string{}
 	for i, key := range keys {
 		eldest := ""
@@ -89,15 +90,15 @@ func (p *Pool) measure() (c volume.Capacity, l look, err error) {
 	return c, l, nil
 }
 
-// kept is a file whose record cannot be used. It keeps what it was promised: its pod goes on.
-type kept struct {
+// unusableFile is a file whose record cannot be used. The space that it was promised stays promised, because a pod may still use it.
+type unusableFile struct {
 	key  string
 	size int64 // of a volume its whole size, of a snapshot what it takes
 }
 
 // unusable lists these files, by path.
-func (p *Pool) unusable() (map[string]kept, error) {
-	files := map[string]kept{}
+func (p *Pool) unusable() (map[string]unusableFile, error) {
+	files := map[string]unusableFile{}
 	for _, key := range p.volumes.UnusableKeys() {
 		img := p.volumePath(key)
 		st, err := os.Lstat(img)
@@ -107,7 +108,7 @@ func (p *Pool) unusable() (map[string]kept, error) {
 		if err != nil {
 			return nil, err
 		}
-		files[img] = kept{key, st.Size()}
+		files[img] = unusableFile{key, st.Size()}
 	}
 	for _, key := range p.snapshots.UnusableKeys() {
 		img := p.snapshotPath(key)
@@ -115,7 +116,7 @@ func (p *Pool) unusable() (map[string]kept, error) {
 		if err != nil {
 			return nil, err
 		}
-		files[img] = kept{key, n}
+		files[img] = unusableFile{key, n}
 	}
 	return files, nil
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // What a crash has left and cannot be removed concerns nobody else: the pool's other volumes are available.
-func TestD11_ALeftoverThatStaysHoldsUpItselfOnly(t *testing.T) {
+func TestD11_ALeftoverThatStaysAffectsOnlyItself(t *testing.T) {
 	for _, state := range []string{"deleting", "creating"} {
 		t.Run(state, func(t *testing.T) {
 			dir, known, nodes := t.TempDir(), t.TempDir(), t.TempDir()

@@ -58,7 +58,7 @@ type Options struct {
 	// Empty returns nil if a former directory of the pool provably holds no volume and no
 	// snapshot. It writes nothing. If Empty is nil, nothing is proven.
 	Empty func(dir string) error
-	// Foreign reports that a device certainly belongs to no volume of any pool of this kind, without looking at the pool. If Foreign is
+	// Foreign reports whether a device certainly belongs to no volume of any pool of this kind. It does not look at the pool. If Foreign is
 	// nil, any device may belong to a pool that is unavailable.
 	Foreign func(mounter.Device) (bool, error)
 }

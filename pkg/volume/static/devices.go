@@ -118,7 +118,7 @@ func (s *Source) guestMayHaveHad(d mounter.Device, identity mounter.Identity, kn
 			return true
 		}
 	}
-	for _, e := range s.volumes { // they tell the same, unless the record of their device is unusable
+	for _, e := range s.volumes { // these records say the same as those of devices, except where a device's record is unusable
 		if e.Volume.Facts.GivenToGuest && e.Identity.Known() && e.Identity.Overlaps(identity) {
 			return true
 		}
@@ -225,7 +225,8 @@ func (s *Source) neverRaw(id string, c claim) error {
 			"what is on it is for its users to know. If that may go, make the file system yourself (for example `mkfs.ext4 %s`): "+
 			"the driver takes one that it finds", id, c.device.Path, as, doubt, c.device.Path)
 	}
-	for path, err := range s.bad { // of this disk, or of one that this is a part of: the name of a record does not tell
+	// The record may be about this disk, or about a disk that contains this one; its file name does not say which.
+	for path, err := range s.bad {
 		if filepath.Dir(path) == s.known.Path {
 			return fmt.Errorf("volume %s: what was done to %s before is not known, so it is not formatted: %w", id, c.device.Path, err)
 		}
@@ -247,7 +248,7 @@ func (s *Source) neverRaw(id string, c claim) error {
 		switch {
 		case !e.Volume.Facts.GivenRaw:
 			continue
-		case e.Identity.Known(): // the record of its device tells the same, unless that is unusable
+		case e.Identity.Known(): // the record of its device says the same, unless that is unusable
 			if e.Identity.Overlaps(c.identity) {
 				return refuse(other, "")
 			}

@@ -16,8 +16,8 @@ const (
 	mostOfReport = 128 << 10 // bytes; it names all volumes
 	mostOfOutput = 512 << 10 // bytes, of ExecInSandbox
 	heard        = 4 << 20   // bytes in a second
-	atOnce       = 1 << 20   // bytes, before that counts
-	dialled      = 4         // connections in a second
+	atOnce       = 1 << 20   // bytes in a burst, before the rate applies
+	dialled      = 4         // new connections in a second
 )
 
 // guestConn is a connection to a guest that is read at a limited rate. It ends when the guest takes nothing for the timeout.

@@ -63,7 +63,7 @@ func (r registration) connect(ctx context.Context) (*qmp.Client, error) {
 // dial returns a connection to the guest, which is made on first use. A guest that does not answer a ping within the timeout is dialled
 // again: its channel may be stuck. Until then it may just be busy.
 //
-// The limits are for all connections: a guest decides how often it ends one, and gRPC makes the next at once.
+// All connections share the limits: a guest decides how often it breaks a connection, and gRPC dials again at once.
 func (r registration) dial(timeout time.Duration) (*grpc.ClientConn, error) {
 	bytes, connections := rate.NewLimiter(heard, atOnce), rate.NewLimiter(dialled, dialled)
 	return grpc.NewClient("passthrough:///guest",
