@@ -112,7 +112,7 @@ func TestC24_AProgramThatWasAFileBecomesALink(t *testing.T) {
 func TestC24_TwoInstallationsAtATime(t *testing.T) {
 	dir := t.TempDir()
 	var all sync.WaitGroup
-	for _, content := range []string{"a", "b"} {
+	for _, content := range []string{"a", "b", "c"} {
 		all.Go(func() {
 			for range 200 {
 				if err := install.Version(t.Context(), slog.New(slog.DiscardHandler), dir, "program", []byte(content)); err != nil {

@@ -217,8 +217,8 @@ func (m *monitor) end() (err error) {
 	return err
 }
 
-// unmount has crustd take back the pod's volumes. If the kubelet asks for the same just then, or crustd is being restarted, unmount tries
-// again.
+// unmount has crustd take back the pod's volumes. It tries again if the kubelet asks for the same just then, if crustd is being restarted,
+// and if crustd has not reached the microVM yet after that (FailedPrecondition).
 func (m *monitor) unmount(ctx context.Context) error {
 	server, err := crust.Dial(m.pod.Server)
 	if err != nil {
@@ -227,7 +227,7 @@ func (m *monitor) unmount(ctx context.Context) error {
 	defer server.Close()
 	for {
 		_, err := server.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: m.pod.ID})
-		if c := status.Code(err); c != codes.Aborted && c != codes.Unavailable {
+		if c := status.Code(err); c != codes.Aborted && c != codes.Unavailable && c != codes.FailedPrecondition {
 			return err
 		}
 		select {

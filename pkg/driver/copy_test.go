@@ -56,6 +56,7 @@ func TestB09_AFileSystemThatTheKernelDoesNotKnow(t *testing.T) {
 		return
 	}
 	r := newRig(t)
+	r.d.Defers = false
 	request := &csi.CreateVolumeRequest{Name: "v" + r.dir, VolumeCapabilities: []*csi.VolumeCapability{fileSystem(unknown)},
 		CapacityRange: &csi.CapacityRange{RequiredBytes: 64 << 20}, Parameters: map[string]string{"allowRuntimeAssistedMount": "true"}}
 	if _, err := r.d.CreateVolume(t.Context(), request); !fault.Is(err, fault.Elsewhere) || !strings.Contains(err.Error(), unknown) {

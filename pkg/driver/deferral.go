@@ -229,6 +229,10 @@ func (d *Driver) releasedBySandbox(id string, r deferral) error {
 	} else if unknown {
 		return nil
 	}
+	if err == nil && !ok && src == volume.Releaser(d.Volumes.Static()) {
+		// What it was staged as is not known any more. The deferral names the device.
+		a, ok = volume.Attachment{Device: mounter.Device{Path: r.Source}}, true
+	}
 	if err != nil || !ok || a.Share != nil {
 		return err
 	}

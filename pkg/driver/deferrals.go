@@ -76,6 +76,18 @@ func (d *deferrals) remember(r deferral) {
 	d.m[r.VolumeID][r.Target] = r
 }
 
+// hasTarget tells whether some volume was deferred at a target.
+func (d *deferrals) hasTarget(target string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, all := range d.m {
+		if _, ok := all[target]; ok {
+			return true
+		}
+	}
+	return false
+}
+
 // of returns a volume's deferrals, by target.
 func (d *deferrals) of(id string) []deferral {
 	d.mu.Lock()

@@ -216,13 +216,13 @@ func (d *Driver) recall(table []mounter.Mount) {
 		if !ok {
 			continue
 		}
-		if _, taken, err := static.Owns(dev); err != nil || taken {
+		if _, taken, _ := static.Owns(dev); taken { // an error is about what lies below the device
 			continue // a volume that is certainly staged has it
 		}
 		static.Remember(v.ID, dev) // so that the devices on top of it, for pods that read it, count as the volume's
 		inUse := slices.ContainsFunc(table, func(m mounter.Mount) bool {
 			id, ok, err := d.owner(m)
-			return ok && err == nil && id == v.ID
+			return err != nil || ok && id == v.ID
 		})
 		if !unusable && !inUse {
 			static.Release(v.ID) // a power loss tore the record: it is not staged

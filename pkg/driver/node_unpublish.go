@@ -63,6 +63,10 @@ func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 			ours, dev, err = d.shows(s, src, id)
 		}
 		block := s.IsBlock()
+		placeholder := false
+		if err == nil && mounted && !ours {
+			placeholder, err = s.Placeholder()
+		}
 		s.Close()
 		switch {
 		case err != nil:
@@ -85,6 +89,12 @@ func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 		case findErr != nil:
 			return fmt.Errorf("%s is a mount point: %w; it was left alone: if the mount is not needed, `umount %s`",
 				target, findErr, target)
+		case placeholder && !d.deferrals.hasTarget(target): // the record of this deferral was lost
+			r := deferral{VolumeID: id, Target: target}
+			if err := d.releasedBySandbox(id, r); err != nil {
+				return err
+			}
+			return d.undefer(id, r)
 		case !ours:
 			return fault.New(fault.State, "volume %s: what is mounted at %s is not of this volume; it was left alone", id, target)
 		}

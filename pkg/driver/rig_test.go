@@ -67,7 +67,7 @@ func (r *rig) start() {
 	must(r.t, err)
 	volumes, err := volume.NewRegistry(src, p)
 	must(r.t, err)
-	r.d, err = driver.New(driver.Config{Name: "x", NodeID: "n", StateDir: r.dir + "/state", Root: r.root, Volumes: volumes,
+	r.d, err = driver.New(driver.Config{Name: "x", NodeID: "n", StateDir: r.dir + "/state", Root: r.root, Volumes: volumes, Defers: true,
 		Left: func(id string) volume.Releaser {
 			return looppool.Left(id, nodes, func(d mounter.Device) (bool, error) {
 				_, ok, err := volume.AvailableOwnerOfDevice([]volume.Pool{p}, d)

@@ -260,7 +260,8 @@ func (a *Agent) publishOrDefer(
 	defer done()
 	a.stays(target)
 	if err := a.Records.Unusable(target); err != nil {
-		return nil, a.fails(k, codes.FailedPrecondition, "volume %s: %w", req.GetVolumeId(), err)
+		// Not FailedPrecondition: a kubelet would never unpublish it, see driver's notFinal.
+		return nil, a.fails(k, codes.Unavailable, "volume %s: %w", req.GetVolumeId(), err)
 	}
 	d, known := a.Records.Get(target)
 	if !known && socket == "" {

@@ -41,8 +41,17 @@ func TestA10_ABadRecordIsOneVolumesAlone(t *testing.T) {
 	ok(t, err)
 	r.agent.Records = records
 	_, err = r.kubelet.NodePublishVolume(r.ctx(), request())
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), files[0]) {
+	// A kubelet that asks again takes other codes for "it is not published", and never unpublishes.
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), files[0]) {
 		t.Errorf("published: %v", err)
+	}
+	// No container gets the placeholder.
+	sources := []string{"/etc/hosts", target}
+	if got, err := r.agent.MountSources(Sandbox{ID: "s1", PodUID: "u1"}, sources); err == nil || !strings.Contains(err.Error(), files[0]) {
+		t.Errorf("a container gets %q, %v", got, err)
+	}
+	if got, err := r.agent.MountSources(Sandbox{ID: "s1", PodUID: "u1"}, sources[:1]); err != nil || len(got) != 1 {
+		t.Errorf("a container without the volume: %q, %v", got, err)
 	}
 	if b, err := os.ReadFile(files[0]); err != nil || len(b) > 0 {
 		t.Errorf("the record was touched: %q %v", b, err)

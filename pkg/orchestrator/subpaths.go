@@ -98,7 +98,14 @@ func variable(pod *corev1.Pod, env []corev1.EnvVar, name string) (value string, 
 // MountSources returns the sources that the runtime gets for a container's mounts. A kubelet binds a volume's subPath on the host, where
 // a deferred volume is not mounted. The source of such a bind becomes the path below the volume's target, as KEP-2857 specifies. Other
 // sources stay. Call it before a container is created, after ContainerStarts.
-func (a *Agent) MountSources(s Sandbox, sources []string) []string {
+//
+// A source of a volume whose record cannot be used is an error: the container would get the placeholder.
+func (a *Agent) MountSources(s Sandbox, sources []string) ([]string, error) {
+	for _, source := range sources {
+		if err := a.Records.Unusable(filepath.Clean(source)); err != nil {
+			return nil, err
+		}
+	}
 	volumes := map[string]Deferral{}
 	for _, d := range a.Records.Of(s.PodUID) {
 		if d.Volume != "" && len(d.SubPaths) > 0 {
@@ -115,5 +122,5 @@ func (a *Agent) MountSources(s Sandbox, sources []string) []string {
 			sources[i] = filepath.Join(volumes[volume].Target, sub)
 		}
 	}
-	return sources
+	return sources, nil
 }

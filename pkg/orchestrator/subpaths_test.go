@@ -66,8 +66,8 @@ func TestC15_C21_SubPathsOfADeferredVolume(t *testing.T) {
 		if want == "" {
 			want = source
 		}
-		got := r.agent.MountSources(Sandbox{ID: "sb", PodUID: "u1"}, []string{"/x", source})
-		if len(got) != 2 || got[0] != "/x" || got[1] != want {
+		got, err := r.agent.MountSources(Sandbox{ID: "sb", PodUID: "u1"}, []string{"/x", source})
+		if err != nil || len(got) != 2 || got[0] != "/x" || got[1] != want {
 			t.Errorf("%s: %q; want %s", source, got, want)
 		}
 	}

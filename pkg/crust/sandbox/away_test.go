@@ -167,3 +167,32 @@ func TestC18_ASandboxThatIsHalfClosed(t *testing.T) {
 		t.Errorf("it is not kept: %v", err)
 	}
 }
+
+// finds is a backend that finds out which process a sandbox has.
+type finds struct {
+	*awkward
+	pid int
+}
+
+func (b *finds) Process(context.Context, Spec) (int, error) { return os.Getpid(), nil }
+
+func (b *finds) Open(ctx context.Context, o Opening) (Sandbox, error) {
+	b.pid = o.PID
+	return b.awkward.Open(ctx, o)
+}
+
+// R05: a runtime registers a sandbox without its process. The backend that opens it is told the process that it found.
+func TestR05_AProcessThatTheBackendFound(t *testing.T) {
+	b := &finds{awkward: &awkward{}}
+	m, err := New(t.Context(), Config{StateDir: t.TempDir(), KubeletDir: "/var/lib/kubelet", Backend: b})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Stop)
+	if err := m.Register(t.Context(), Spec{ID: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if b.pid != os.Getpid() {
+		t.Errorf("opened with process %d", b.pid)
+	}
+}

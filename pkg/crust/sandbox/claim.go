@@ -49,6 +49,9 @@ func (m *Manager) mayBeOfAnother(id string, v Volume) error {
 		return nil
 	}
 	busy, err := mounter.Busy(v.Device.Path) // it may hang
+	if err == nil && !busy {
+		busy = len(mounter.UsedBy(v.Device)) > 0 // a hypervisor may have it open without O_EXCL
+	}
 	if err != nil || !busy {
 		return err
 	}

@@ -61,6 +61,9 @@ func (m *Manager) opening(b *registered) (Opening, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	o := Opening{Spec: b.record.Spec, Ended: b.ended}
+	if o.PID == 0 {
+		o.PID = b.record.Process.PID // that the backend found
+	}
 	for _, r := range b.record.Volumes {
 		v, err := r.volume()
 		if err != nil {

@@ -22,7 +22,7 @@ type hooks interface {
 	Resume(sandboxes []orchestrator.Sandbox)
 	SandboxStarted(ctx context.Context, s orchestrator.Sandbox) error
 	ContainerStarts(ctx context.Context, s orchestrator.Sandbox) error
-	MountSources(s orchestrator.Sandbox, sources []string) []string
+	MountSources(s orchestrator.Sandbox, sources []string) ([]string, error)
 	SandboxEnds(ctx context.Context, s orchestrator.Sandbox)
 }
 
@@ -65,8 +65,12 @@ func (p *Plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, c *ap
 	for i, m := range mounts {
 		sources[i] = m.GetSource()
 	}
+	next, err := p.agent.MountSources(sandbox(pod), sources)
+	if err != nil {
+		return nil, nil, err
+	}
 	var change *api.ContainerAdjustment
-	for i, source := range p.agent.MountSources(sandbox(pod), sources) {
+	for i, source := range next {
 		if source == sources[i] {
 			continue
 		}

@@ -39,11 +39,11 @@ func (c *called) ContainerStarts(_ context.Context, s orchestrator.Sandbox) erro
 	return c.err
 }
 
-func (c *called) MountSources(_ orchestrator.Sandbox, sources []string) (got []string) {
+func (c *called) MountSources(_ orchestrator.Sandbox, sources []string) (got []string, err error) {
 	for _, source := range sources {
 		got = append(got, strings.Replace(source, "/bound/", "/volume/", 1))
 	}
-	return got
+	return got, nil
 }
 
 func (c *called) SandboxEnds(_ context.Context, s orchestrator.Sandbox) { c.note("SandboxEnds", s) }

@@ -37,9 +37,10 @@ type Backend struct {
 	timeout time.Duration
 	log     *slog.Logger
 
-	mu    sync.Mutex
-	known guestFacts
-	asked map[*machine]chan struct{} // closed after the first query, answered or not
+	mu     sync.Mutex
+	known  guestFacts
+	unread error                      // why the record of these cannot be used
+	asked  map[*machine]chan struct{} // closed after the first query, answered or not
 }
 
 // guestFacts is what the first guest reported of its kernel. It is stored, so that a new process
@@ -61,7 +62,8 @@ func New(dir string, timeout time.Duration, log *slog.Logger) (*Backend, error) 
 		return nil, err
 	}
 	if err := factsType.Read(b.facts(), &b.known); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		log.Warn("what was known of guests is forgotten", "error", err)
+		b.unread = record.Unusable(err)
+		log.Error("what guests can is not known", "error", b.unread)
 	}
 	return b, nil
 }
@@ -85,7 +87,7 @@ func (b *Backend) Know(file string) error {
 	if b.known.Kernel == f.Kernel {
 		return nil
 	}
-	b.known = f
+	b.known, b.unread = f, nil
 	return factsType.Write(b.facts(), f)
 }
 
@@ -115,6 +117,10 @@ func (b *Backend) FileSystems(ctx context.Context) ([]string, error) {
 	defer cancel()
 	for {
 		b.mu.Lock()
+		if err := b.unread; err != nil {
+			b.mu.Unlock()
+			return nil, err // "not known" is not "none": the node would mount what its guests should
+		}
 		known := b.known
 		var one chan struct{}
 		for _, c := range b.asked {
@@ -182,7 +188,7 @@ func (b *Backend) ask(ctx context.Context, s *machine) (guestFacts, error) {
 	// A guest never changes this node's data about its guests. Otherwise a pod's guest could make
 	// the host mount all later volumes by reporting no file systems. A guest that differs fails
 	// when it has to mount.
-	if b.known.Kernel != "" || len(f.FileSystems) == 0 {
+	if b.known.Kernel != "" || len(f.FileSystems) == 0 || b.unread != nil {
 		return f, nil
 	}
 	b.known = f
