@@ -194,7 +194,7 @@ func (d *drained) volume(v *inventory.Volume) {
 	if local && d.Remove {
 		d.add(obstacle{Kind: "only-here", ID: v.GetId(), Claim: v.GetClaim(),
 			Means: fmt.Sprintf("volume %s (%s) exists only in pool %s of this node, and is lost with it", cmp.Or(v.GetName(), v.GetId()),
-				sizeOrNone(v.GetSize()), v.GetPool()),
+				sizeOrNone(v.GetSize()), pool),
 			Do: "copy its data to a claim of another node, then delete the claim while csi-node still runs here; a retained volume: " +
 				"crustctl volume delete " + v.GetId()})
 	}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -286,12 +287,28 @@ func (d *Driver) owner(m mounter.Mount) (string, bool, error) {
 		}
 		return "", false, err
 	}
+	var found []string
 	for id, r := range d.staged.all() {
-		if r.Share != "" && r.Share == m.Source {
-			return id, true, nil
+		if r.Share != "" && sameShare(r.Share, m.Source) {
+			found = append(found, id)
 		}
 	}
-	return "", false, nil
+	if len(found) == 1 {
+		return found[0], true, nil
+	}
+	return "", false, nil // of several volumes of one share, the mount does not tell which
+}
+
+// sameShare compares SERVER:/SHARE. The kernel shows the path without what is needless in it.
+func sameShare(a, b string) bool {
+	clean := func(s string) string {
+		server, share, ok := strings.Cut(s, ":/")
+		if !ok {
+			return s
+		}
+		return server + ":" + path.Clean("/"+share)
+	}
+	return clean(a) == clean(b)
 }
 
 // quiesce stops writes to a volume while it is copied.

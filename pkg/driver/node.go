@@ -116,7 +116,7 @@ func (d *Driver) shows(s *mounter.State, src volume.Releaser, id string) (bool, 
 		return false, mounter.Device{}, nil
 	}
 	m, err := s.Mount()
-	return err == nil && m.Source == share, mounter.Device{}, err
+	return err == nil && sameShare(m.Source, share), mounter.Device{}, err
 }
 
 // shownAt tells whether the kernel shows the volume at a target. look is the error of reading the

@@ -106,7 +106,7 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 // notFinal gives an error of a repeated publish a code that is not final. A kubelet that does not know how its first call ended takes a
 // final error for "it is not published" (Kubernetes 1.36, isFinalError in csi_client.go), and never unpublishes what is deferred.
 func (d *Driver) notFinal(id, target string, err error) error {
-	if _, deferred := d.deferrals.at(id, target); !deferred || fault.Is(err, fault.Busy) || fault.Is(err, fault.Unavailable) {
+	if _, deferred := d.deferrals.at(id, target); !deferred || !fault.Is(err, fault.State) {
 		return err
 	}
 	return fault.New(fault.Unavailable, "%w", err)

@@ -67,7 +67,12 @@ func (d *Driver) giveUp(id string) {
 	if _, staged := d.staged.get(id); staged {
 		return
 	}
-	if static := d.Volumes.Static(); static != nil {
+	static := d.Volumes.Static()
+	if static == nil {
+		return
+	}
+	// How it is staged may be unknown. Then another call attached the device, and its pods go on.
+	if len(d.publishedAt(static, id)) == 0 && len(d.deferrals.of(id)) == 0 {
 		static.Release(id)
 	}
 }

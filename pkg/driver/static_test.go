@@ -140,3 +140,56 @@ func TestA10_ABadRecordTakesNoDeviceFromAStagedVolume(t *testing.T) {
 	must(t, r.unstage("b"))
 	must(t, r.unstage("a"))
 }
+
+// A stage that a kubelet repeats is refused while the record of the first one cannot be used, or the call asks for something else. The pod
+// keeps its device, and no other volume gets it.
+func TestA10_ARefusedStageReleasesNoDevice(t *testing.T) {
+	for name, capability := range map[string]*csi.VolumeCapability{"file system": fileSystem("ext4"), "raw": rawBlock()} {
+		for _, how := range []string{"newer", "torn"} {
+			t.Run(name+" "+how, func(t *testing.T) {
+				r := newRig(t)
+				device := r.disk("disk", "mkfs.ext4 -q "+r.dir+"/disk")
+				must(t, r.stage("v", capability, device))
+				target, err := r.publish("v", "pod", capability, false, device)
+				must(t, err)
+				r.stop()
+				r.spoil("state/staged", how)
+				r.start()
+				again := capability
+				if how == "torn" {
+					again = fileSystem("xfs")
+				}
+				if err := r.stage("v", again, device); err == nil {
+					t.Error("it is staged")
+				}
+				if err := r.stage("other", fileSystem("ext4"), device); err == nil {
+					t.Error("two volumes have one device")
+					must(t, r.unstage("other"))
+				}
+				must(t, r.unpublish("v", target))
+				must(t, r.unstage("v"))
+			})
+		}
+	}
+}
+
+// Two volumes are of one share. Which of them a mount is of is not guessed after a restart, and a share may be written with a slash at its
+// end. (A tmpfs of that name stands for the share: what matters is the name that the kernel shows.)
+func TestS07_TwoVolumesOfOneShare(t *testing.T) {
+	for range 5 {
+		r := newRig(t)
+		for id, share := range map[string]string{"a": "/data", "b": "/data/"} {
+			must(t, os.MkdirAll(r.staging(id), 0o755))
+			_, err := r.d.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: r.staging(id),
+				VolumeCapability: fileSystem(""), VolumeContext: map[string]string{"server": "10.0.0.1", "share": share}})
+			must(t, err)
+			shell(t, "mkdir "+r.dir+"/pod-"+id+" && mount -t tmpfs 10.0.0.1:/data "+r.dir+"/pod-"+id)
+		}
+		r.stop()
+		r.start()
+		must(t, r.unpublish("a", r.dir+"/pod-a"))
+		must(t, r.unstage("a"))
+		must(t, r.unpublish("b", r.dir+"/pod-b"))
+		must(t, r.unstage("b"))
+	}
+}

@@ -226,7 +226,7 @@ func TestA10_ABadRecordOfADeferralIsThatVolumesAlone(t *testing.T) {
 	// A sandbox still has the volume, at the place that the kernel shows.
 	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false), codes.FailedPrecondition, "deferred", target)
 	_, _, err = publishTo(t, n, v, target, false, "ext4")
-	refused(t, err, codes.FailedPrecondition, v.ID, target, file)
+	refused(t, err, codes.Unavailable, v.ID, target, file) // no code that a kubelet takes for "it is not published"
 	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, "deferred", target)
 	refused(t, n.Client.Delete(ctxOf(t), v.ID), codes.FailedPrecondition, "deferred")
 	release := claim(t, info.Source) // as a QEMU does

@@ -33,6 +33,11 @@ func (s *Source) Attach(_ context.Context, id string) (volume.Attachment, error)
 		return volume.Attachment{Share: &volume.Share{Type: fstype.NFS, Source: e.source()}}, nil
 	}
 	d, err := s.resolve(id, e.Device)
+	if err != nil && !s.allowed(filepath.Clean(e.Device)) {
+		if a, ok, aerr := s.Attached(id); ok && aerr == nil {
+			return a, nil // a staged volume keeps its device
+		}
+	}
 	if err != nil {
 		return volume.Attachment{}, err
 	}
