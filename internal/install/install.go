@@ -63,12 +63,13 @@ func Version(ctx context.Context, log *slog.Logger, dir, name string, content []
 		return err
 	}
 	if err := removeOthers(dir, name, version, before); err != nil {
-		log.Warn("an older version stays", "directory", dir, "error", err)
+		log.Warn("an older version could not be removed", "directory", dir, "error", err)
 	}
 	return nil
 }
 
-// removeOthers removes the versions of a program that nobody has open, except these, and what installations that were killed have left.
+// removeOthers removes the versions of a program that nobody has open, except those in keep. It also removes files that killed
+// installations left.
 func removeOthers(dir, name string, keep ...string) error {
 	found, err := os.ReadDir(dir)
 	if err != nil {
@@ -102,8 +103,8 @@ func Link(to, path string) error {
 	if have, err := os.Readlink(path); err == nil && have == to {
 		return nil
 	}
-	next := fmt.Sprintf("%s.%d.new", path, os.Getpid())
-	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a process with that number that was killed
+	next := path + ".new"
+	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) { // of an installation that was killed
 		return err
 	}
 	if err := os.Symlink(to, next); err != nil {

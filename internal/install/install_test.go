@@ -1,11 +1,13 @@
 package install_test
 
 import (
+	"bytes"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -144,10 +146,11 @@ func TestC24_AnOlderVersionThatStaysStopsNothing(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	if err := install.Version(t.Context(), slog.New(slog.DiscardHandler), dir, "program", []byte("new")); err != nil {
+	var log bytes.Buffer
+	if err := install.Version(t.Context(), slog.New(slog.NewTextHandler(&log, nil)), dir, "program", []byte("new")); err != nil {
 		t.Error(err)
 	}
-	if got := names(t, dir); len(got) != 3 {
-		t.Errorf("%q", got)
+	if got := names(t, dir); len(got) != 3 || !strings.Contains(log.String(), "could not be removed") {
+		t.Errorf("%q, %s", got, log.String())
 	}
 }

@@ -227,11 +227,16 @@ func (m *monitor) unmount(ctx context.Context) error {
 	defer server.Close()
 	for {
 		_, err := server.DeregisterSandbox(ctx, &crustv1alpha1.DeregisterSandboxRequest{SandboxId: m.pod.ID})
-		if c := status.Code(err); c != codes.Aborted && c != codes.Unavailable && c != codes.FailedPrecondition {
+		pause := 50 * time.Millisecond
+		switch status.Code(err) {
+		case codes.Aborted, codes.Unavailable:
+		case codes.FailedPrecondition:
+			pause = time.Second // it may also be something that lasts
+		default:
 			return err
 		}
 		select {
-		case <-time.After(50 * time.Millisecond):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return err
 		}

@@ -10,7 +10,8 @@ import (
 // configFile is a pod's copy of this program's configuration.
 const configFile = "oci.json"
 
-// maker is what MadeBy reads of a pod's record. Later versions have to keep it: an older program reads it to hand a call over to them.
+// maker is the part of a pod's record that MadeBy reads. Later versions must keep it: an older program reads it to hand a call over to
+// them.
 type maker struct {
 	Program string `json:"program"`
 }

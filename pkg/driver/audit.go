@@ -65,7 +65,7 @@ func (d *Driver) audit(ctx context.Context, e audit.Event, err error) {
 	if werr := d.Audit.write(ctx, e); werr != nil {
 		text := "the audit log lacks an event"
 		if errors.Is(werr, audit.ErrNotRotated) {
-			text = "the audit log has an event, and something is wrong with the log"
+			text = "the event is in the audit log, but the log cannot be rotated"
 		}
 		d.Log.ErrorContext(ctx, text, "action", e.Action, "volume_id", e.Volume,
 			"snapshot_id", e.Snapshot, "error", werr)

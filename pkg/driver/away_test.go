@@ -91,3 +91,29 @@ func TestA05_ADeviceOfAPoolThatIsAwayIsNoStaticVolume(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A stage that is refused makes csi-node forget no pod: each of them keeps its device until it ends.
+func TestA05_ARefusedStageForgetsNoReader(t *testing.T) {
+	r := newRig(t)
+	id := r.create("v", rawBlock(), 1<<20)
+	must(t, r.stage(id, rawBlock()))
+	a, err := r.publish(id, "a", rawBlock(), true)
+	must(t, err)
+	b, err := r.publish(id, "b", rawBlock(), true)
+	must(t, err)
+	r.stop()
+	r.spoil("state/staged", "newer")
+	r.start()
+	if err := r.stage(id, rawBlock()); err == nil {
+		t.Error("it is staged")
+	}
+	must(t, r.unpublish(id, a))
+	if out, err := exec.Command("head", "-c", "1", b).CombinedOutput(); err != nil || len(out) != 1 {
+		t.Errorf("another pod has ended, and this one reads %q, %v", out, err)
+	}
+	if got := r.inventory()[id]; !slices.Equal(got, []string{b}) {
+		t.Errorf("the inventory has %q", got)
+	}
+	must(t, r.unpublish(id, b))
+	must(t, r.unstage(id))
+}

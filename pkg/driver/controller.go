@@ -188,8 +188,8 @@ func (d *Driver) knows(want volume.Spec, mayDefer bool) error {
 	case f.Answer != mounter.No:
 		return nil
 	case want.SourceVolume+want.SourceSnapshot != "":
-		return fault.New(fault.State, "the kernel of node %s does not support file system %s, which the origin has (%s); use a class with %s",
-			d.NodeID, want.FSType, f.Why, crust.AllowParameter)
+		return fault.New(fault.State, "the kernel of node %s does not support file system %s, which the origin has (%s): only a sandbox can "+
+			"mount the copy, with CRUST on the node and a class with %s", d.NodeID, want.FSType, f.Why, crust.AllowParameter)
 	}
 	return fault.New(fault.Elsewhere, "the kernel of node %s does not support file system %s (%s); choose another file system, or another node",
 		d.NodeID, want.FSType, f.Why)

@@ -183,6 +183,17 @@ func (d *Driver) undefer(id string, r deferral) error {
 			return err
 		}
 	}
+	if err := d.removePlaceholder(r); err != nil {
+		return err
+	}
+	if err := failpoint.Err("undefer.removed"); err != nil {
+		return err
+	}
+	return d.deferrals.remove(r)
+}
+
+// removePlaceholder removes the placeholder and the target of a deferral.
+func (d *Driver) removePlaceholder(r deferral) error {
 	err := d.hostTarget(r.Target, func(t *mounter.Target) error {
 		s, err := t.Glance()
 		if err != nil {
@@ -208,12 +219,9 @@ func (d *Driver) undefer(id string, r deferral) error {
 		return t.Remove()
 	})
 	if err != nil && !fault.Is(err, fault.NotFound) {
-		return fmt.Errorf("volume %s: %w", id, err)
+		return fmt.Errorf("volume %s: %w", r.VolumeID, err)
 	}
-	if err := failpoint.Err("undefer.removed"); err != nil {
-		return err
-	}
-	return d.deferrals.remove(r)
+	return nil
 }
 
 func (d *Driver) releasedBySandbox(id string, r deferral) error {
@@ -229,9 +237,8 @@ func (d *Driver) releasedBySandbox(id string, r deferral) error {
 	} else if unknown {
 		return nil
 	}
-	if err == nil && !ok && src == volume.Releaser(d.Volumes.Static()) {
-		// What it was staged as is not known any more. The deferral names the device.
-		a, ok = volume.Attachment{Device: mounter.Device{Path: r.Source}}, true
+	if static := d.Volumes.Static(); err == nil && !ok && static != nil && src == volume.Releaser(static) {
+		a.Device, ok = static.Recall(id) // how it was staged is not known any more
 	}
 	if err != nil || !ok || a.Share != nil {
 		return err

@@ -76,7 +76,14 @@ func (d *deferrals) remember(r deferral) {
 	d.m[r.VolumeID][r.Target] = r
 }
 
-// hasTarget tells whether some volume was deferred at a target.
+// someUnusable tells whether a record cannot be used, so that it is not known of which volume it is.
+func (d *deferrals) someUnusable() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.bad) > 0
+}
+
+// hasTarget tells whether a volume is deferred at the target.
 func (d *deferrals) hasTarget(target string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

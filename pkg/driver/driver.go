@@ -12,7 +12,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -192,43 +191,13 @@ func (d *Driver) recover() error {
 		case ok:
 			d.published.add(id, m.Path)
 		case err != nil: // one bad device must not stop service to other volumes
-			d.Log.Error("it cannot be told yet which volume is mounted here", "target", m.Path, "error", err)
+			d.Log.Error("which volume is mounted here is not known yet", "target", m.Path, "error", err)
 			d.published.addUnidentified(m)
 		case m.Part && onDevice(m):
 			d.published.addUnidentified(m) // a raw block volume of another driver, or of a pool that is not configured any more
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// recall registers the devices of static volumes whose staged record was torn or cannot be used, if they may be in use. Otherwise the
-// volume's pod could not end, and another volume could get the device.
-func (d *Driver) recall(table []mounter.Mount) {
-	static := d.Volumes.Static()
-	if static == nil {
-		return
-	}
-	for _, v := range static.List() {
-		unusable := d.staged.unusable(v.ID) != nil
-		if _, ok := d.staged.get(v.ID); ok || !unusable && !d.staged.wasTorn(v.ID) {
-			continue
-		}
-		dev, ok := static.Recall(v.ID)
-		if !ok {
-			continue
-		}
-		if _, taken, _ := static.Owns(dev); taken { // an error is about what lies below the device
-			continue // a volume that is certainly staged has it
-		}
-		static.Remember(v.ID, dev) // so that the devices on top of it, for pods that read it, count as the volume's
-		inUse := slices.ContainsFunc(table, func(m mounter.Mount) bool {
-			id, ok, err := d.owner(m)
-			return err != nil || ok && id == v.ID
-		})
-		if !unusable && !inUse {
-			static.Release(v.ID) // a power loss tore the record: it is not staged
-		}
-	}
 }
 
 // onDevice tells whether a mount shows a block device's node.
@@ -299,7 +268,7 @@ func (d *Driver) owner(m mounter.Mount) (string, bool, error) {
 	return "", false, nil // of several volumes of one share, the mount does not tell which
 }
 
-// sameShare compares SERVER:/SHARE. The kernel shows the path without what is needless in it.
+// sameShare reports whether two sources SERVER:/SHARE are one share. The kernel shows the path cleaned: no slash at its end, none doubled.
 func sameShare(a, b string) bool {
 	clean := func(s string) string {
 		server, share, ok := strings.Cut(s, ":/")

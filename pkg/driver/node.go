@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -161,10 +163,10 @@ func (d *Driver) publishedAt(src volume.Releaser, id string) []string {
 // identify looks again at the mounts that could not be attributed when this process started: their pool was away, or is no longer
 // configured. It adds those of the volume to the index, and returns those that may be the volume's.
 func (d *Driver) identify(src volume.Releaser, id string) (doubtful []string) {
-	for _, m := range d.published.allUnidentified() {
+	for _, m := range d.published.unidentifiedMounts() {
 		dev, ok, err := m.Device()
-		if err == nil && !ok {
-			d.published.identified(m.Path) // it is not mounted any more
+		if _, gone := os.Lstat(m.Path); errors.Is(gone, fs.ErrNotExist) {
+			d.published.forgetMount(m.Path)
 		}
 		if err != nil || !ok {
 			continue
@@ -177,8 +179,7 @@ func (d *Driver) identify(src volume.Releaser, id string) (doubtful []string) {
 		case err != nil:
 			doubtful = append(doubtful, m.Path)
 		case ok && owner == id:
-			d.published.add(id, m.Path)
-			d.published.identified(m.Path)
+			d.published.attribute(id, m.Path)
 		}
 	}
 	return doubtful
@@ -186,7 +187,7 @@ func (d *Driver) identify(src volume.Releaser, id string) (doubtful []string) {
 
 // identifyWithin is identify for callers that must not wait for a disk that hangs.
 func (d *Driver) identifyWithin(ctx context.Context, id string) {
-	if len(d.published.allUnidentified()) == 0 {
+	if len(d.published.unidentifiedMounts()) == 0 {
 		return
 	}
 	if pool, ok := d.Volumes.OwnerOf(id); ok {

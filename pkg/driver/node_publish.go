@@ -103,10 +103,15 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	return resp, nil
 }
 
-// notFinal gives an error of a repeated publish a code that is not final. A kubelet that does not know how its first call ended takes a
-// final error for "it is not published" (Kubernetes 1.36, isFinalError in csi_client.go), and never unpublishes what is deferred.
+// notFinal makes an error about a deferred target one that is not final. After a final error, a kubelet that does not know how its first
+// call ended concludes that nothing is published (Kubernetes 1.36, isFinalError in csi_client.go). It then never unpublishes the target.
+// What the CSI specification wants of an incompatible call, ALREADY_EXISTS, stays.
 func (d *Driver) notFinal(id, target string, err error) error {
-	if _, deferred := d.deferrals.at(id, target); !deferred || !fault.Is(err, fault.State) {
+	if _, deferred := d.deferrals.at(id, target); !deferred {
+		return err
+	}
+	switch fault.KindOf(err) {
+	case fault.Busy, fault.Unavailable, fault.NoSpace, fault.Elsewhere, fault.Exists:
 		return err
 	}
 	return fault.New(fault.Unavailable, "%w", err)

@@ -48,7 +48,7 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 		}
 		_, repeated := d.staged.get(id)
 		if err := d.stage(ctx, src, v, u, req.GetStagingTargetPath(), progress); err != nil {
-			d.giveUp(id)
+			d.giveUp(src, id)
 			return err
 		}
 		if !repeated {
@@ -63,12 +63,9 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 }
 
 // giveUp releases the device of a static volume that could not be staged, for another volume.
-func (d *Driver) giveUp(id string) {
-	if _, staged := d.staged.get(id); staged {
-		return
-	}
-	static := d.Volumes.Static()
-	if static == nil {
+func (d *Driver) giveUp(src volume.Source, id string) {
+	static, ok := src.(volume.StaticSource)
+	if _, staged := d.staged.get(id); staged || !ok {
 		return
 	}
 	// How it is staged may be unknown. Then another call attached the device, and its pods go on.

@@ -91,10 +91,16 @@ func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 				target, findErr, target)
 		case placeholder && !d.deferrals.hasTarget(target): // the record of this deferral was lost
 			r := deferral{VolumeID: id, Target: target}
-			if err := d.releasedBySandbox(id, r); err != nil {
+			if len(d.deferrals.of(id)) == 0 { // else other readers have the device
+				if err := d.releasedBySandbox(id, r); err != nil {
+					return err
+				}
+			}
+			if err := d.removePlaceholder(r); err != nil {
 				return err
 			}
-			return d.undefer(id, r)
+			d.audit(ctx, audit.Event{Action: audit.Taken, Volume: id, Target: target}, nil)
+			return nil
 		case !ours:
 			return fault.New(fault.State, "volume %s: what is mounted at %s is not of this volume; it was left alone", id, target)
 		}

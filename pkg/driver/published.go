@@ -78,15 +78,28 @@ func (p *publishedTargets) addUnidentified(m mounter.Mount) {
 	p.unidentified[m.Path] = m
 }
 
-// allUnidentified returns the mounts whose volume is unknown.
-func (p *publishedTargets) allUnidentified() []mounter.Mount {
+// unidentifiedMounts returns the mounts whose volume is unknown.
+func (p *publishedTargets) unidentifiedMounts() []mounter.Mount {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Collect(maps.Values(p.unidentified))
 }
 
-// identified forgets such a mount.
-func (p *publishedTargets) identified(target string) {
+// attribute adds such a mount to the index as the volume's, unless it was unpublished meanwhile.
+func (p *publishedTargets) attribute(id, target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, ok := p.unidentified[target]; !ok {
+		return
+	}
+	delete(p.unidentified, target)
+	if _, ok := p.m[id][target]; !ok {
+		p.put(id, target, p.recorded[p.path(id, target)])
+	}
+}
+
+// forgetMount forgets such a mount.
+func (p *publishedTargets) forgetMount(target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.unidentified, target)

@@ -94,3 +94,23 @@ func TestC08_ADeferralWithoutARecordEnds(t *testing.T) {
 	}
 	must(t, r.unstage(id))
 }
+
+// C08: a hypervisor need not hold its disk exclusively, and a sandbox may not have opened it yet. No other volume gets a deferred device.
+func TestC08_ADeferredDeviceIsNoOtherVolumes(t *testing.T) {
+	r := newRig(t)
+	device := r.disk("disk", "mkfs.ext4 -q "+r.dir+"/disk")
+	target := r.deferred("v", device).GetTargetPath()
+	r.stop()
+	r.spoil("state/staged", "torn")
+	for range 2 {
+		r.start()
+		if err := r.stage("other", fileSystem("ext4"), device); err == nil {
+			t.Error("two volumes have one device")
+			must(t, r.unstage("other"))
+		}
+		r.stop()
+	}
+	r.start()
+	must(t, r.unpublish("v", target))
+	must(t, r.unstage("v"))
+}

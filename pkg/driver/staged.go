@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"os"
 	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -41,11 +42,10 @@ type stagedVolumes struct {
 	mu   sync.Mutex
 	m    map[string]stagedRecord
 	bad  map[string]error // unusable records, by path
-	torn map[string]bool  // records that were torn and that this process set aside when it began, by path
 }
 
 func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
-	s := &stagedVolumes{boot: boot, m: map[string]stagedRecord{}, bad: map[string]error{}, torn: map[string]bool{},
+	s := &stagedVolumes{boot: boot, m: map[string]stagedRecord{}, bad: map[string]error{},
 		dir: record.Dir[stagedRecord]{Path: dir, Type: stagedType, Name: func(r stagedRecord) string { return record.Name(r.VolumeID) }}}
 	return s, s.dir.Load(func(path string, r stagedRecord, err error) error {
 		var unread *fs.PathError
@@ -58,7 +58,6 @@ func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
 			// anew is right in both cases.
 			log.Warn("how a volume was staged cannot be read; it counts as not staged", "file", path,
 				"kept_as", path+record.Suffix, "error", err)
-			s.torn[path] = true
 			return record.SetAside(path)
 		case r.BootID != boot:
 			log.Info("forgetting that a volume was staged before the machine restarted", "file", path)
@@ -89,8 +88,11 @@ func (s *stagedVolumes) unusable(id string) error {
 	return nil
 }
 
-// wasTorn tells whether the volume had a record that was set aside.
-func (s *stagedVolumes) wasTorn(id string) bool { return s.torn[s.path(id)] }
+// wasTorn tells whether the volume had a record that was set aside, by this process or an earlier one. Unknown counts as yes.
+func (s *stagedVolumes) wasTorn(id string) bool {
+	_, err := os.Lstat(s.path(id) + record.Suffix)
+	return !errors.Is(err, fs.ErrNotExist)
+}
 
 func (s *stagedVolumes) all() map[string]stagedRecord {
 	s.mu.Lock()

@@ -196,9 +196,9 @@ func createError(fs Filesystem, err error, said string) error {
 	case errors.Is(err, linux.EBUSY):
 		return fault.New(fault.State,
 			"%s. It is in use in another way: mounted with another read-only state, or held by another program", where)
-	case (errors.Is(err, linux.EROFS) || errors.Is(err, linux.EACCES)) && fs.ReadOnly:
-		return fault.New(fault.State, "%s. It was not unmounted cleanly, so its journal has to be written, and the device is read-only: "+
-			"have it mounted for writing once, by a pod", where)
+	case errors.Is(err, linux.EROFS) && fs.Device.ReadOnly && fs.ReadOnly:
+		return fault.New(fault.State, "%s. It was not unmounted cleanly, so its journal must be written, but the device is read-only: "+
+			"start a pod once that may write to the volume", where)
 	case errors.Is(err, linux.EROFS), errors.Is(err, linux.EACCES):
 		return fault.New(fault.State, "%s. The device is read-only; publish the volume read-only", where)
 	case errors.Is(err, linux.EINVAL) && len(fs.Options.Superblock) > 0:

@@ -7,11 +7,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
 )
 
 // UsedBy returns the lines of Holders and what else uses the device or a part of it: devices on
-// top of it, swap, and processes that have it open. It returns at most ten lines, for error
-// messages only.
+// top of it, swap, and processes that have it open. It returns at most ten lines. It says nothing of what it cannot look at.
 func UsedBy(d Device) []string {
 	who := Holders(d)
 	name, err := sysName(d)
@@ -48,13 +49,13 @@ func UsedBy(d Device) []string {
 			who = append(who, f[0]+" is swap space")
 		}
 	}
-	who = append(who, openedBy(nodes)...)
+	who = append(who, openedBy(d, nodes)...)
 	const most = 10
 	return who[:min(len(who), most)]
 }
 
 // openedBy names the other processes that have one of the nodes open.
-func openedBy(nodes []string) []string {
+func openedBy(d Device, nodes []string) []string {
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	var who []string
 	for _, p := range procs {
@@ -63,7 +64,12 @@ func openedBy(nodes []string) []string {
 		}
 		fds, _ := filepath.Glob(p + "/fd/*")
 		for _, fd := range fds {
-			if to, err := os.Readlink(fd); err == nil && slices.Contains(nodes, to) {
+			to, err := os.Readlink(fd)
+			if err != nil || !strings.HasPrefix(to, "/") {
+				continue
+			}
+			st, err := linux.StatxPath(fd) // a program in a jail has a node of its own
+			if slices.Contains(nodes, to) || err == nil && st.IsBlock() && (Device{Major: st.RdevMajor, Minor: st.RdevMinor}).Same(d) {
 				comm, _ := os.ReadFile(p + "/comm")
 				who = append(who, fmt.Sprintf("process %s (%s) has %s open", filepath.Base(p), strings.TrimSpace(string(comm)), to))
 				break

@@ -31,7 +31,7 @@ func TestR05_AJournalThatCannotBeWritten(t *testing.T) {
 				m.Close()
 				t.Fatal("it is mounted")
 			}
-			if !fault.Is(err, fault.State) || !strings.Contains(err.Error(), "have it mounted for writing once") ||
+			if !fault.Is(err, fault.State) || !strings.Contains(err.Error(), "start a pod once that may write to the volume") ||
 				strings.Contains(err.Error(), "publish the volume read-only") {
 				t.Error(err)
 			}

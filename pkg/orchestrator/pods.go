@@ -46,23 +46,21 @@ func WatchPods(ctx context.Context, client kubernetes.Interface, node string) *P
 // askTimeout bounds a query to the API server.
 const askTimeout = 10 * time.Second
 
-// hashAnnotation is on the object that stands for a static pod (of a file on the node). Its value is the uid by which the kubelet calls
-// that pod; the object has another one.
-const hashAnnotation = "kubernetes.io/config.hash"
-
-func is(pod *corev1.Pod, uid string) bool {
-	return string(pod.UID) == uid || pod.Annotations[hashAnnotation] == uid
+// hasUID tells whether kubelets call the pod by this uid. For a static pod (of a file on the node) the API server has a mirror pod with a
+// uid of its own; this annotation has the static pod's.
+func hasUID(pod *corev1.Pod, uid string) bool {
+	return string(pod.UID) == uid || pod.Annotations[corev1.MirrorPodAnnotationKey] == uid
 }
 
 // Get finds a pod. If another pod has its name now, the error is Kubernetes' NotFound.
 func (p *Pods) Get(ctx context.Context, k PodKey) (*corev1.Pod, error) {
-	if pod, err := p.pods.Pods(k.Namespace).Get(k.Name); err == nil && is(pod, k.UID) {
+	if pod, err := p.pods.Pods(k.Namespace).Get(k.Name); err == nil && hasUID(pod, k.UID) {
 		return pod, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	pod, err := p.client.CoreV1().Pods(k.Namespace).Get(ctx, k.Name, metav1.GetOptions{})
-	if err == nil && !is(pod, k.UID) {
+	if err == nil && !hasUID(pod, k.UID) {
 		err = apierrors.NewNotFound(corev1.Resource("pods"), k.Name+" with uid "+k.UID)
 	}
 	return pod, err

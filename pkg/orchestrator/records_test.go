@@ -47,8 +47,12 @@ func TestA10_ABadRecordIsOneVolumesAlone(t *testing.T) {
 	}
 	// No container gets the placeholder.
 	sources := []string{"/etc/hosts", target}
-	if got, err := r.agent.MountSources(Sandbox{ID: "s1", PodUID: "u1"}, sources); err == nil || !strings.Contains(err.Error(), files[0]) {
-		t.Errorf("a container gets %q, %v", got, err)
+	bound := "/var/lib/kubelet/pods/u1/volume-subpaths/pv-1/c/0"
+	for _, sources := range [][]string{sources, {bound}} {
+		got, err := r.agent.MountSources(Sandbox{ID: "s1", PodUID: "u1"}, sources)
+		if err == nil || !strings.Contains(err.Error(), files[0]) {
+			t.Errorf("a container gets %q, %v", got, err)
+		}
 	}
 	if got, err := r.agent.MountSources(Sandbox{ID: "s1", PodUID: "u1"}, sources[:1]); err != nil || len(got) != 1 {
 		t.Errorf("a container without the volume: %q, %v", got, err)

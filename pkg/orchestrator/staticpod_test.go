@@ -9,7 +9,7 @@ import (
 // C08: a static pod, of a file on the node, has another uid for the kubelet than in the API server. Its volumes are published.
 func TestC08_AStaticPodIsFound(t *testing.T) {
 	r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(func(p *corev1.Pod) {
-		p.UID, p.Annotations, p.Spec.RuntimeClassName = "of-the-mirror", map[string]string{"kubernetes.io/config.hash": "u1"}, nil
+		p.UID, p.Annotations, p.Spec.RuntimeClassName = "of-the-mirror", map[string]string{corev1.MirrorPodAnnotationKey: "u1"}, nil
 	}))...)
 	if _, err := r.kubelet.NodePublishVolume(r.ctx(), request()); err != nil {
 		t.Error(err)
@@ -19,7 +19,7 @@ func TestC08_AStaticPodIsFound(t *testing.T) {
 // Another pod of that name is another pod.
 func TestC08_AnotherPodOfThatNameIsNotFound(t *testing.T) {
 	r := newRig(t, append(storage("true", corev1.ReadWriteOncePod), pod(func(p *corev1.Pod) {
-		p.UID, p.Annotations = "another", map[string]string{"kubernetes.io/config.hash": "yet-another"}
+		p.UID, p.Annotations = "another", map[string]string{corev1.MirrorPodAnnotationKey: "yet-another"}
 	}))...)
 	if _, err := r.kubelet.NodePublishVolume(r.ctx(), request()); err == nil {
 		t.Error("it is published")

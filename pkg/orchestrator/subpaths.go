@@ -99,10 +99,16 @@ func variable(pod *corev1.Pod, env []corev1.EnvVar, name string) (value string, 
 // a deferred volume is not mounted. The source of such a bind becomes the path below the volume's target, as KEP-2857 specifies. Other
 // sources stay. Call it before a container is created, after ContainerStarts.
 //
-// A source of a volume whose record cannot be used is an error: the container would get the placeholder.
+// It is an error if a source is in a volume whose record cannot be used: the container would get the placeholder. If the container runtime
+// has resolved a link to the kubelet's directory, this is not seen.
 func (a *Agent) MountSources(s Sandbox, sources []string) ([]string, error) {
 	for _, source := range sources {
-		if err := a.Records.Unusable(filepath.Clean(source)); err != nil {
+		target := filepath.Clean(source)
+		if dir, bind, sub := strings.Cut(target, "/pods/"+s.PodUID+"/volume-subpaths/"); sub {
+			volume, _, _ := strings.Cut(bind, "/") // kubelets use the PersistentVolume's name in both paths
+			target = filepath.Join(dir, "pods", s.PodUID, "volumes/kubernetes.io~csi", volume, "mount")
+		}
+		if err := a.Records.Unusable(target); err != nil {
 			return nil, err
 		}
 	}

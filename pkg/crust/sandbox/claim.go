@@ -41,11 +41,15 @@ func (m *Manager) mayBeOfAnother(id string, v Volume) error {
 	if len(m.bad) == 0 {
 		return nil
 	}
+	known := false // claim has decided
 	m.mu.Lock()
-	b, ok := m.sandboxes[id]
-	ours := ok && b.record.Volumes[v.Device.Path].Device.Same(v.Device)
+	for _, b := range m.sandboxes {
+		for _, r := range b.record.Volumes {
+			known = known || r.Device.Same(v.Device)
+		}
+	}
 	m.mu.Unlock()
-	if ours {
+	if known {
 		return nil
 	}
 	busy, err := mounter.Busy(v.Device.Path) // it may hang

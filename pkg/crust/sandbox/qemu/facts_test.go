@@ -21,24 +21,29 @@ func TestC20_FactsThatCannotBeReadAreNotNone(t *testing.T) {
 	if got, err := b.FileSystems(t.Context()); err != nil || len(got) > 0 {
 		t.Errorf("before any guest: %q, %v", got, err)
 	}
-	newer := []byte(`{"kind":"crust.guest","version":2,"data":{"kernel":"6","fileSystems":["ext4"]}}`)
-	if err := os.WriteFile(b.facts(), newer, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if b, err = New(dir, time.Minute, nil); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := b.FileSystems(t.Context()); !fault.Is(err, fault.State) {
-		t.Errorf("of a newer version: %q, %v", got, err)
-	}
 	image := filepath.Join(dir, "image.json")
 	if err := os.WriteFile(image, []byte(`{"kernel":"7","fileSystems":["xfs"]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Know(image); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := b.FileSystems(t.Context()); err != nil || !slices.Equal(got, []string{"xfs"}) {
-		t.Errorf("of the image: %q, %v", got, err)
+	for what, text := range map[string]string{
+		"a newer version":               `{"kind":"crust.guest","version":2,"data":{"kernel":"6","fileSystems":["ext4"]}}`,
+		"a field that nothing here has": `{"kind":"crust.guest","version":1,"data":{"kernel":"\"7\"","fileSystems":["ext4"],"new":1}}`,
+		"nothing":                       ``,
+	} {
+		if err := os.WriteFile(b.facts(), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if b, err = New(dir, time.Minute, nil); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := b.FileSystems(t.Context()); !fault.Is(err, fault.State) {
+			t.Errorf("%s: %q, %v", what, got, err)
+		}
+		if err := b.Know(image); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := b.FileSystems(t.Context()); err != nil || !slices.Equal(got, []string{"xfs"}) {
+			t.Errorf("%s, and the image: %q, %v", what, got, err)
+		}
 	}
 }

@@ -39,7 +39,7 @@ type Backend struct {
 
 	mu     sync.Mutex
 	known  guestFacts
-	unread error                      // why the record of these cannot be used
+	unread error                      // why the record of known cannot be used; nil if it can
 	asked  map[*machine]chan struct{} // closed after the first query, answered or not
 }
 
@@ -61,9 +61,13 @@ func New(dir string, timeout time.Duration, log *slog.Logger) (*Backend, error) 
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := factsType.Read(b.facts(), &b.known); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		b.unread = record.Unusable(err)
-		log.Error("what guests can is not known", "error", b.unread)
+	var f guestFacts
+	switch err := factsType.Read(b.facts(), &f); {
+	case err == nil:
+		b.known = f
+	case !errors.Is(err, fs.ErrNotExist):
+		b.unread = fmt.Errorf("%w; or remove it while no sandbox is there", record.Unusable(err))
+		log.Error("what guests can mount is not known", "error", b.unread)
 	}
 	return b, nil
 }
@@ -84,7 +88,7 @@ func (b *Backend) Know(file string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	f.Kernel = fmt.Sprintf("%.64q", f.Kernel)
-	if b.known.Kernel == f.Kernel {
+	if b.known.Kernel == f.Kernel && b.unread == nil {
 		return nil
 	}
 	b.known, b.unread = f, nil
