@@ -176,12 +176,7 @@ func (t Type) write(path string, v any, durable bool) (err error) {
 
 // Read reads the record at path; fs.ErrNotExist if there is none.
 func (t Type) Read(path string, v any) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxSize))
+	b, err := content(path)
 	if err != nil {
 		return err
 	}
@@ -191,15 +186,20 @@ func (t Type) Read(path string, v any) error {
 	return nil
 }
 
+// content returns a file's content, as far as a record may be long.
+func content(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxSize))
+}
+
 // Hint reads into v as much as it can of a record that Read refuses, such as one of a newer version or with unknown fields. Nothing in v is
 // certain: use it only for acts that are harmless if v is wrong.
 func Hint(path string, v any) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxSize))
+	b, err := content(path)
 	if err != nil {
 		return err
 	}
