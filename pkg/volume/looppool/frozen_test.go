@@ -52,6 +52,23 @@ func unresumed(t *testing.T, p *Pool, v volume.Volume) {
 	}
 }
 
+// stuck takes a snapshot whose volume cannot be resumed, and whose file cannot be removed: a directory that is not empty is in its place.
+// The volume is thawed then.
+func stuck(t *testing.T, p *Pool, v volume.Volume, w *thaws) (img string) {
+	t.Helper()
+	_, key, _, _ := volume.ParseID(volume.SnapshotID("p", "s"))
+	img = p.snapshotPath(key)
+	stay := func() error {
+		return errors.Join(os.Remove(img), os.MkdirAll(img+"/x", 0o700), errors.New("not thawed"))
+	}
+	_, err := p.CreateSnapshot(t.Context(), volume.SnapshotSpec{Name: "s", Volume: v.ID,
+		Quiesce: func(context.Context) (volume.Stillness, error) { return volume.Stillness{Resume: stay}, nil }}, &volume.Progress{})
+	if !errors.Is(err, errNotResumed) || w.count() != 1 {
+		t.Fatalf("the snapshot: %v, after %d thaws", err, w.count())
+	}
+	return img
+}
+
 func snapshotOf(t *testing.T, p *Pool, v volume.Volume, name string, resume error) (volume.Snapshot, error) {
 	t.Helper()
 	return p.CreateSnapshot(t.Context(), volume.SnapshotSpec{Name: name, Volume: v.ID,
@@ -77,16 +94,7 @@ func TestD06_AVolumeIsThawedOnceThoughItsCopyCannotBeRemoved(t *testing.T) {
 	if err := p.Recover(w.thaw); err != nil {
 		t.Fatal(err)
 	}
-	_, key, _, _ := volume.ParseID(volume.SnapshotID("p", "s"))
-	img := p.snapshotPath(key)
-	stay := func() error { // what cannot be removed: a directory that is not empty, in the file's place
-		return errors.Join(os.Remove(img), os.MkdirAll(img+"/x", 0o700), errors.New("not thawed"))
-	}
-	_, err := p.CreateSnapshot(t.Context(), volume.SnapshotSpec{Name: "s", Volume: v.ID,
-		Quiesce: func(context.Context) (volume.Stillness, error) { return volume.Stillness{Resume: stay}, nil }}, &volume.Progress{})
-	if !errors.Is(err, errNotResumed) || w.count() != 1 {
-		t.Fatalf("the snapshot: %v, after %d thaws", err, w.count())
-	}
+	img := stuck(t, p, v, w)
 	for range 2 {
 		if isFrozen(p, v.ID) || w.count() != 1 {
 			t.Errorf("a volume that was thawed counts as frozen, after %d thaws", w.count())

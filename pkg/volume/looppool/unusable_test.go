@@ -2,7 +2,6 @@ package looppool
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -139,17 +138,7 @@ func TestD06_AVolumeThatFreezesAgainIsThawedAgain(t *testing.T) {
 	if err := p.Recover(w.thaw); err != nil {
 		t.Fatal(err)
 	}
-	_, key, _, _ := volume.ParseID(volume.SnapshotID("p", "s"))
-	img := p.snapshotPath(key)
-	stuck := func() error {
-		return errors.Join(os.Remove(img), os.MkdirAll(img+"/x", 0o700), errors.New("not thawed"))
-	}
-	_, err := p.CreateSnapshot(t.Context(), volume.SnapshotSpec{Name: "s", Volume: v.ID,
-		Quiesce: func(context.Context) (volume.Stillness, error) { return volume.Stillness{Resume: stuck}, nil }}, nil)
-	if !errors.Is(err, errNotResumed) || w.count() != 1 {
-		t.Fatalf("%v, %d thaws", err, w.count())
-	}
-	if err := os.RemoveAll(img); err != nil {
+	if err := os.RemoveAll(stuck(t, p, v, w)); err != nil {
 		t.Fatal(err)
 	}
 	// The next copy removes what is left of the first, slowly. Meanwhile another copy cannot be resumed.
