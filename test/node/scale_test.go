@@ -1,72 +1,75 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
 
-// TestScale_ARestartLooksOnce: a start reads in proportion to the number of published volumes, not
-// to its square. It looks at all loop devices of the machine, so the test runs alone, and once more
-// if others came or went meanwhile.
+// TestScale_ARestartLooksOnce: a start looks as often at one file, directory or device for many published volumes as for a few, so what it
+// does is in proportion to their number, not to its square.
 func TestScale_ARestartLooksOnce(t *testing.T) {
-	const few, factor, tries = 10, 4, 5
-	for try := 1; ; try++ {
-		some, many, calm := readsOfARestart(t, few, few*factor)
-		t.Logf("%d reads for %d volumes, %d for %d", some, few, many, few*factor)
-		if !calm && try < tries {
-			continue
-		}
-		if many > 2*factor*some {
-			t.Errorf("%d reads for %d volumes, %d for %d", some, few, many, few*factor)
-		}
-		return
-	}
-}
-
-// readsOfARestart returns how many system calls that read a start makes for few and for many volumes. calm: nobody else's loop devices came
-// or went.
-func readsOfARestart(t *testing.T, few, many int) (forFew, forMany int, calm bool) {
-	t.Helper()
+	t.Parallel()
 	n := testnode.New(t, "")
 	var all []csiclient.Volume
-	calm = true
-	others := -1
-	reads := func() int {
+	most := func(with int) (times int, file string) {
 		t.Helper()
-		n.Restart()
-		io := read(t, fmt.Sprintf("/proc/%d/io", n.PID()))
-		number, err := strconv.Atoi(regexp.MustCompile(`syscr: (\d+)`).FindStringSubmatch(io)[1])
-		ok(t, err)
-		bound, err := filepath.Glob("/sys/block/loop*/loop")
-		ok(t, err)
-		now := len(bound) - len(all)
-		calm = calm && (others < 0 || others == now)
-		others = now
-		return number
-	}
-	publish := func(to int) {
-		t.Helper()
-		for len(all) < to {
+		for len(all) < with {
 			v, _ := up(t, n, fmt.Sprint("v", len(all)), csiclient.Volume{FSType: "ext4"})
 			all = append(all, v)
 		}
+		return mostOpened(opensOfARestart(t, n))
 	}
-	none := reads()
-	publish(few)
-	forFew = reads() - none
-	publish(many)
-	forMany = reads() - none
+	const few, many = 10, 40
+	some, of := most(few)
+	t.Logf("%d volumes: %s is opened %d times", few, of, some)
+	if some == 0 {
+		t.Fatal("the trace shows nothing")
+	}
+	if times, of := most(many); times > some+few/2 {
+		t.Errorf("%d volumes: no file is opened more than %d times; %d volumes: %s is opened %d times", few, some, many, of, times)
+	}
 	for i, v := range all {
 		down(t, n, v.ID, n.Target(fmt.Sprint("v", i)))
 	}
-	return forFew, forMany, calm
+}
+
+// opensOfARestart kills csi-node, and counts how often the next one opens each file until it serves with all its pools.
+func opensOfARestart(t *testing.T, n *testnode.Node) map[string]int {
+	t.Helper()
+	trace := filepath.Join(n.Dir, "trace")
+	n.Kill()
+	n.Under = []string{"strace", "-D", "-f", "-q", "-y", "-e", "trace=openat,openat2", "-o", trace}
+	n.Start()
+	n.Under = nil
+	n.Restart()
+	ended := regexp.MustCompile(`(?m)^\d+ \+\+\+ killed by SIGKILL \+\+\+\n\z`)
+	for begin := time.Now(); !ended.MatchString(read(t, trace)); time.Sleep(10 * time.Millisecond) {
+		if time.Since(begin) > time.Minute {
+			t.Fatal("strace does not end with csi-node")
+		}
+	}
+	opens := map[string]int{}
+	for _, found := range regexp.MustCompile(`"(.+)".* = (?:\d+<(.+)>|-1)`).FindAllStringSubmatch(read(t, trace), -1) {
+		opens[cmp.Or(found[2], found[1])]++
+	}
+	return opens
+}
+
+func mostOpened(opens map[string]int) (times int, file string) {
+	for name, n := range opens {
+		if n > times {
+			times, file = n, name
+		}
+	}
+	return times, file
 }
 
 // TestScale_APromiseLooksAtNoFile: a new volume takes no longer if there are many, as long as it

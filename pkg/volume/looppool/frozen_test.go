@@ -164,9 +164,12 @@ func TestD06_AThawThatHangsHoldsUpItsVolumeOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	unresumed(t, p, v)
-	w.hang, w.err, p.thawPatience = make(chan struct{}), nil, 10*time.Millisecond
+	w.hang, w.err, p.thawPatience = make(chan struct{}), nil, time.Nanosecond
 	if err := p.Recover(w.thaw); err != nil {
 		t.Fatal(err)
+	}
+	for w.count() < 2 { // Recover gives up before the thaw begins
+		time.Sleep(time.Millisecond)
 	}
 	if _, err := snapshotOf(t, p, v, "s", nil); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("a snapshot meanwhile: %v", err)
