@@ -294,7 +294,7 @@ scale: setup build
 # Ratios against k8s.io/mount-utils and an empty call; see docs/performance.md.
 .PHONY: bench
 bench: setup build pod-guest
-	command -v fio >/dev/null || apt-get install -y -qq --no-install-recommends fio >/dev/null
+	command -v fio >/dev/null || scripts/apt.sh install fio
 	$(GO) build -o bin/ ./test/bench
 	taskset -c 0,1 unshare -m --propagation private bin/bench
 	cd test/bench/kubelet && $(GO) build -o ../../../bin/kubelet-ownership .

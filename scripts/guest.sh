@@ -10,7 +10,7 @@ S=$PWD/.cache/guest
 mkdir -p "$S"
 exec 9>"$S/lock" # two at once would move each other's files away
 flock 9
-export PATH=$PATH:/usr/sbin:/sbin DEBIAN_FRONTEND=noninteractive
+export PATH=$PATH:/usr/sbin:/sbin
 packages=()
 need() { [ -n "$(command -v "$1")" ] || packages+=("$2"); }
 need qemu-system-x86_64 qemu-system-x86
@@ -19,16 +19,15 @@ need cpio cpio
 [ -x /bin/busybox ] && ! ldd /bin/busybox >/dev/null 2>&1 || packages+=(busybox-static)
 if [ ${#packages[@]} -gt 0 ]; then
 	echo "guest: installing ${packages[*]}"
-	apt-get update -qq
-	apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+	scripts/apt.sh install "${packages[@]}"
 fi
 if [ ! -e "$S/kernel/ok" ]; then
 	echo "guest: fetching a kernel"
-	apt-get update -qq
+	scripts/apt.sh update
 	pkg=$(scripts/kernel-package.sh linux-image-cloud-amd64)
 	rm -rf "$S/kernel" "$S/download"
 	mkdir -p "$S/kernel" "$S/download"
-	(cd "$S/download" && apt-get -q download "$pkg") >/dev/null
+	(cd "$S/download" && "$OLDPWD/scripts/apt.sh" download "$pkg")
 	dpkg-deb -x "$S"/download/"$pkg"_*.deb "$S/kernel"
 	depmod -b "$S/kernel" "$(ls "$S/kernel/lib/modules")"
 	rm -rf "$S/download"

@@ -13,8 +13,8 @@ if [ ! -x "$to/prometheus" ] || [ ! -x "$to/promtool" ]; then
 	trap 'rm -rf "$tmp"' EXIT
 	chmod 755 "$tmp"
 	echo "monitoring: getting prometheus"
-	apt-get update -qq
-	(cd "$tmp" && apt-get -qq -o APT::Sandbox::User=root download prometheus && dpkg-deb -x prometheus_*.deb unpacked)
+	scripts/apt.sh update
+	(cd "$tmp" && "$OLDPWD/scripts/apt.sh" download prometheus && dpkg-deb -x prometheus_*.deb unpacked)
 	mv "$tmp/unpacked/usr/bin/promtool" "$tmp/unpacked/usr/bin/prometheus" "$to/"
 fi
 go build -C tools/promql -o "$to/promql" .

@@ -6,7 +6,7 @@ set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.."
 S=$PWD/.cache/guest
-export PATH=$PATH:/usr/sbin:/sbin DEBIAN_FRONTEND=noninteractive
+export PATH=$PATH:/usr/sbin:/sbin
 scripts/guest.sh
 exec 9>"$S/pod-lock"
 flock 9
@@ -16,8 +16,7 @@ packages=()
 [ -x /usr/lib/qemu/virtiofsd ] || packages+=(qemu-system-common)
 if [ ${#packages[@]} -gt 0 ]; then
 	echo "pod-guest: installing ${packages[*]}"
-	apt-get update -qq
-	apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+	scripts/apt.sh install "${packages[@]}"
 fi
 release=$(ls "$S/kernel/lib/modules")
 T=$(mktemp -d "$S/pod-initramfs.XXXXXX")

@@ -38,9 +38,7 @@ need perl perl-base
 packages=($(printf '%s\n' "${packages[@]}" | sort -u))
 if [ ${#packages[@]} -gt 0 ]; then
 	echo "setup: installing ${packages[*]}"
-	export DEBIAN_FRONTEND=noninteractive
-	apt-get update -qq
-	apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+	scripts/apt.sh install "${packages[@]}"
 fi
 names=$(go run ./deploy/filesystems names)
 for fs in $names; do

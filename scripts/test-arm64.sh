@@ -7,8 +7,7 @@ export LC_ALL=C
 cd "$(dirname "$0")/.."
 export GOARCH=arm64 CGO_ENABLED=0
 if ! command -v qemu-aarch64-static >/dev/null; then
-	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends qemu-user-static >/dev/null
+	scripts/apt.sh install qemu-user-static
 fi
 go vet -tags vm,kubernetes ./...
 kernel='/(internal/(confine|linux|loopdev|microvm)|pkg/mounter)$'

@@ -23,7 +23,7 @@ done
 for arch in $arches; do
 	base=$out/base-$state-$arch.root
 	if [ ! -e "$base" ]; then
-		command -v mmdebstrap >/dev/null || { apt-get update -qq && apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends mmdebstrap >/dev/null; }
+		command -v mmdebstrap >/dev/null || scripts/apt.sh install mmdebstrap
 		echo "image: making the base of Debian packages for $arch (half a minute, once)"
 		deploy/image/base.sh "$arch" "$base.tar"
 		deploy/image/check.sh "$arch" "$base.tar"

@@ -13,7 +13,7 @@ run=()
 if [ "$arch" != "$(dpkg --print-architecture)" ]; then
 	declare -A names=([amd64]=x86_64 [arm64]=aarch64)
 	emulator=qemu-${names[$arch]}-static
-	command -v "$emulator" >/dev/null || { apt-get update -qq && apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends qemu-user-static >/dev/null; }
+	command -v "$emulator" >/dev/null || "$(dirname "$0")/../../scripts/apt.sh" install qemu-user-static
 	run=(/emulator)
 fi
 root=$(mktemp -d)

@@ -18,6 +18,5 @@ need mmdebstrap mmdebstrap
 echo '#include <seccomp.h>' | gcc -E - >/dev/null 2>&1 || packages+=(libseccomp-dev)
 if [ ${#packages[@]} -gt 0 ]; then
 	echo "kubernetes: installing ${packages[*]}"
-	apt-get update -qq
-	apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+	scripts/apt.sh install "${packages[@]}"
 fi

@@ -13,8 +13,7 @@ need mmdebstrap mmdebstrap
 need depmod kmod
 need cpio cpio
 if [ ${#packages[@]} -gt 0 ]; then
-	apt-get update -qq
-	apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+	scripts/apt.sh install "${packages[@]}"
 fi
 S=$PWD/.cache/arm64
 mkdir -p "$S"

@@ -22,8 +22,7 @@ need checkpolicy checkpolicy
 need secilc secilc
 if [ ${#packages[@]} -gt 0 ]; then
 	echo "vm: installing ${packages[*]}"
-	apt-get update -qq
-	apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+	scripts/apt.sh install "${packages[@]}"
 fi
 
 kernel() { # name meta-package
@@ -33,13 +32,13 @@ kernel() { # name meta-package
 	pkg=$(scripts/kernel-package.sh "$2")
 	rm -rf "$dir" "$S/download" "$S"/root-*.img # the image has its modules
 	mkdir -p "$dir" "$S/download"
-	(cd "$S/download" && apt-get -q download "$pkg") >/dev/null
+	(cd "$S/download" && "$OLDPWD/scripts/apt.sh" download "$pkg")
 	dpkg-deb -x "$S"/download/"$pkg"_*.deb "$dir"
 	depmod -b "$dir" "$(ls "$dir/lib/modules")"
 	rm -rf "$S/download"
 	echo "$2" >"$dir/ok"
 }
-[ -e "$S/kernel-6.1/ok" ] && [ -e "$S/kernel-6.12/ok" ] || apt-get update -qq
+[ -e "$S/kernel-6.1/ok" ] && [ -e "$S/kernel-6.12/ok" ] || scripts/apt.sh update
 # Debian's cloud kernels lack some file systems.
 kernel 6.1 linux-image-amd64
 kernel 6.12 linux-image-6.12-amd64
