@@ -92,6 +92,11 @@ func (d *drained) ask(ctx context.Context, c *csiclient.Client) error {
 			d.failed = append(d.failed, fmt.Errorf("what is in pool %s cannot be told: %s", p.GetName(), p.GetTrouble()))
 		}
 	}
+	for _, p := range pools.GetFormer() {
+		if d.Remove {
+			d.add(obstacle{Kind: notConfigured, ID: p.GetName(), Means: formerPoolMeans(p), Do: formerPoolDo(p)})
+		}
+	}
 	volumes, err := c.Volumes(ctx)
 	if err != nil {
 		return err

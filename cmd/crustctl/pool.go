@@ -20,7 +20,12 @@ func poolCommand(g *globals) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return g.print(cmd.OutOrStdout(), poolTable(r.GetPools()), r)
+				t := poolTable(r.GetPools())
+				for _, p := range r.GetFormer() {
+					state := "not configured any more: " + p.GetContent()
+					t.rows = append(t.rows, []string{p.GetName(), "-", "-", "-", "-", "-", "-", "-", state})
+				}
+				return g.print(cmd.OutOrStdout(), t, r)
 			})
 		}}, poolCheck(g))
 	return c
@@ -37,4 +42,16 @@ func poolTable(pools []*inventory.Pool) table {
 		t.rows = append(t.rows, row)
 	}
 	return t
+}
+
+// notConfigured is the kind of what is found about a pool that csi-node is not configured with any more.
+const notConfigured = "pool-not-configured"
+
+func formerPoolMeans(p *inventory.FormerPool) string {
+	return "csi-node is not configured with pool " + p.GetName() + " any more, and the pool is not known to be empty: " + p.GetContent()
+}
+
+func formerPoolDo(p *inventory.FormerPool) string {
+	return "start csi-node with that pool again, and see what it has (crustctl volume list). If its data is needed no more, or its disk is " +
+		"gone for good, delete " + p.GetRecord() + " on the node: csi-node then forgets the pool"
 }

@@ -137,6 +137,16 @@ func (g *globals) askForCheck(cmd *cobra.Command, pool string) (*checkedPools, e
 		if out.volumes, err = c.Volumes(ctx); err != nil {
 			return err
 		}
+		pools, err := c.DescribePools(ctx, &inventory.DescribePoolsRequest{})
+		if err != nil {
+			return err
+		}
+		for _, p := range pools.GetFormer() {
+			if pool == "" {
+				out.Findings = append(out.Findings, misfit{Pool: p.GetName(), Kind: notConfigured, Path: p.GetDirectory(),
+					Means: formerPoolMeans(p), Do: formerPoolDo(p)})
+			}
+		}
 		for _, p := range r.GetPools() {
 			if p.GetTrouble() != "" {
 				out.failed = append(out.failed, fmt.Errorf("pool %s could not be looked at: %s", p.GetName(), p.GetTrouble()))

@@ -126,6 +126,7 @@ func run(args []string) error {
 				return ok, err
 			})
 		},
+		FormerPools: func() ([]driver.FormerPool, error) { return formerPools(o.stateDir, volumes.Pools()) },
 	})
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/nodeconfig"
 	"github.com/crust-csi/crust-csi/internal/telemetry"
+	"github.com/crust-csi/crust-csi/pkg/driver"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 	"github.com/crust-csi/crust-csi/pkg/volume/looppool"
@@ -66,4 +67,24 @@ func openVolumes(
 	}
 	closeAll()
 	return nil, nil, nil, err
+}
+
+// formerPools returns the pools that the node had before.
+func formerPools(stateDir string, now []volume.Pool) ([]driver.FormerPool, error) {
+	var names []string
+	for _, p := range now {
+		names = append(names, p.Name())
+	}
+	all, err := poolhome.FormerPools(filepath.Join(stateDir, "pools"), names)
+	var former []driver.FormerPool
+	for _, p := range all {
+		former = append(former, driver.FormerPool{Name: p.Name, Dir: p.Dir, Record: p.Record,
+			Empty: func() error {
+				if p.Err != nil {
+					return p.Err
+				}
+				return looppool.Empty(p.Dir)
+			}})
+	}
+	return former, err
 }

@@ -59,8 +59,10 @@ func (*DescribePoolsRequest) Descriptor() ([]byte, []int) {
 }
 
 type DescribePoolsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Pools         []*Pool                `protobuf:"bytes,1,rep,name=pools,proto3" json:"pools,omitempty"` // the first is the default
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Pools []*Pool                `protobuf:"bytes,1,rep,name=pools,proto3" json:"pools,omitempty"` // the first is the default
+	// Pools that csi-node was configured with before, and that are not certainly empty.
+	Former        []*FormerPool `protobuf:"bytes,2,rep,name=former,proto3" json:"former,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -102,6 +104,81 @@ func (x *DescribePoolsResponse) GetPools() []*Pool {
 	return nil
 }
 
+func (x *DescribePoolsResponse) GetFormer() []*FormerPool {
+	if x != nil {
+		return x.Former
+	}
+	return nil
+}
+
+type FormerPool struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Directory     string                 `protobuf:"bytes,2,opt,name=directory,proto3" json:"directory,omitempty"`
+	Content       string                 `protobuf:"bytes,3,opt,name=content,proto3" json:"content,omitempty"` // what is in it, or why that cannot be told
+	Record        string                 `protobuf:"bytes,4,opt,name=record,proto3" json:"record,omitempty"`   // the file by which csi-node knows of it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FormerPool) Reset() {
+	*x = FormerPool{}
+	mi := &file_inventory_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FormerPool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FormerPool) ProtoMessage() {}
+
+func (x *FormerPool) ProtoReflect() protoreflect.Message {
+	mi := &file_inventory_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FormerPool.ProtoReflect.Descriptor instead.
+func (*FormerPool) Descriptor() ([]byte, []int) {
+	return file_inventory_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *FormerPool) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *FormerPool) GetDirectory() string {
+	if x != nil {
+		return x.Directory
+	}
+	return ""
+}
+
+func (x *FormerPool) GetContent() string {
+	if x != nil {
+		return x.Content
+	}
+	return ""
+}
+
+func (x *FormerPool) GetRecord() string {
+	if x != nil {
+		return x.Record
+	}
+	return ""
+}
+
 type Pool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -121,7 +198,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_inventory_proto_msgTypes[2]
+	mi := &file_inventory_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -133,7 +210,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[2]
+	mi := &file_inventory_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -146,7 +223,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{2}
+	return file_inventory_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Pool) GetName() string {
@@ -222,7 +299,7 @@ type DescribeVolumesRequest struct {
 
 func (x *DescribeVolumesRequest) Reset() {
 	*x = DescribeVolumesRequest{}
-	mi := &file_inventory_proto_msgTypes[3]
+	mi := &file_inventory_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -234,7 +311,7 @@ func (x *DescribeVolumesRequest) String() string {
 func (*DescribeVolumesRequest) ProtoMessage() {}
 
 func (x *DescribeVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[3]
+	mi := &file_inventory_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -247,7 +324,7 @@ func (x *DescribeVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeVolumesRequest.ProtoReflect.Descriptor instead.
 func (*DescribeVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{3}
+	return file_inventory_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *DescribeVolumesRequest) GetAfter() string {
@@ -268,7 +345,7 @@ type DescribeVolumesResponse struct {
 
 func (x *DescribeVolumesResponse) Reset() {
 	*x = DescribeVolumesResponse{}
-	mi := &file_inventory_proto_msgTypes[4]
+	mi := &file_inventory_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -280,7 +357,7 @@ func (x *DescribeVolumesResponse) String() string {
 func (*DescribeVolumesResponse) ProtoMessage() {}
 
 func (x *DescribeVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[4]
+	mi := &file_inventory_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -293,7 +370,7 @@ func (x *DescribeVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeVolumesResponse.ProtoReflect.Descriptor instead.
 func (*DescribeVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{4}
+	return file_inventory_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DescribeVolumesResponse) GetVolumes() []*Volume {
@@ -337,7 +414,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_inventory_proto_msgTypes[5]
+	mi := &file_inventory_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -349,7 +426,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[5]
+	mi := &file_inventory_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -362,7 +439,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{5}
+	return file_inventory_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Volume) GetId() string {
@@ -473,7 +550,7 @@ type Notice struct {
 
 func (x *Notice) Reset() {
 	*x = Notice{}
-	mi := &file_inventory_proto_msgTypes[6]
+	mi := &file_inventory_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -485,7 +562,7 @@ func (x *Notice) String() string {
 func (*Notice) ProtoMessage() {}
 
 func (x *Notice) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[6]
+	mi := &file_inventory_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -498,7 +575,7 @@ func (x *Notice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Notice.ProtoReflect.Descriptor instead.
 func (*Notice) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{6}
+	return file_inventory_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Notice) GetReason() string {
@@ -529,7 +606,7 @@ type Use struct {
 
 func (x *Use) Reset() {
 	*x = Use{}
-	mi := &file_inventory_proto_msgTypes[7]
+	mi := &file_inventory_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -541,7 +618,7 @@ func (x *Use) String() string {
 func (*Use) ProtoMessage() {}
 
 func (x *Use) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[7]
+	mi := &file_inventory_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -554,7 +631,7 @@ func (x *Use) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Use.ProtoReflect.Descriptor instead.
 func (*Use) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{7}
+	return file_inventory_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Use) GetTarget() string {
@@ -601,7 +678,7 @@ type CheckPoolsRequest struct {
 
 func (x *CheckPoolsRequest) Reset() {
 	*x = CheckPoolsRequest{}
-	mi := &file_inventory_proto_msgTypes[8]
+	mi := &file_inventory_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -613,7 +690,7 @@ func (x *CheckPoolsRequest) String() string {
 func (*CheckPoolsRequest) ProtoMessage() {}
 
 func (x *CheckPoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[8]
+	mi := &file_inventory_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -626,7 +703,7 @@ func (x *CheckPoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPoolsRequest.ProtoReflect.Descriptor instead.
 func (*CheckPoolsRequest) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{8}
+	return file_inventory_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CheckPoolsRequest) GetPool() string {
@@ -645,7 +722,7 @@ type CheckPoolsResponse struct {
 
 func (x *CheckPoolsResponse) Reset() {
 	*x = CheckPoolsResponse{}
-	mi := &file_inventory_proto_msgTypes[9]
+	mi := &file_inventory_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +734,7 @@ func (x *CheckPoolsResponse) String() string {
 func (*CheckPoolsResponse) ProtoMessage() {}
 
 func (x *CheckPoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[9]
+	mi := &file_inventory_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +747,7 @@ func (x *CheckPoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPoolsResponse.ProtoReflect.Descriptor instead.
 func (*CheckPoolsResponse) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{9}
+	return file_inventory_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CheckPoolsResponse) GetPools() []*CheckedPool {
@@ -692,7 +769,7 @@ type CheckedPool struct {
 
 func (x *CheckedPool) Reset() {
 	*x = CheckedPool{}
-	mi := &file_inventory_proto_msgTypes[10]
+	mi := &file_inventory_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -704,7 +781,7 @@ func (x *CheckedPool) String() string {
 func (*CheckedPool) ProtoMessage() {}
 
 func (x *CheckedPool) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[10]
+	mi := &file_inventory_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -717,7 +794,7 @@ func (x *CheckedPool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckedPool.ProtoReflect.Descriptor instead.
 func (*CheckedPool) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{10}
+	return file_inventory_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CheckedPool) GetName() string {
@@ -754,7 +831,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_inventory_proto_msgTypes[11]
+	mi := &file_inventory_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +843,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[11]
+	mi := &file_inventory_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +856,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{11}
+	return file_inventory_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Finding) GetKind() string {
@@ -825,7 +902,7 @@ type DescribeOperationsRequest struct {
 
 func (x *DescribeOperationsRequest) Reset() {
 	*x = DescribeOperationsRequest{}
-	mi := &file_inventory_proto_msgTypes[12]
+	mi := &file_inventory_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +914,7 @@ func (x *DescribeOperationsRequest) String() string {
 func (*DescribeOperationsRequest) ProtoMessage() {}
 
 func (x *DescribeOperationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[12]
+	mi := &file_inventory_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +927,7 @@ func (x *DescribeOperationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeOperationsRequest.ProtoReflect.Descriptor instead.
 func (*DescribeOperationsRequest) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{12}
+	return file_inventory_proto_rawDescGZIP(), []int{13}
 }
 
 type DescribeOperationsResponse struct {
@@ -863,7 +940,7 @@ type DescribeOperationsResponse struct {
 
 func (x *DescribeOperationsResponse) Reset() {
 	*x = DescribeOperationsResponse{}
-	mi := &file_inventory_proto_msgTypes[13]
+	mi := &file_inventory_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -875,7 +952,7 @@ func (x *DescribeOperationsResponse) String() string {
 func (*DescribeOperationsResponse) ProtoMessage() {}
 
 func (x *DescribeOperationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[13]
+	mi := &file_inventory_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -888,7 +965,7 @@ func (x *DescribeOperationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeOperationsResponse.ProtoReflect.Descriptor instead.
 func (*DescribeOperationsResponse) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{13}
+	return file_inventory_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DescribeOperationsResponse) GetOperations() []*Operation {
@@ -923,7 +1000,7 @@ type Walk struct {
 
 func (x *Walk) Reset() {
 	*x = Walk{}
-	mi := &file_inventory_proto_msgTypes[14]
+	mi := &file_inventory_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -935,7 +1012,7 @@ func (x *Walk) String() string {
 func (*Walk) ProtoMessage() {}
 
 func (x *Walk) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[14]
+	mi := &file_inventory_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -948,7 +1025,7 @@ func (x *Walk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Walk.ProtoReflect.Descriptor instead.
 func (*Walk) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{14}
+	return file_inventory_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Walk) GetVolume() string {
@@ -1020,7 +1097,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_inventory_proto_msgTypes[15]
+	mi := &file_inventory_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1032,7 +1109,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_inventory_proto_msgTypes[15]
+	mi := &file_inventory_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1045,7 +1122,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_inventory_proto_rawDescGZIP(), []int{15}
+	return file_inventory_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Operation) GetCall() string {
@@ -1081,9 +1158,16 @@ var File_inventory_proto protoreflect.FileDescriptor
 const file_inventory_proto_rawDesc = "" +
 	"\n" +
 	"\x0finventory.proto\x12\x12crust.inventory.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n" +
-	"\x14DescribePoolsRequest\"G\n" +
+	"\x14DescribePoolsRequest\"\x7f\n" +
 	"\x15DescribePoolsResponse\x12.\n" +
-	"\x05pools\x18\x01 \x03(\v2\x18.crust.inventory.v1.PoolR\x05pools\"\xe2\x01\n" +
+	"\x05pools\x18\x01 \x03(\v2\x18.crust.inventory.v1.PoolR\x05pools\x126\n" +
+	"\x06former\x18\x02 \x03(\v2\x1e.crust.inventory.v1.FormerPoolR\x06former\"p\n" +
+	"\n" +
+	"FormerPool\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\tdirectory\x18\x02 \x01(\tR\tdirectory\x12\x18\n" +
+	"\acontent\x18\x03 \x01(\tR\acontent\x12\x16\n" +
+	"\x06record\x18\x04 \x01(\tR\x06record\"\xe2\x01\n" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\atrouble\x18\x02 \x01(\tR\atrouble\x12\x12\n" +
@@ -1177,52 +1261,54 @@ func file_inventory_proto_rawDescGZIP() []byte {
 	return file_inventory_proto_rawDescData
 }
 
-var file_inventory_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_inventory_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_inventory_proto_goTypes = []any{
 	(*DescribePoolsRequest)(nil),       // 0: crust.inventory.v1.DescribePoolsRequest
 	(*DescribePoolsResponse)(nil),      // 1: crust.inventory.v1.DescribePoolsResponse
-	(*Pool)(nil),                       // 2: crust.inventory.v1.Pool
-	(*DescribeVolumesRequest)(nil),     // 3: crust.inventory.v1.DescribeVolumesRequest
-	(*DescribeVolumesResponse)(nil),    // 4: crust.inventory.v1.DescribeVolumesResponse
-	(*Volume)(nil),                     // 5: crust.inventory.v1.Volume
-	(*Notice)(nil),                     // 6: crust.inventory.v1.Notice
-	(*Use)(nil),                        // 7: crust.inventory.v1.Use
-	(*CheckPoolsRequest)(nil),          // 8: crust.inventory.v1.CheckPoolsRequest
-	(*CheckPoolsResponse)(nil),         // 9: crust.inventory.v1.CheckPoolsResponse
-	(*CheckedPool)(nil),                // 10: crust.inventory.v1.CheckedPool
-	(*Finding)(nil),                    // 11: crust.inventory.v1.Finding
-	(*DescribeOperationsRequest)(nil),  // 12: crust.inventory.v1.DescribeOperationsRequest
-	(*DescribeOperationsResponse)(nil), // 13: crust.inventory.v1.DescribeOperationsResponse
-	(*Walk)(nil),                       // 14: crust.inventory.v1.Walk
-	(*Operation)(nil),                  // 15: crust.inventory.v1.Operation
-	(*timestamppb.Timestamp)(nil),      // 16: google.protobuf.Timestamp
+	(*FormerPool)(nil),                 // 2: crust.inventory.v1.FormerPool
+	(*Pool)(nil),                       // 3: crust.inventory.v1.Pool
+	(*DescribeVolumesRequest)(nil),     // 4: crust.inventory.v1.DescribeVolumesRequest
+	(*DescribeVolumesResponse)(nil),    // 5: crust.inventory.v1.DescribeVolumesResponse
+	(*Volume)(nil),                     // 6: crust.inventory.v1.Volume
+	(*Notice)(nil),                     // 7: crust.inventory.v1.Notice
+	(*Use)(nil),                        // 8: crust.inventory.v1.Use
+	(*CheckPoolsRequest)(nil),          // 9: crust.inventory.v1.CheckPoolsRequest
+	(*CheckPoolsResponse)(nil),         // 10: crust.inventory.v1.CheckPoolsResponse
+	(*CheckedPool)(nil),                // 11: crust.inventory.v1.CheckedPool
+	(*Finding)(nil),                    // 12: crust.inventory.v1.Finding
+	(*DescribeOperationsRequest)(nil),  // 13: crust.inventory.v1.DescribeOperationsRequest
+	(*DescribeOperationsResponse)(nil), // 14: crust.inventory.v1.DescribeOperationsResponse
+	(*Walk)(nil),                       // 15: crust.inventory.v1.Walk
+	(*Operation)(nil),                  // 16: crust.inventory.v1.Operation
+	(*timestamppb.Timestamp)(nil),      // 17: google.protobuf.Timestamp
 }
 var file_inventory_proto_depIdxs = []int32{
-	2,  // 0: crust.inventory.v1.DescribePoolsResponse.pools:type_name -> crust.inventory.v1.Pool
-	5,  // 1: crust.inventory.v1.DescribeVolumesResponse.volumes:type_name -> crust.inventory.v1.Volume
-	16, // 2: crust.inventory.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	7,  // 3: crust.inventory.v1.Volume.uses:type_name -> crust.inventory.v1.Use
-	6,  // 4: crust.inventory.v1.Volume.notices:type_name -> crust.inventory.v1.Notice
-	10, // 5: crust.inventory.v1.CheckPoolsResponse.pools:type_name -> crust.inventory.v1.CheckedPool
-	11, // 6: crust.inventory.v1.CheckedPool.findings:type_name -> crust.inventory.v1.Finding
-	15, // 7: crust.inventory.v1.DescribeOperationsResponse.operations:type_name -> crust.inventory.v1.Operation
-	14, // 8: crust.inventory.v1.DescribeOperationsResponse.walks:type_name -> crust.inventory.v1.Walk
-	16, // 9: crust.inventory.v1.Walk.since:type_name -> google.protobuf.Timestamp
-	16, // 10: crust.inventory.v1.Walk.ended:type_name -> google.protobuf.Timestamp
-	16, // 11: crust.inventory.v1.Operation.since:type_name -> google.protobuf.Timestamp
-	0,  // 12: crust.inventory.v1.Inventory.DescribePools:input_type -> crust.inventory.v1.DescribePoolsRequest
-	3,  // 13: crust.inventory.v1.Inventory.DescribeVolumes:input_type -> crust.inventory.v1.DescribeVolumesRequest
-	8,  // 14: crust.inventory.v1.Inventory.CheckPools:input_type -> crust.inventory.v1.CheckPoolsRequest
-	12, // 15: crust.inventory.v1.Inventory.DescribeOperations:input_type -> crust.inventory.v1.DescribeOperationsRequest
-	1,  // 16: crust.inventory.v1.Inventory.DescribePools:output_type -> crust.inventory.v1.DescribePoolsResponse
-	4,  // 17: crust.inventory.v1.Inventory.DescribeVolumes:output_type -> crust.inventory.v1.DescribeVolumesResponse
-	9,  // 18: crust.inventory.v1.Inventory.CheckPools:output_type -> crust.inventory.v1.CheckPoolsResponse
-	13, // 19: crust.inventory.v1.Inventory.DescribeOperations:output_type -> crust.inventory.v1.DescribeOperationsResponse
-	16, // [16:20] is the sub-list for method output_type
-	12, // [12:16] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	3,  // 0: crust.inventory.v1.DescribePoolsResponse.pools:type_name -> crust.inventory.v1.Pool
+	2,  // 1: crust.inventory.v1.DescribePoolsResponse.former:type_name -> crust.inventory.v1.FormerPool
+	6,  // 2: crust.inventory.v1.DescribeVolumesResponse.volumes:type_name -> crust.inventory.v1.Volume
+	17, // 3: crust.inventory.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	8,  // 4: crust.inventory.v1.Volume.uses:type_name -> crust.inventory.v1.Use
+	7,  // 5: crust.inventory.v1.Volume.notices:type_name -> crust.inventory.v1.Notice
+	11, // 6: crust.inventory.v1.CheckPoolsResponse.pools:type_name -> crust.inventory.v1.CheckedPool
+	12, // 7: crust.inventory.v1.CheckedPool.findings:type_name -> crust.inventory.v1.Finding
+	16, // 8: crust.inventory.v1.DescribeOperationsResponse.operations:type_name -> crust.inventory.v1.Operation
+	15, // 9: crust.inventory.v1.DescribeOperationsResponse.walks:type_name -> crust.inventory.v1.Walk
+	17, // 10: crust.inventory.v1.Walk.since:type_name -> google.protobuf.Timestamp
+	17, // 11: crust.inventory.v1.Walk.ended:type_name -> google.protobuf.Timestamp
+	17, // 12: crust.inventory.v1.Operation.since:type_name -> google.protobuf.Timestamp
+	0,  // 13: crust.inventory.v1.Inventory.DescribePools:input_type -> crust.inventory.v1.DescribePoolsRequest
+	4,  // 14: crust.inventory.v1.Inventory.DescribeVolumes:input_type -> crust.inventory.v1.DescribeVolumesRequest
+	9,  // 15: crust.inventory.v1.Inventory.CheckPools:input_type -> crust.inventory.v1.CheckPoolsRequest
+	13, // 16: crust.inventory.v1.Inventory.DescribeOperations:input_type -> crust.inventory.v1.DescribeOperationsRequest
+	1,  // 17: crust.inventory.v1.Inventory.DescribePools:output_type -> crust.inventory.v1.DescribePoolsResponse
+	5,  // 18: crust.inventory.v1.Inventory.DescribeVolumes:output_type -> crust.inventory.v1.DescribeVolumesResponse
+	10, // 19: crust.inventory.v1.Inventory.CheckPools:output_type -> crust.inventory.v1.CheckPoolsResponse
+	14, // 20: crust.inventory.v1.Inventory.DescribeOperations:output_type -> crust.inventory.v1.DescribeOperationsResponse
+	17, // [17:21] is the sub-list for method output_type
+	13, // [13:17] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_inventory_proto_init() }
@@ -1236,7 +1322,7 @@ func file_inventory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_inventory_proto_rawDesc), len(file_inventory_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -55,12 +55,22 @@ type Config struct {
 	// Left returns what releases a volume whose pool is no longer configured here, nil if nothing
 	// can. Left may be nil.
 	Left func(id string) volume.Releaser
+	// FormerPools returns the pools with which this node was configured before, and which may have volumes. FormerPools may be nil.
+	FormerPools func() ([]FormerPool, error)
 	// HostNamespace is the host's mount namespace, where container runtimes look for targets. nil:
 	// this process's own.
 	HostNamespace *mounter.Namespace
 	// HostNetwork is the host's network namespace, in which shares are mounted: this process's may
 	// end before they do. nil: this process's own.
 	HostNetwork *os.File
+}
+
+// FormerPool is a pool with which a node was configured before.
+type FormerPool struct {
+	Name, Dir string // Dir is empty if it is unknown
+	Record    string // the file by which the node knows of it
+	// Empty returns nil if the pool certainly has no volume and no snapshot. It may hang with the pool's disk.
+	Empty func() error
 }
 
 // Metrics records what happened; package telemetry has an implementation.
@@ -265,7 +275,8 @@ func (d *Driver) owner(m mounter.Mount) (string, bool, error) {
 	if len(found) == 1 {
 		return found[0], true, nil
 	}
-	return "", false, nil // of several volumes of one share, the mount does not tell which
+	id, ok := d.published.recordedAs(found, m.Path) // of several volumes of one share, the mount does not tell which
+	return id, ok, nil
 }
 
 // sameShare reports whether two sources SERVER:/SHARE are one share. The kernel shows the path cleaned: no slash at its end, none doubled.

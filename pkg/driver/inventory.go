@@ -46,7 +46,26 @@ func (i inventoryServer) DescribePools(ctx context.Context, _ *inventory.Describ
 		}
 		resp.Pools = append(resp.Pools, out)
 	}
-	return resp, nil
+	var err error
+	resp.Former, err = i.driver.formerPools(ctx)
+	return resp, err
+}
+
+// formerPools returns the former pools that are not certainly empty.
+func (d *Driver) formerPools(ctx context.Context) (former []*inventory.FormerPool, err error) {
+	if d.FormerPools == nil {
+		return nil, nil
+	}
+	all, err := d.FormerPools()
+	if err != nil {
+		return nil, fmt.Errorf("which pools this node had: %w", err)
+	}
+	for _, p := range all {
+		if _, err := ask(ctx, d, subject{aFormerPool, p.Name}, func() (struct{}, error) { return struct{}{}, p.Empty() }); err != nil {
+			former = append(former, &inventory.FormerPool{Name: p.Name, Directory: p.Dir, Content: err.Error(), Record: p.Record})
+		}
+	}
+	return former, nil
 }
 
 // DescribeVolumes lists one page of the volumes.

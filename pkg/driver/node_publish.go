@@ -206,7 +206,7 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 			return err
 		}
 	}
-	if err := d.published.note(p.id, p.target, shown{p.readOnlyAs, p.groupShown()}); err != nil {
+	if err := d.published.note(p.id, p.target, shown{p.readOnlyAs, p.groupShown()}, p.attachment.Share != nil); err != nil {
 		return errors.Join(fmt.Errorf("volume %s: %w", p.id, err), d.releaseReadOnly(ctx, p))
 	}
 	err = failpoint.Err("publish.noted")

@@ -123,11 +123,28 @@ func (p *publishedTargets) put(id, target string, what shown) {
 	p.m[id][target] = what
 }
 
-// note adds a target that is about to be published, and records how.
-func (p *publishedTargets) note(id, target string, what shown) error {
+// recordedAs returns the one of these volumes that a record has at a target.
+func (p *publishedTargets) recordedAs(ids []string, target string) (string, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var found []string
+	for _, id := range ids {
+		if _, ok := p.recorded[p.path(id, target)]; ok {
+			found = append(found, id)
+		}
+	}
+	if len(found) != 1 {
+		return "", false
+	}
+	return found[0], true
+}
+
+// note adds a target that is about to be published, and records how. anonymous: the mount will not tell whose it is, so there is a record
+// in any case.
+func (p *publishedTargets) note(id, target string, what shown, anonymous bool) error {
 	path := p.path(id, target)
 	var err error
-	if what == (shown{}) {
+	if what == (shown{}) && !anonymous {
 		err = record.RemoveVolatile(path)
 	} else {
 		err = publishedType.WriteVolatile(path, publishedRecord{id, p.boot, target, what})

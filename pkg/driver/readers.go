@@ -25,9 +25,11 @@ type readers struct {
 type subject struct{ kind, name string }
 
 // Kinds of subjects with many callers, whose looks always get their full time.
-const aPool, sizesOfPool = "pool", "the sizes of pool"
+const aPool, sizesOfPool, aFormerPool = "pool", "the sizes of pool", "the former pool"
 
-func (s subject) shared() bool { return s.kind == aPool || s.kind == sizesOfPool }
+func (s subject) shared() bool {
+	return s.kind == aPool || s.kind == sizesOfPool || s.kind == aFormerPool
+}
 
 func (s subject) String() string { return s.kind + " " + s.name }
 

@@ -23,7 +23,7 @@ func TestWithoutDescriptorsNoRecordIsRead(t *testing.T) {
 		"published": func(dir string, put bool) error {
 			p, err := loadPublished(dir, "boot", log)
 			if err == nil && put {
-				err = p.note("v", "/t", shown{Group: "5"})
+				err = p.note("v", "/t", shown{Group: "5"}, false)
 			}
 			return err
 		},

@@ -9,6 +9,9 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
 // spoil damages the only record in a directory: "torn" makes it empty, "newer" gives it an unknown version.
@@ -175,23 +178,39 @@ func TestA10_ARefusedStageReleasesNoDevice(t *testing.T) {
 	}
 }
 
-// Two volumes are of one share. Which of them a mount is of is not guessed after a restart, and a share may be written with a slash at its
-// end. (A tmpfs of that name stands for the share: what matters is the name that the kernel shows.)
+// Two volumes are of one share. Which of them a mount is of is on record, and not guessed if it is not. A share may be written with a slash
+// at its end. (A tmpfs of that name stands for the share: what matters is the name that the kernel shows.)
 func TestS07_TwoVolumesOfOneShare(t *testing.T) {
-	for range 5 {
+	boot, err := mounter.BootID()
+	must(t, err)
+	for _, recorded := range []bool{false, true} {
 		r := newRig(t)
 		for id, share := range map[string]string{"a": "/data", "b": "/data/"} {
 			must(t, os.MkdirAll(r.staging(id), 0o755))
 			_, err := r.d.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: r.staging(id),
 				VolumeCapability: fileSystem(""), VolumeContext: map[string]string{"server": "10.0.0.1", "share": share}})
 			must(t, err)
+			if recorded { // as a publish does
+				to := filepath.Join(r.dir, "state/published", record.Name(id, r.dir+"/pod-"+id)+record.Extension)
+				must(t, record.Type{Kind: "crust-csi.published", Version: 1}.Write(to, map[string]any{
+					"volumeID": id, "bootID": boot, "target": r.dir + "/pod-" + id, "shown": map[string]any{}}))
+			}
 			shell(t, "mkdir "+r.dir+"/pod-"+id+" && mount -t tmpfs 10.0.0.1:/data "+r.dir+"/pod-"+id)
 		}
-		r.stop()
-		r.start()
-		must(t, r.unpublish("a", r.dir+"/pod-a"))
-		must(t, r.unstage("a"))
-		must(t, r.unpublish("b", r.dir+"/pod-b"))
-		must(t, r.unstage("b"))
+		for range 2 {
+			r.stop()
+			r.start()
+		}
+		for _, id := range []string{"a", "b"} {
+			at := r.dir + "/pod-" + id
+			if err := r.unstage(id); recorded && (err == nil || !strings.Contains(err.Error(), "still published at "+at)) {
+				t.Errorf("unstage of a volume that a pod has: %v", err)
+			}
+			must(t, r.unpublish(id, at))
+			must(t, r.unstage(id))
+		}
+		if left, err := record.Names(r.dir + "/state/published"); err != nil || len(left) > 0 {
+			t.Errorf("records are left: %q, %v", left, err)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -118,4 +119,43 @@ func TestB08_DrainCheckOfAPoolThatIsAway(t *testing.T) {
 	mount()
 	n.Restart()
 	exits(t, n, 0, []string{"node", "drain-check", "--remove"})
+}
+
+// B8: a pool that is not configured any more may have the only copy of something.
+func TestB08_DrainCheckOfAPoolThatIsNotConfigured(t *testing.T) {
+	t.Parallel()
+	n := testnode.New(t, "")
+	v := create(t, n, "forgotten", csiclient.Volume{FSType: "ext4"})
+	was, records := n.PoolDir(), filepath.Join(n.Dir, "state/pools")
+	begin := func(name, dir string) {
+		t.Helper()
+		n.Stop()
+		n.PoolName, n.Pool = name, dir
+		n.Start()
+	}
+	remove, check := []string{"node", "drain-check", "--remove"}, []string{"pool", "check"}
+	begin("different", filepath.Join(n.Dir, "another"))
+	for _, args := range [][]string{remove, check} {
+		exits(t, n, 1, args, "pool-not-configured", "not configured with pool pool any more", was+" has ", " files in volumes",
+			"delete "+records+"/pool.json")
+	}
+	exits(t, n, 0, []string{"pool", "list"}, "not configured any more: "+was)
+	exits(t, n, 0, []string{"pool", "check", "different"})
+	exits(t, n, 0, remove[:2], "can be rebooted")
+	away := filepath.Join(n.Dir, "away") // its disk, or it is not mounted in the container
+	ok(t, os.Rename(was, away))
+	exits(t, n, 1, remove, "pool-not-configured", was+": no such file")
+
+	begin("renamed", away) // nothing is forgotten now: another is empty
+	ok(t, os.WriteFile(records+"/torn.json", []byte("{"), 0o600))
+	out := exits(t, n, 1, check, "torn", "pool-not-configured")
+	if strings.Contains(out, "pool.json") || strings.Contains(out, "different") {
+		t.Errorf("a pool with another name, or an empty one, counts as forgotten:\n%s", out)
+	}
+	ok(t, os.Remove(records+"/torn.json"))
+	exits(t, n, 0, check)
+	ok(t, os.Rename(away, was))
+	begin("pool", was)
+	ok(t, n.Client.Delete(ctxOf(t), v.ID))
+	exits(t, n, 0, remove, "nothing is lost")
 }

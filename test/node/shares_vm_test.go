@@ -154,3 +154,21 @@ func serveSMB(t *testing.T) string {
 		}
 	}
 }
+
+// Of two volumes of one share, csi-node knows after a restart which pod has which.
+func TestS07_ARestartTellsVolumesOfOneShareApart(t *testing.T) {
+	serveNFS(t)
+	n := testnode.New(t, "")
+	all := []csiclient.Volume{exported("one"), exported("two")}
+	for _, v := range all {
+		ok(t, n.Client.Stage(ctxOf(t), v))
+		ok(t, n.Client.Publish(ctxOf(t), v, n.Target(v.ID), false))
+	}
+	n.Restart()
+	for _, v := range all {
+		exits(t, n, 0, []string{"volume", "show", v.ID}, n.Target(v.ID))
+		refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.FailedPrecondition, "still published at "+n.Target(v.ID))
+		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target(v.ID)))
+		ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	}
+}

@@ -42,12 +42,6 @@ type identity struct {
 	ID string `json:"id"`
 }
 
-// known is the node's record of a pool.
-type known struct {
-	ID  string `json:"id"`
-	Dir string `json:"dir"`
-}
-
 // Options are the options of Open. Name, Dir, State and Open are required.
 type Options struct {
 	Name, Dir string
@@ -141,23 +135,7 @@ func (p *Pool) firstLook(before bool) error {
 
 func (p *Pool) path() string { return filepath.Join(p.o.Dir, file) }
 
-// Known returns the directories of the current and former pools of a node, by name: see
-// Options.State. The error joins those of unreadable records.
-func Known(state string) (dirs map[string]string, err error) {
-	names, err := record.Names(state)
-	dirs = map[string]string{}
-	for _, name := range names {
-		var k known
-		if rerr := knownType.Read(filepath.Join(state, name+record.Extension), &k); rerr != nil {
-			err = errors.Join(err, rerr)
-			continue
-		}
-		dirs[name] = k.Dir
-	}
-	return dirs, err
-}
-
-func (p *Pool) statePath() string { return filepath.Join(p.o.State, p.o.Name+record.Extension) }
+func (p *Pool) statePath() string { return recordOf(p.o.State, p.o.Name) }
 
 // nobody is the identity of no directory: the record of the pool's directory is lost.
 const nobody = "-"

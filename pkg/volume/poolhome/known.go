@@ -1,0 +1,67 @@
+package poolhome
+
+import (
+	"errors"
+	"path/filepath"
+	"slices"
+
+	"github.com/crust-csi/crust-csi/internal/record"
+)
+
+// known is the node's record of a pool.
+type known struct {
+	ID  string `json:"id"`
+	Dir string `json:"dir"`
+}
+
+// Known returns the directories of the current and former pools of a node, by name: see
+// Options.State. The error joins those of unreadable records.
+func Known(state string) (dirs map[string]string, err error) {
+	names, err := record.Names(state)
+	dirs = map[string]string{}
+	for _, name := range names {
+		k, rerr := readKnown(state, name)
+		if rerr != nil {
+			err = errors.Join(err, rerr)
+			continue
+		}
+		dirs[name] = k.Dir
+	}
+	return dirs, err
+}
+
+func readKnown(state, name string) (k known, err error) {
+	return k, knownType.Read(recordOf(state, name), &k)
+}
+
+func recordOf(state, name string) string { return filepath.Join(state, name+record.Extension) }
+
+// Former is a pool of a node that is not configured any more.
+type Former struct {
+	Name   string
+	Record string // the file by which the node knows of it
+	Dir    string
+	Err    error // why Dir is unknown
+}
+
+// FormerPools returns the pools of a node that are not among those configured, by name: see Options.State. A pool that only got another
+// name is none.
+func FormerPools(state string, configured []string) (former []Former, err error) {
+	names, err := record.Names(state)
+	if err != nil {
+		return nil, err
+	}
+	present := map[string]bool{}
+	for _, name := range configured {
+		if k, err := readKnown(state, name); err == nil { // otherwise the pool tells
+			present[k.ID] = true
+		}
+	}
+	for _, name := range names {
+		k, err := readKnown(state, name)
+		if !slices.Contains(configured, name) && (err != nil || !present[k.ID]) {
+			former = append(former, Former{Name: name, Record: recordOf(state, name), Dir: k.Dir, Err: err})
+		}
+	}
+	return former, nil
+}
