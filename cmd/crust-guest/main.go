@@ -88,6 +88,11 @@ func servePod(magic []byte) error {
 	if err != nil {
 		return err
 	}
+	// Containers without limits of their own inherit these. On a node, they have those of the container runtime's service. A kernel's own
+	// are far less: 4096 files, and as many processes as its memory is large.
+	if err := errors.Join(linux.AllowDescriptors(1<<20), linux.AllowProcesses()); err != nil {
+		return err
+	}
 	l, err := channel.ListenPort(channel.PodPortName, magic)
 	if err != nil {
 		return err

@@ -64,13 +64,16 @@ func Run(ctx context.Context, cfg Config) error {
 			factory.Shutdown()
 			return ctx.Err()
 		}
-		if obj, exists, err := contents.GetStore().GetByKey(name); err == nil && exists {
-			if err := cfg.adopt(ctx, obj.(*snapshotv1.VolumeSnapshotContent)); err != nil {
-				cfg.Log.Warn("a snapshot content that was made by hand cannot be looked at yet", "content", name, "error", err)
-				queue.AddRateLimited(name)
-			} else {
-				queue.Forget(name)
-			}
+		// It may have been deleted since it was queued, and another created under its name.
+		obj, exists, err := contents.GetStore().GetByKey(name)
+		if err == nil && exists && cfg.mayBeOurs(obj.(*snapshotv1.VolumeSnapshotContent)) {
+			err = cfg.adopt(ctx, obj.(*snapshotv1.VolumeSnapshotContent))
+		}
+		if err != nil {
+			cfg.Log.Warn("a snapshot content that was made by hand cannot be looked at yet", "content", name, "error", err)
+			queue.AddRateLimited(name)
+		} else {
+			queue.Forget(name)
 		}
 		queue.Done(name)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -38,6 +39,8 @@ type Announcer struct {
 	said  map[key]time.Time
 	seen  map[key]time.Time // when each notice was first seen
 	walks map[walk]told
+
+	noAnswer bool // the API server gave none in this look
 }
 
 type key struct {
@@ -74,6 +77,9 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
+// claimTime is how long the API server has to answer.
+const claimTime = 10 * time.Second
+
 // Look asks the driver what pods wait for, and for the health of all volumes that pods use, and
 // reports what is new.
 func (a *Announcer) Look(ctx context.Context, now time.Time) error {
@@ -81,6 +87,7 @@ func (a *Announcer) Look(ctx context.Context, now time.Time) error {
 		a.Log.Warn("the driver does not tell what pods wait for", "error", err)
 	}
 	current := map[key]bool{}
+	a.noAnswer = false
 	for after := ""; ; {
 		page, err := a.page(ctx, after)
 		if err != nil {
@@ -135,8 +142,6 @@ func (a *Announcer) healthOf(ctx context.Context, volumes []*inventory.Volume) [
 
 func (a *Announcer) volume(ctx context.Context, v *inventory.Volume, resp *csi.NodeGetVolumeHealthResponse, current map[key]bool,
 	now time.Time) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
 	for _, n := range v.GetNotices() {
 		a.wrong(ctx, v, n.GetReason(), n.GetMessage(), lasts, current, now)
 	}
@@ -159,26 +164,34 @@ func (a *Announcer) volume(ctx context.Context, v *inventory.Volume, resp *csi.N
 // wrong reports a lasting problem with a volume on its pods and its claim.
 func (a *Announcer) wrong(ctx context.Context, v *inventory.Volume, reason, message string, lasting time.Duration, current map[key]bool,
 	now time.Time) {
-	fresh := false
+	due := false
 	for _, use := range v.GetUses() {
-		k := key{v.GetId(), use.GetPodUid(), reason}
+		k := key{v.GetId(), use.GetPodUid(), reason} // csi-node may have forgotten which pod it is: the claim is known
 		current[k] = true
 		if _, ok := a.seen[k]; !ok {
 			a.seen[k] = now
 		}
-		if use.GetPodUid() == "" || now.Sub(a.seen[k]) < lasting || now.Sub(a.said[k]) < repeat {
+		if now.Sub(a.seen[k]) < lasting {
 			continue
 		}
-		fresh = true
+		due = true
+		if now.Sub(a.said[k]) < repeat {
+			continue
+		}
 		a.said[k] = now
-		if pod := object("Pod", use.GetPod(), use.GetPodUid()); pod != nil {
+		if pod := object("Pod", use.GetPod(), use.GetPodUid()); pod != nil && use.GetPodUid() != "" {
 			a.say(pod, v, reason, message)
 		}
 	}
-	if fresh {
-		a.claim(ctx, v, reason, message)
+	k := key{v.GetId(), ofClaim, reason}
+	current[k] = true
+	if due && now.Sub(a.said[k]) >= repeat && a.claim(ctx, v, reason, message) {
+		a.said[k] = now
 	}
 }
+
+// ofClaim stands for a pod in the key of what was said on a claim. It is no uid.
+const ofClaim = "the claim"
 
 func object(kind, name, uid string) *corev1.ObjectReference {
 	namespace, name, ok := strings.Cut(name, "/")
@@ -188,19 +201,28 @@ func object(kind, name, uid string) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: kind, Namespace: namespace, Name: name, UID: types.UID(uid)}
 }
 
-// claim reports it on the claim too. It reads the claim's uid, because kubectl describe shows no
-// event without it, and because the claim may be a different one by now.
-func (a *Announcer) claim(ctx context.Context, v *inventory.Volume, reason, message string) {
+// claim reports it on the claim too, and returns false if the next look has to try again. It reads the claim's uid, because kubectl
+// describe shows no event without it, and because the claim may be a different one by now.
+func (a *Announcer) claim(ctx context.Context, v *inventory.Volume, reason, message string) (said bool) {
 	ref := object("PersistentVolumeClaim", v.GetClaim(), "")
 	if ref == nil {
-		return
+		return true
 	}
+	if a.noAnswer {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, claimTime)
+	defer cancel()
 	claim, err := a.Client.CoreV1().PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-	if err != nil || claim.Spec.VolumeName != v.GetName() {
-		return
+	if err != nil {
+		a.noAnswer = !apierrors.IsNotFound(err)
+		return !a.noAnswer
 	}
-	ref.UID = claim.UID
-	a.say(ref, v, reason, message)
+	if claim.Spec.VolumeName == v.GetName() {
+		ref.UID = claim.UID
+		a.say(ref, v, reason, message)
+	}
+	return true
 }
 
 // mostText leaves room for the volume's name in an event's message of at most 1024 bytes.

@@ -85,14 +85,21 @@ func XFSGrowData(f *os.File, blocks uint64, imaxpct uint32) error {
 	return ioctlPtr("XFS_IOC_FSGROWFSDATA", f, 0x4010586e, &arg)
 }
 
-// BtrfsResizeMax is ioctl BTRFS_IOC_RESIZE: it grows device 1 to the size of its block device.
+// BtrfsResizeMax is ioctl BTRFS_IOC_RESIZE: it grows device 1 to the size of its block device. EBUSY while another operation of its kind
+// runs, such as a balance: the kernel then returns a positive number, linux/btrfs.h BTRFS_ERROR_DEV_EXCL_RUN_IN_PROGRESS.
 func BtrfsResizeMax(f *os.File) error {
 	var arg struct {
 		fd   int64
 		name [4088]byte
 	}
 	copy(arg.name[:], "1:max")
-	return ioctlPtr("BTRFS_IOC_RESIZE", f, 0x50009403, &arg)
+	return call("BTRFS_IOC_RESIZE", func() error {
+		n, _, e := unix.Syscall(unix.SYS_IOCTL, f.Fd(), 0x50009403, uintptr(unsafe.Pointer(&arg)))
+		if e == 0 && n > 0 {
+			e = unix.EBUSY
+		}
+		return errnoErr(e)
+	})
 }
 
 // BtrfsDeviceSize is ioctl BTRFS_IOC_DEV_INFO of device 1: the number of bytes that the file system

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -41,6 +42,25 @@ func Openat2(dir *os.File, path string, flags int, resolve uint64) (*os.File, er
 // which costs four more calls.
 func Open(path string, flags int) (*os.File, error) {
 	return open("open", path, func() (int, error) { return unix.Open(path, flags|unix.O_CLOEXEC, 0) })
+}
+
+// OpenBlock opens a block device, and no other kind of file: to open a FIFO waits, and to open some devices does something. Another kind is
+// ENOTBLK.
+func OpenBlock(path string, flags int) (*os.File, error) {
+	at, err := Open(path, OPath)
+	if err != nil {
+		return nil, err
+	}
+	defer at.Close()
+	st, err := StatxFile(at)
+	if err == nil && !st.IsBlock() {
+		err = &os.PathError{Op: "open", Path: path, Err: ENOTBLK}
+	}
+	if err != nil {
+		return nil, err
+	}
+	through := "/proc/self/fd/" + strconv.Itoa(fdOf(at))
+	return open("open", path, func() (int, error) { return unix.Open(through, flags|unix.O_CLOEXEC, 0) })
 }
 
 // ReadSmall returns the first 4 KiB of a file, enough for sysfs.

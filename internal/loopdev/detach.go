@@ -174,8 +174,10 @@ func (n Nodes) Detach(d Device) error {
 	unlock := mending.Lock(d.number())
 	err = n.release(d)
 	var now Device
+	others := false // it was unbound, and is bound to another file by now
 	if err == nil {
-		if now, err = status(loop); err == nil && (d.Held || now.backing == d.backing) {
+		now, err = status(loop)
+		if others = err == nil && !d.Held && now.backing != d.backing; err == nil && !others {
 			err = linux.LoopClear(loop)
 		}
 	}
@@ -186,6 +188,9 @@ func (n Nodes) Detach(d Device) error {
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", d.Path, err)
+	}
+	if others {
+		return nil
 	}
 	if err := failpoint.Err("loop.cleared"); err != nil {
 		return err

@@ -2,6 +2,7 @@ package loopdev
 
 import (
 	"errors"
+	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -131,5 +132,24 @@ func TestA12_AMissingNodeIsNoMissingDevice(t *testing.T) {
 	}
 	if !bound(t, d) {
 		t.Error("it was unbound")
+	}
+}
+
+// A12: a device that was unbound, and is bound to another file by now, is not waited for.
+func TestA12_ADeviceThatIsAnothersByNowIsReleased(t *testing.T) {
+	n := Nodes{Dir: t.TempDir()}
+	d := attach(t, image(t), false)
+	for _, argv := range [][]string{{"losetup", "-d", d.Path}, {"losetup", d.Path, image(t)}} {
+		out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	defer func() { check(t, exec.Command("losetup", "-d", d.Path).Run()) }()
+	if err := n.Detach(d); err != nil {
+		t.Error(err)
+	}
+	if _, err := linux.ReadSmall("/sys/block/" + filepath.Base(d.Path) + "/loop/backing_file"); err != nil {
+		t.Errorf("the other file's device: %v", err)
 	}
 }

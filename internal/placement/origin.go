@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/crust-csi/crust-csi/internal/adoption"
 )
@@ -28,6 +29,9 @@ func source(claim *corev1.PersistentVolumeClaim) *corev1.TypedObjectReference {
 	}
 	if ref.Namespace != nil && *ref.Namespace != claim.Namespace {
 		return nil // CrossNamespaceVolumeDataSource: not enabled in the provisioners
+	}
+	if len(validation.IsDNS1123Subdomain(ref.Name)) > 0 {
+		return nil // the API server takes any name, but nothing has such a one
 	}
 	group := ""
 	if ref.APIGroup != nil {
@@ -60,7 +64,7 @@ func (c *Controller) ofSnapshot(ctx context.Context, namespace, name string) (or
 	}
 	content, err := v1.VolumeSnapshotContents().Get(ctx, *snapshot.Status.BoundVolumeSnapshotContentName, metav1.GetOptions{})
 	if err != nil {
-		return o, fmt.Errorf("%s: %w", o.what, err)
+		return o, fmt.Errorf("%s: %w", o.what, orNotYet(err))
 	}
 	if content.Spec.Driver != c.Driver {
 		return o, nil
@@ -92,14 +96,17 @@ func (c *Controller) ofClaim(ctx context.Context, namespace, name string) (origi
 	}
 	pv, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
 	if err != nil {
-		return o, fmt.Errorf("%s: %w", o.what, err)
+		return o, fmt.Errorf("%s: %w", o.what, orNotYet(err))
+	}
+	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID {
+		return o, fmt.Errorf("%s: %w", o.what, errNotYet) // a tenant may name any volume, and learn from an event where it is
 	}
 	if pv.Spec.CSI == nil || pv.Spec.CSI.Driver != c.Driver {
 		return o, nil
 	}
 	o.node = nodeOf(pv, "topology."+c.Driver+"/node")
 	if o.node == "" {
-		return o, fmt.Errorf("%s: PersistentVolume %s names no node", o.what, pv.Name)
+		return o, fmt.Errorf("%s: PersistentVolume %s names no node: %w", o.what, pv.Name, errNotYet)
 	}
 	return o, nil
 }

@@ -133,7 +133,7 @@ func (c *Controller) seen(claim *corev1.PersistentVolumeClaim) {
 func waits(claim *corev1.PersistentVolumeClaim) bool {
 	_, chosen := claim.Annotations[selectedNode]
 	return claim.Spec.VolumeName == "" && claim.DeletionTimestamp == nil && !chosen && source(claim) != nil &&
-		claim.Spec.StorageClassName != nil
+		claim.Spec.StorageClassName != nil && *claim.Spec.StorageClassName != ""
 }
 
 func (c *Controller) wasPlaced(key string, uid types.UID) bool {
@@ -159,6 +159,7 @@ func (c *Controller) next(ctx context.Context) bool {
 	defer c.queue.Done(key)
 	obj, exists, err := c.claims.GetStore().GetByKey(key)
 	if err != nil || !exists {
+		c.queue.Forget(key) // a new claim of its name begins anew
 		return true
 	}
 	claim := obj.(*corev1.PersistentVolumeClaim)
@@ -190,7 +191,7 @@ func (c *Controller) next(ctx context.Context) bool {
 func (c *Controller) place(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	class, err := c.classes.Get(*claim.Spec.StorageClassName)
 	if err != nil {
-		return fmt.Errorf("storage class %s: %w", *claim.Spec.StorageClassName, err)
+		return fmt.Errorf("storage class %s: %w", *claim.Spec.StorageClassName, orNotYet(err))
 	}
 	if class.Provisioner != c.Driver {
 		return nil

@@ -28,6 +28,7 @@ func TestFleet_AClaimThatIsGivenBackWaits(t *testing.T) {
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: "csi.crust.dev"},
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
 		&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
+			ClaimRef:               &corev1.ObjectReference{Namespace: "ns", Name: "origin"},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "csi.crust.dev"}},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchExpressions: []corev1.NodeSelectorRequirement{
@@ -54,6 +55,9 @@ func TestFleet_AClaimThatIsGivenBackWaits(t *testing.T) {
 			if claim.Annotations[selectedNode] == node {
 				break
 			}
+			if time.Since(begin) > time.Minute {
+				t.Fatalf("the claim gets no node, after %v", waited)
+			}
 			time.Sleep(10 * time.Millisecond)
 		}
 		waited = append(waited, time.Since(begin))
@@ -76,6 +80,7 @@ func TestFleet_ACopyWaitsForItsNodeAndItsOrigin(t *testing.T) {
 	client := fake.NewClientset(
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: corev1.NodeSpec{Unschedulable: true}},
 		&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
+			ClaimRef:               &corev1.ObjectReference{Namespace: "ns", Name: "origin"},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "csi.crust.dev"}},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchExpressions: []corev1.NodeSelectorRequirement{

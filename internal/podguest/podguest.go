@@ -24,6 +24,8 @@ import (
 const (
 	// Shared shows the host's directory of the pod, by virtiofs.
 	Shared = "/run/crust/shared"
+	// Common is the directory therein of what several containers may have. No container has such a name.
+	Common = "~common"
 	// Memory is the pod's /dev/shm.
 	Memory = "/run/crust/shm"
 	// Tag is the name of the virtiofs device.
@@ -179,6 +181,7 @@ func (s *Server) PrepareProcess(_ context.Context, r *guestv1.PrepareProcessRequ
 	if c == nil {
 		return nil, fault.New(fault.NotFound, "there is no container %s", r.GetContainerId())
 	}
+	s.dropUnused()
 	token := rand.Text()
 	at := filepath.Join(c.dir, token)
 	if err := os.MkdirAll(at, 0o700); err != nil {
@@ -188,8 +191,24 @@ func (s *Server) PrepareProcess(_ context.Context, r *guestv1.PrepareProcessRequ
 	if err != nil {
 		return nil, errors.Join(err, removeFiles(at))
 	}
-	p.dir, s.prepared[token] = at, p
+	p.dir, p.prepared, s.prepared[token] = at, time.Now(), p
 	return &guestv1.PrepareProcessResponse{Token: token}, nil
+}
+
+// unused is how long a prepared process waits for its Run. The host gives up sooner.
+const unused = 10 * time.Minute
+
+// dropUnused removes prepared processes that nobody ran: whoever wanted them was interrupted. The caller has the lock.
+func (s *Server) dropUnused() {
+	for token, p := range s.prepared {
+		if time.Since(p.prepared) > unused {
+			p.close()
+			delete(s.prepared, token)
+			if err := removeFiles(p.dir); err != nil {
+				fmt.Println("crust-guest: what is left of a process that nobody ran:", err) // the console
+			}
+		}
+	}
 }
 
 // DeleteContainer removes a container and lets go of the files that the host shared for it.
@@ -301,7 +320,7 @@ func remove(ctx context.Context, id string) error {
 	}
 	out, err := exec.CommandContext(ctx, runc, "--root", state, "delete", "--force", id).CombinedOutput()
 	if err != nil {
-		return errors.Join(fmt.Errorf("runc delete: %w: %s", err, out), dropOverlay(id), forget(filepath.Join(Shared, id)))
+		return errors.Join(fmt.Errorf("runc delete: %w: %s", err, out), dropOverlay(id), forget(id))
 	}
 	names, err := os.ReadDir(at)
 	err = errors.Join(err, dropOverlay(id))
@@ -310,7 +329,7 @@ func remove(ctx context.Context, id string) error {
 			err = errors.Join(err, removeFiles(filepath.Join(at, n.Name())))
 		}
 	}
-	return errors.Join(err, removeFiles(at), forget(filepath.Join(Shared, id)))
+	return errors.Join(err, removeFiles(at), forget(id))
 }
 
 // removeFiles removes a directory of files. Another call may do the same at the same time.
@@ -333,26 +352,3 @@ func removeFiles(dir string) error {
 
 // isGone tells of an error of linux.Unmount whether nothing is mounted there.
 func isGone(err error) bool { return errors.Is(err, linux.EINVAL) || errors.Is(err, os.ErrNotExist) }
-
-// forget makes the kernel drop what it remembers of files below path. As long as it remembers a file, the host's virtiofsd has it open,
-// and the file system of that file is in use on the host.
-func forget(path string) error {
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return err
-	}
-	var below []string
-	for line := range strings.Lines(string(mounts)) {
-		const mountPoint = 4
-		if f := strings.Fields(line); len(f) > mountPoint && strings.HasPrefix(f[mountPoint], path+"/") {
-			below = append(below, unescape.Replace(f[mountPoint]))
-		}
-	}
-	for i := len(below) - 1; i >= 0; i-- { // the kernel made these mounts by itself; inner ones come last
-		if err := linux.Unmount(below[i]); err != nil && !isGone(err) {
-			return fmt.Errorf("unmount %s: %w", below[i], err)
-		}
-	}
-	const directoriesAndInodes = "2"
-	return linux.SetSysctl("vm.drop_caches", directoriesAndInodes)
-}

@@ -221,7 +221,9 @@ func receiveData(stream guestv1.Pod_ConnectServer, c *net.TCPConn, read *activit
 			return nil
 		}
 		if err == nil {
+			read.begin()
 			_, err = c.Write(r.GetData())
+			read.end()
 		}
 		if err != nil {
 			_ = c.Close()

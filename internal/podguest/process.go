@@ -26,6 +26,8 @@ type process struct {
 	terminal  bool
 	joined    bool // its process namespace is not its container's own
 
+	prepared time.Time // when it was, if it is a further one
+
 	begun  bool
 	stdin  *os.File    // what is written here is the process's input
 	out    []*os.File  // standard output and error

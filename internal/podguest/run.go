@@ -181,11 +181,12 @@ func (p *process) forward(to *sending, from *os.File, standardError bool, read *
 			if standardError {
 				r.What = &guestv1.RunResponse_Stderr{Stderr: b[:n]}
 			}
-			read.note()
-			if to.send(r) != nil {
+			read.begin()
+			err := to.send(r)
+			read.end()
+			if err != nil {
 				return
 			}
-			read.note()
 		}
 		if err != nil { // a terminal's end is EIO
 			return
@@ -217,15 +218,23 @@ func (p *process) end(copies *sync.WaitGroup, read *activity) {
 // activity tells when something last happened.
 type activity struct {
 	sync.Mutex
-	last time.Time
+	last  time.Time
+	going int // what happens just now: it may wait for whoever reads
 }
 
 func newActivity() *activity { return &activity{last: time.Now()} }
 
 func (a *activity) note() { a.Lock(); a.last = time.Now(); a.Unlock() }
 
+func (a *activity) begin() { a.Lock(); a.going++; a.Unlock() }
+
+func (a *activity) end() { a.Lock(); a.going--; a.last = time.Now(); a.Unlock() }
+
 func (a *activity) since() time.Duration {
 	a.Lock()
 	defer a.Unlock()
+	if a.going > 0 {
+		return 0
+	}
 	return time.Since(a.last)
 }

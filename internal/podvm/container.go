@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -96,10 +95,8 @@ func (r *Runtime) CreateContainer(ctx context.Context, config map[string]any, fi
 	if err := p.share(c.ID, "rootfs", root, access{readOnly: sub(config, "root")["readonly"] == true}); err != nil {
 		return err
 	}
-	count := 0
 	request.Config, err = forGuest(config, c.ID, func(mount object) (string, error) {
-		count++
-		return r.place(ctx, p, config, c.ID, strconv.Itoa(count), filepath.Dir(file), mount)
+		return r.place(ctx, p, config, c.ID, filepath.Dir(file), mount)
 	})
 	if err != nil {
 		return err
@@ -138,7 +135,7 @@ func (r *Runtime) CreateContainer(ctx context.Context, config map[string]any, fi
 }
 
 // place returns the guest's path of a mount's source: in a volume that the guest mounted, the pod's /dev/shm, or what the host shares.
-func (r *Runtime) place(ctx context.Context, p *Pod, config object, container, name, bundle string, mount object) (string, error) {
+func (r *Runtime) place(ctx context.Context, p *Pod, config object, container, bundle string, mount object) (string, error) {
 	source := text(mount, "source")
 	if !filepath.IsAbs(source) {
 		source = filepath.Join(bundle, source)
@@ -166,7 +163,8 @@ func (r *Runtime) place(ctx context.Context, p *Pod, config object, container, n
 	if err != nil {
 		return "", err
 	}
-	return filepath.Join(podguest.Shared, container, name), p.share(container, name, source, a)
+	at, err := p.shareCommon(container, source, a)
+	return filepath.Join(podguest.Shared, at), err
 }
 
 // NotPublished is the error of a mount whose source is of a deferred volume that the sandbox does not have.

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -14,7 +13,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -86,6 +84,10 @@ func (p *Pod) open(name string, most int) (*os.File, *limited, error) {
 // and cgroup, and started is called once the microVM can be registered.
 func Monitor(dir string, started func()) error {
 	runtime.LockOSThread() // the programs end with this thread
+	// virtiofsd has a file open for each that the guest knows. As root of the pod's users, it may not raise its limit by itself.
+	if err := linux.AllowDescriptors(1_000_000); err != nil {
+		return err
+	}
 	pods := Pods{filepath.Dir(dir)}
 	pod, err := pods.find(filepath.Base(dir))
 	if err != nil {
@@ -363,36 +365,4 @@ func (m *monitor) passt() (*os.File, error) {
 	}
 	m.watch(passt, c)
 	return ours, nil
-}
-
-// limited drops what exceeds its limit, so that a guest's console cannot fill the disk.
-type limited struct {
-	sync.Mutex
-	w    io.Writer
-	left int
-	cut  bool // something was dropped, perhaps the end of a line
-}
-
-func (l *limited) Write(b []byte) (int, error) {
-	l.Lock()
-	defer l.Unlock()
-	n := min(len(b), l.left)
-	l.left -= n
-	l.cut = l.cut || n < len(b)
-	if n > 0 {
-		if _, err := l.w.Write(b[:n]); err != nil {
-			return 0, err
-		}
-	}
-	return len(b), nil
-}
-
-// leave makes the limit n bytes from here on, which is the beginning of a line.
-func (l *limited) leave(n int) {
-	l.Lock()
-	defer l.Unlock()
-	l.left = n
-	if l.cut {
-		fmt.Fprintln(l.w)
-	}
 }

@@ -58,6 +58,7 @@ func TestC12_C24_WhatAContainersMountIs(t *testing.T) {
 		}
 	})
 	away := status.Error(codes.Unavailable, "crustd is away")
+	const common = podguest.Shared + "/" + podguest.Common + "/"
 	for name, c := range map[string]struct {
 		source, destination, resolved string
 		err                           error
@@ -66,12 +67,12 @@ func TestC12_C24_WhatAContainersMountIs(t *testing.T) {
 		"in the guest":            {source: deferred, destination: "/data", resolved: "/in/guest", want: "/in/guest"},
 		"at /dev/shm":             {source: deferred, destination: "/dev/shm", resolved: "/in/guest", want: "/in/guest"},
 		"the pod's memory":        {source: memory, destination: "/dev/shm", want: podguest.Memory},
-		"memory of another":       {source: volumes, destination: "/dev/shm", want: podguest.Shared + "/one/memory of another"},
-		"the host's":              {source: plain, destination: "/conf", want: podguest.Shared + "/one/the host's"},
+		"memory of another":       {source: volumes, destination: "/dev/shm", want: common},
+		"the host's":              {source: plain, destination: "/conf", want: common},
 		"nobody published it":     {source: deferred, destination: "/data", refused: "was not published"},
 		"nobody published a part": {source: deferred + "/a", destination: "/data", refused: "was not published"},
 		"the kubelet's bind":      {source: bound, destination: "/data", refused: "crust-agent"},
-		"crustd is away":          {source: plain, destination: "/conf", err: away, want: podguest.Shared + "/one/crustd is away"},
+		"crustd is away":          {source: plain, destination: "/conf", err: away, want: common},
 		"crustd is away, memory":  {source: memory, destination: "/dev/shm", err: away, want: podguest.Memory},
 		"a slot":                  {source: crust.SlotsDir + "/a", destination: "/data", resolved: "/slots/a", want: "/slots/a"},
 		"a slot, crustd is away":  {source: crust.SlotsDir + "/a", destination: "/data", err: away, refused: "crustd is away"},
@@ -81,7 +82,10 @@ func TestC12_C24_WhatAContainersMountIs(t *testing.T) {
 	} {
 		r := &Runtime{Resolve: func(context.Context, string, string) (string, error) { return c.resolved, c.err }}
 		mount := object{"source": c.source, "destination": c.destination}
-		got, err := r.place(t.Context(), p, object{"linux": object{}}, "one", name, dir, mount)
+		got, err := r.place(t.Context(), p, object{"linux": object{}}, "one", dir, mount)
+		if strings.HasPrefix(got, common) {
+			got = common
+		}
 		if got != c.want || (c.refused == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.refused) {
 			t.Errorf("%s: %q %v", name, got, err)
 		}
@@ -90,7 +94,7 @@ func TestC12_C24_WhatAContainersMountIs(t *testing.T) {
 	mount := object{"source": crust.SlotsDir + "/a", "options": []any{"rbind", "rprivate", "ro"}}
 	for was, want := range map[string]string{"": "rslave", "private": "rslave", "rshared": "rshared", "slave": "slave"} {
 		config := object{"linux": object{"rootfsPropagation": was}}
-		_, err := r.place(t.Context(), p, config, "one", "1", dir, mount)
+		_, err := r.place(t.Context(), p, config, "one", dir, mount)
 		if err != nil || fmt.Sprint(mount["options"]) != "[ro rbind rslave]" || sub(config, "linux")["rootfsPropagation"] != want {
 			t.Errorf("a container sees nothing later: %v, %v, %v", config, mount, err)
 		}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/podguest"
 )
 
 // tmpfs mounts a file system on a directory, until the end of the test.
@@ -134,5 +135,66 @@ func TestC24_WhatAMountsOptionsMean(t *testing.T) {
 		if got, err := accessOf(object{"options": all}); got != want || err != nil {
 			t.Errorf("%s: %+v %v", options, got, err)
 		}
+	}
+}
+
+// Containers of a pod that have one file or directory have it in common: virtiofsd tells files apart by device, inode and mount, so the
+// guest would not know that two mounts show one file, and locks, sockets and memory maps of one container would be unknown in the other.
+func TestC24_WhatContainersHaveInCommonIsOneMount(t *testing.T) {
+	p := made(t, Pods{t.TempDir()}, "pod")
+	volume, other := t.TempDir(), t.TempDir()
+	have := func(container, source string, a access) string {
+		t.Helper()
+		at, err := p.shareCommon(container, source, a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !mounted(t, filepath.Join(p.at("shared"), at)) {
+			t.Errorf("%s: nothing is mounted at %s", container, at)
+		}
+		return at
+	}
+	for _, c := range []string{"one", "two", "three"} {
+		if err := p.add(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reads := have("three", volume, access{readOnly: true}) // before anybody writes: the guest's kernel may not
+	if err := os.WriteFile(filepath.Join(p.at("shared"), reads, "f"), nil, 0o644); !errors.Is(err, linux.EROFS) {
+		t.Errorf("the guest writes what its container may only read: %v", err)
+	}
+	first := have("one", volume, access{})
+	for what, got := range map[string]string{
+		"two, which writes": have("two", volume, access{}), "two, which reads": have("two", volume, access{readOnly: true}),
+		"one, elsewhere": have("one", volume, access{}),
+	} {
+		if got != first {
+			t.Errorf("%s: %s, not %s", what, got, first)
+		}
+	}
+	for what, got := range map[string]string{
+		"another directory": have("one", other, access{}), "what follows": have("one", volume, access{follows: true}), "the reader": reads,
+	} {
+		if got == first {
+			t.Errorf("%s is the same mount", what)
+		}
+	}
+	if err := p.drop("one"); err != nil {
+		t.Fatal(err)
+	}
+	if !mounted(t, filepath.Join(p.at("shared"), first)) {
+		t.Error("the end of one container took the other's")
+	}
+	if err := p.drop("two"); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := entries(p.at("tree/" + podguest.Common)); err != nil || len(left) != 1 || filepath.Base(reads) != left[0] {
+		t.Errorf("%q is left, %v", left, err)
+	}
+	if err := p.add("four"); err != nil {
+		t.Fatal(err)
+	}
+	if again := have("four", volume, access{}); again == first {
+		t.Error("a new mount has the path of an old one, which the guest may remember")
 	}
 }

@@ -42,6 +42,12 @@ func refused(config object, isSandbox bool) error {
 	if isSandbox {
 		return nil
 	}
+	for _, l := range list(sub(sub(config, "linux"), "resources"), "hugepageLimits") {
+		// A kubelet gives 0 for each size that was not asked for.
+		if l, _ := l.(object); fmt.Sprint(l["limit"]) != "0" {
+			return fmt.Errorf("the container has huge pages (%v), which a microVM does not have", l["pageSize"])
+		}
+	}
 	for kind, hooks := range sub(config, "hooks") {
 		if h, _ := hooks.([]any); len(h) > 0 {
 			return fmt.Errorf("the container has %s hooks, which would run on the host and not in the microVM", kind)

@@ -100,6 +100,8 @@ func TestC24_WhatAMicroVMCannotDoIsRefused(t *testing.T) {
 		{`"type": "ipc"`, `"type": "time"`, true, "hostIPC"},
 		{`"type": "pid"`, `"type": "time"`, true, "hostPID"},
 		{`"hostname"`, `"hooks": {"prestart": [{"path": "/x"}]}, "hostname"`, false, "prestart hooks"},
+		{`"hugepageLimits": []`, `"hugepageLimits": [{"pageSize": "1GB", "limit": 0}, {"pageSize": "2MB", "limit": 67108864}]`, false,
+			"huge pages (2MB)"},
 	} {
 		changed := strings.Replace(container, c.from, c.to, 1)
 		if changed == container {

@@ -197,12 +197,17 @@ func (n *Node) Start() {
 	n.T.Fatalf("csi-node does not serve: %v\n%s", err, n.Log())
 }
 
-// Wait waits for the end of the process and returns its result.
+// Wait waits for the end of the process and returns its result. One that does not end is killed, so that a test does not hang.
 func (n *Node) Wait() error {
 	if n.cmd == nil {
 		return nil
 	}
+	late := time.AfterFunc(startTime, func() {
+		n.T.Errorf("csi-node has not ended within %s", startTime)
+		_ = n.cmd.Process.Kill() // it may end just now
+	})
 	err := n.cmd.Wait()
+	late.Stop()
 	n.cmd = nil
 	return err
 }

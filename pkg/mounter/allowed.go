@@ -61,7 +61,11 @@ func withoutPanic(fs Filesystem) (Filesystem, error) {
 	if _, err := (linux.Direct{File: f}).ReadAt(b[:], p.At); err != nil {
 		return fs, err
 	}
-	if binary.LittleEndian.Uint16(b[:]) == p.Value {
+	var options [1]byte
+	if _, err := (linux.Direct{File: f}).ReadAt(options[:], p.Options); err != nil {
+		return fs, err
+	}
+	if binary.LittleEndian.Uint16(b[:]) == p.Value || options[0] != 0 {
 		fs.Options = fs.Options.With(p.Unless, p.Calm)
 	}
 	return fs, nil

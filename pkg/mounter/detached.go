@@ -1,6 +1,7 @@
 package mounter
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -121,16 +122,28 @@ func (d *Detached) verifyDevice(fs Filesystem) error {
 }
 
 func open(fs Filesystem) (*Detached, error) {
-	ctx, err := fsopen(fs.Type)
+	var ctx *os.File
+	var refusal error
+	err := linux.Settle(func() (err error) {
+		if ctx != nil {
+			ctx.Close() // one that has failed is of no more use
+		}
+		if ctx, err = fsopen(fs.Type); err != nil {
+			return err
+		}
+		if err := configure(ctx, fs); err != nil {
+			return err
+		}
+		if err = linux.FsconfigCreate(ctx); err != nil {
+			refusal = createError(fs, err, linux.FsContextLog(ctx))
+		}
+		return err
+	})
+	if ctx != nil {
+		defer ctx.Close()
+	}
 	if err != nil {
-		return nil, err
-	}
-	defer ctx.Close()
-	if err := configure(ctx, fs); err != nil {
-		return nil, err
-	}
-	if err := linux.Settle(func() error { return linux.FsconfigCreate(ctx) }); err != nil {
-		return nil, createError(fs, err, linux.FsContextLog(ctx))
+		return nil, cmp.Or(refusal, err)
 	}
 	set, _ := fs.Options.attrs(fs.ReadOnly)
 	mount, err := linux.Fsmount(ctx, int(set))
@@ -379,19 +392,3 @@ func (d *Detached) Attach(t *Target) error {
 
 // Close releases the descriptor. It unmounts the file system if it was not attached.
 func (d *Detached) Close() error { return d.mount.Close() }
-
-// Busy reports whether a file system on the device is mounted in any mount namespace, or
-// another program holds the device: it tries an O_EXCL open.
-func Busy(device string) (bool, error) {
-	err := linux.Settle(func() error {
-		f, err := linux.Open(device, os.O_RDONLY|linux.OExcl)
-		if err != nil {
-			return err
-		}
-		return f.Close()
-	})
-	if errors.Is(err, linux.EBUSY) {
-		return true, nil
-	}
-	return false, err
-}

@@ -119,9 +119,12 @@ func probe(device string, size int64) (superblock.Result, error) {
 // leads to. A missing path or another kind of file is a fault.State; errors.Is(err, fs.ErrNotExist) tells which. It is no fault.NotFound,
 // because for CSI that is a missing volume.
 func FindDevice(path string) (Device, error) {
-	f, err := linux.Open(path, os.O_RDONLY)
-	if errors.Is(err, linux.ENOENT) {
+	f, err := linux.OpenBlock(path, os.O_RDONLY)
+	switch {
+	case errors.Is(err, linux.ENOENT):
 		err = absent(path, err)
+	case errors.Is(err, linux.ENOTBLK):
+		err = fault.New(fault.State, "%s is no block device", path)
 	}
 	if err != nil {
 		return Device{}, err
@@ -130,9 +133,6 @@ func FindDevice(path string) (Device, error) {
 	st, err := linux.StatxFile(f)
 	if err != nil {
 		return Device{}, err
-	}
-	if !st.IsBlock() {
-		return Device{}, fault.New(fault.State, "%s is no block device", path)
 	}
 	ro, err := linux.BlockReadOnly(f)
 	if err != nil {

@@ -41,7 +41,13 @@ func (s *State) WritesLost() error {
 
 // DeviceHealth examines a block device and its entries in sysfs.
 func DeviceHealth(d Device) []Ailment {
+	if d.Path == "" {
+		return nil // there is no node to ask
+	}
 	size, err := DeviceSize(d)
+	if linux.Short(err) {
+		return nil // that is about this process
+	}
 	if err != nil {
 		return []Ailment{{Reason: "DeviceGone", Message: fmt.Sprintf("%s cannot be opened: %v", d.Path, err), Fatal: true}}
 	}
@@ -66,8 +72,8 @@ func DeviceHealth(d Device) []Ailment {
 // its disk has failed.
 func answers(d Device) error {
 	f, err := linux.Open(d.Path, os.O_RDONLY|linux.ODirect)
-	if errors.Is(err, linux.EINVAL) {
-		return nil // no direct I/O, so the disk cannot be tested
+	if errors.Is(err, linux.EINVAL) || linux.Short(err) {
+		return nil // no direct I/O, or no descriptor, so the disk cannot be tested
 	}
 	if err != nil {
 		return err

@@ -115,7 +115,7 @@ func (m identities) reported(of *reading, path string, major, minor uint32, dept
 		return Identity{Kind: "dm", Value: uuid}, nil
 	}
 	if of.read("loop/backing_file") != "" {
-		id, err := m.loop(path, depth)
+		id, err := m.loop(path, major, minor, depth)
 		if err != nil || id.Known() {
 			return id, err
 		}
@@ -176,7 +176,7 @@ func (i Identity) part(start, length int64) Identity {
 
 // loop identifies what is behind a loop device. It returns the zero value if that is not
 // visible, or if the file has no birth time.
-func (m identities) loop(path string, depth int) (Identity, error) {
+func (m identities) loop(path string, major, minor uint32, depth int) (Identity, error) {
 	f, err := linux.Open(path, os.O_RDONLY)
 	if linux.Short(err) {
 		return Identity{}, err
@@ -185,6 +185,10 @@ func (m identities) loop(path string, depth int) (Identity, error) {
 		return Identity{}, nil // no node here
 	}
 	defer f.Close()
+	st, err := linux.StatxFile(f)
+	if err != nil || st.RdevMajor != major || st.RdevMinor != minor {
+		return Identity{}, err // the path leads to another device by now
+	}
 	b, ok, err := loopdev.OpenBacking(f)
 	if err != nil || !ok {
 		return Identity{}, err
@@ -201,8 +205,7 @@ func (m identities) loop(path string, depth int) (Identity, error) {
 	if b.File == nil {
 		return Identity{}, nil
 	}
-	st, err := linux.StatxFile(b.File)
-	if err != nil {
+	if st, err = linux.StatxFile(b.File); err != nil {
 		return Identity{}, err
 	}
 	times, err := linux.FileTimes(b.File)

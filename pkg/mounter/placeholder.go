@@ -248,7 +248,7 @@ func (n *Namespace) Close() error { return n.file.Close() }
 func IsPlaceholder(path string) (bool, error) {
 	for {
 		f, err := linux.Openat2(linux.CWD, path, linux.OPath, 0)
-		if errors.Is(err, linux.ENOENT) || errors.Is(err, linux.EACCES) {
+		if errors.Is(err, linux.ENOENT) || errors.Is(err, linux.EACCES) || errors.Is(err, linux.ENOTDIR) || errors.Is(err, linux.ELOOP) {
 			// The path may be below a placeholder, where it does not exist.
 			parent := filepath.Dir(path)
 			if parent == path {

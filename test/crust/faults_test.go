@@ -76,7 +76,7 @@ func TestC20_PeersAndDevices(t *testing.T) {
 	ok(t, syscall.Mknod(alias, syscall.S_IFBLK|0o600, int(st.Rdev)))
 	link := filepath.Join(t.TempDir(), "link")
 	ok(t, os.Symlink(source, link))
-	looksAllowed := "/dev/loop-crust-test"
+	looksAllowed := fmt.Sprintf("/dev/loop-crust-test-%d", os.Getpid())
 	ok(t, os.Symlink("/dev/vda", looksAllowed))
 	t.Cleanup(func() { ok(t, os.Remove(looksAllowed)) })
 	for _, device := range []string{

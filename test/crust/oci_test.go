@@ -80,7 +80,7 @@ func TestC15_C24_ContainersSeeTheSandboxesVolumes(t *testing.T) {
 			start := func(through bool, source, script string) (string, error) {
 				t.Helper()
 				count++
-				id := fmt.Sprintf("crust-%s-%d", name, count)
+				id := fmt.Sprintf("crust-%s-%d-%d", name, os.Getpid(), count)
 				argv := append([]string{}, runtime...)
 				if through {
 					argv[0] = wrapper

@@ -74,5 +74,30 @@ func TestC24_ContainersShareProcesses(t *testing.T) {
 	if status, said := again.wait(t), again.text(t); status != 0 || !strings.Contains(said, "2147483647") {
 		t.Errorf("again: %d %q", status, said)
 	}
+	haveFilesInCommon(t, r)
 	r.end(t, pause)
+}
+
+// haveFilesInCommon: for the guest, a directory of two containers is one, so a pipe in it is one, as locks and sockets are. Their limits
+// are those of a node.
+func haveFilesInCommon(t *testing.T, r *podRuntime) {
+	t.Helper()
+	common := mount("/common", "bind", t.TempDir(), "rbind")
+	sh := func(script string) spec {
+		return r.spec(t, "ps", "container", "/bin/busybox", "sh", "-c", script).add(common)
+	}
+	reads, err := r.start(t, "reads", sh(`ulimit -n; ulimit -u; busybox mkfifo /common/pipe; echo up; busybox cat /common/pipe`))
+	ok(t, err)
+	eventually(t, testcrust.Longest(), "it has made the pipe", func() bool { return strings.Contains(reads.text(t), "up\n") })
+	writes, err := r.start(t, "writes", sh(`echo through the pipe > /common/pipe`))
+	ok(t, err)
+	eventually(t, testcrust.Longest(), "the pipe is one", func() bool { return strings.Contains(reads.text(t), "through the pipe\n") })
+	if status := writes.wait(t) + reads.wait(t); status != 0 {
+		t.Errorf("status %d", status)
+	}
+	if said := reads.text(t); !strings.HasPrefix(said, "1048576\nunlimited\n") {
+		t.Errorf("its limits: %q", said)
+	}
+	r.delete(t, "writes")
+	r.delete(t, "reads")
 }

@@ -173,10 +173,10 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 		"its source, its claim and its reclaim policy stay")
 	// Claims: the provisioner's finalizer, nothing that moves a claim elsewhere.
 	claim := "/api/v1/namespaces/" + s.ns + "/persistentvolumeclaims/data"
-	change := func(name string, change func(metadata, spec map[string]any)) string {
+	changed := func(kind, name string, change func(metadata, spec map[string]any)) string {
 		t.Helper()
 		var object map[string]any
-		if err := json.Unmarshal([]byte(s.kubectl("get", "pvc", name, "-n", s.ns, "-o", "json")), &object); err != nil {
+		if err := json.Unmarshal([]byte(s.kubectl("get", kind, name, "-n", s.ns, "-o", "json")), &object); err != nil {
 			t.Fatal(err)
 		}
 		change(object["metadata"].(map[string]any), object["spec"].(map[string]any))
@@ -186,7 +186,16 @@ func TestA09_AStolenNodeTokenTouchesNothingOfOtherNodes(t *testing.T) {
 		}
 		return string(b)
 	}
+	change := func(name string, change func(metadata, spec map[string]any)) string { return changed("pvc", name, change) }
+	// An object whose owner is gone is deleted.
+	orphan := func(m, _ map[string]any) {
+		m["ownerReferences"] = []any{map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "name": "gone",
+			"uid": "6d3ff0b1-0000-4000-8000-3f7c9a2d5b11"}}
+	}
+	s.denied(s.asks(own, "PUT", "/apis/snapshot.storage.k8s.io/v1/namespaces/"+s.ns+"/volumesnapshots/snap",
+		changed("volumesnapshot", "snap", orphan)), "ValidatingAdmissionPolicy 'crust-csi-snapshots'", "only its finalizers")
 	const policy = "ValidatingAdmissionPolicy 'crust-csi-claims'"
+	s.denied(s.asks(own, "PUT", claim, change("data", orphan)), policy, "")
 	if err := s.asks(own, "PUT", claim, change("data", func(m, _ map[string]any) {
 		m["finalizers"] = append(m["finalizers"].([]any), "provisioner.storage.kubernetes.io/cloning-protection")
 	})); err != nil {

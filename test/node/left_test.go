@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -86,6 +87,9 @@ func TestB04_UnmountingNeedsNoPool(t *testing.T) {
 		t.Errorf("health: %s", got)
 	}
 	metrics := readMetrics(t, address)
+	for end := time.Now().Add(5 * time.Minute); !strings.Contains(metrics, "crust_volume_unhealthy{") && time.Now().Before(end); {
+		metrics = readMetrics(t, address) // which waits only two seconds for the first look at all volumes
+	}
 	for _, v := range []csiclient.Volume{fs, block, idle, put} {
 		wantMetric(t, metrics, `crust_volume_unhealthy{reason="PoolNotConfigured",status="degraded",volume_id="`+v.ID+`"}`, "1")
 	}

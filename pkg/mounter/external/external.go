@@ -5,6 +5,8 @@ package external
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"sync"
 
 	mountutils "k8s.io/mount-utils"
@@ -28,9 +30,25 @@ func Open(ctx context.Context, scratch, source, fstype string, o mounter.Options
 	}
 	return mounter.OpenByPath(scratch, source, fstype, o, readOnly, func(options []string) error {
 		linux.Starting()()
-		if err := mountUtils().MountSensitive(source, scratch, fstype, options, nil); err != nil {
+		plain, secret := apart(options)
+		if err := mountUtils().MountSensitive(source, scratch, fstype, plain, secret); err != nil {
 			return fault.New(fault.State, "%s from %s: %w", fstype, source, err)
 		}
 		return nil
 	})
+}
+
+// secrets are the options of mount.cifs(8) and others that are secrets themselves.
+var secrets = []string{"pass", "password", "password2", "passwd", "pw"}
+
+// apart separates the options whose values must be in no error and no log.
+func apart(options []string) (plain, secret []string) {
+	for _, o := range options {
+		if key, _, _ := strings.Cut(o, "="); slices.Contains(secrets, strings.ToLower(key)) {
+			secret = append(secret, o)
+		} else {
+			plain = append(plain, o)
+		}
+	}
+	return plain, secret
 }

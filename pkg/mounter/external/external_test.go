@@ -58,3 +58,15 @@ func TestMountByAnExternalProgram(t *testing.T) {
 		t.Errorf("scratch is left: %v", err)
 	}
 }
+
+// A password is in no error: a kubelet writes that into an event.
+func TestThePasswordIsInNoError(t *testing.T) {
+	o, err := mounter.ParseOptions([]string{"username=u", "password=hunter2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = Open(t.Context(), filepath.Join(t.TempDir(), "scratch"), "//127.0.0.1/x", "cifs", o, false); err == nil ||
+		strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), "username=u") {
+		t.Error(err)
+	}
+}

@@ -87,10 +87,12 @@ type Type struct {
 	Package string
 }
 
-// Panic describes a two-byte, little-endian number in a superblock.
+// Panic says how a superblock may ask for a panic: by a two-byte, little-endian number, or by mount options of its own.
 type Panic struct {
-	At    int64 // offset in bytes from the device's start
+	At    int64 // offset of the number in bytes from the device's start
 	Value uint16
+	// Options is the offset of the first byte of such options, which is 0 if there are none.
+	Options int64
 	// Unless is the mount option that overrides it, and Calm the value of that option for "no
 	// panic".
 	Unless, Calm string

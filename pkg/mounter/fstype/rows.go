@@ -141,5 +141,5 @@ var table = []Type{
 // Documentation/ABI/testing/sysfs-fs-ext4.
 const extErrors = "/sys/fs/ext4/%s/errors_count"
 
-// fs/ext4/ext4.h: s_errors, EXT4_ERRORS_PANIC.
-var extPanic = &Panic{At: 1024 + 0x3c, Value: 3, Unless: "errors", Calm: "remount-ro"}
+// fs/ext4/ext4.h: s_errors, EXT4_ERRORS_PANIC, s_mount_opts.
+var extPanic = &Panic{At: 1024 + 0x3c, Value: 3, Options: 1024 + 0x200, Unless: "errors", Calm: "remount-ro"}

@@ -166,6 +166,10 @@ func Apply(ctx context.Context, root *os.File, gid uint32, policy Policy, inodes
 	if err != nil || !due {
 		return Result{}, errors.Join(err, top.Close())
 	}
+	if self.Fixed { // whatever is done, nobody could note that it is
+		return Result{}, errors.Join(fault.New(fault.State, "the volume's root directory is immutable or append-only, so it cannot get group %d: "+
+			"remove that (chattr -i -a), in a pod without fsGroup", gid), top.Close())
+	}
 	chgrp, chmod, mode := wanted(self, gid)
 	w := &walk{gid: gid, dev: self.Dev, progress: p, top: top, clean: clean}
 	if !nothingToChange(ctx, inodes, gid, self.Ino, p) {

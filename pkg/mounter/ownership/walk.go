@@ -62,6 +62,13 @@ func (s *seen) before(f file) bool {
 	return false
 }
 
+// forget makes the next name of a file count as its first.
+func (s *seen) forget(f file) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.files, f)
+}
+
 // file identifies an inode. A file system may have several subvolumes, so it includes the
 // device.
 type file struct{ dev, ino uint64 }
@@ -267,13 +274,15 @@ func (w *walk) visit(dir linux.Dir, name linux.Name, looked *int64) (bool, error
 	if !chgrp && !chmod {
 		return i.IsDir(), nil
 	}
-	if !i.IsDir() && mode&(linux.ModeSetuid|linux.ModeSetgid) != 0 {
+	// A directory's setgid bit does no harm to a file that has taken its place: only its group could use it.
+	if mode&linux.ModeSetuid != 0 || !i.IsDir() && mode&linux.ModeSetgid != 0 {
 		err = w.changeExactly(dir, name, i, mode)
 	} else {
 		err = w.change(chgrp, chmod, func() error { return dir.Chgrp(name, w.gid) }, func() error { return dir.Chmod(name, mode) })
 	}
 	switch {
 	case gone(err):
+		w.links.forget(file{i.Dev, i.Ino}) // it may have other names
 		return false, nil
 	case errors.Is(err, linux.EPERM) && i.Fixed, errors.Is(err, linux.EROFS) && i.Dev != w.dev:
 		// chattr +i or +a, or a read-only snapshot within a btrfs. Nobody can change such a
@@ -285,10 +294,10 @@ func (w *walk) visit(dir linux.Dir, name linux.Name, looked *int64) (bool, error
 }
 
 func (w *walk) changeExactly(dir linux.Dir, name linux.Name, i linux.Inode, mode uint32) error {
-	if err := w.markDirty(); err != nil {
+	if err := errors.Join(w.markDirty(), failpoint.Err("ownership.change")); err != nil {
 		return err
 	}
-	for {
+	for first := i; ; {
 		changed, err := dir.ChangeExactly(name, i, w.gid, mode)
 		if err != nil || changed {
 			w.progress.Changed.Add(1)
@@ -299,7 +308,7 @@ func (w *walk) changeExactly(dir linux.Dir, name linux.Name, i linux.Inode, mode
 			return err
 		}
 		_, _, mode = wanted(i, w.gid)
-		if i.IsDir() || i.IsSymlink() {
+		if i.IsDir() && (i.Dev != first.Dev || i.Ino != first.Ino) || i.IsSymlink() {
 			return nil // it appeared during the walk, from a pod that already has the group
 		}
 	}

@@ -89,17 +89,17 @@ func openDevice(path string, flags ...int) (device, error) {
 	for _, f := range flags {
 		mode |= f
 	}
-	f, err := linux.Open(path, mode)
-	if errors.Is(err, linux.ENOENT) {
+	f, err := linux.OpenBlock(path, mode)
+	switch {
+	case errors.Is(err, linux.ENOENT):
 		err = fault.New(fault.State, "the device does not exist on this node: %w", err)
+	case errors.Is(err, linux.ENOTBLK):
+		err = fault.New(fault.State, "%s is no block device", path)
 	}
 	if err != nil {
 		return device{}, err
 	}
 	st, err := linux.StatxFile(f)
-	if err == nil && !st.IsBlock() {
-		err = fault.New(fault.State, "%s is no block device", path)
-	}
 	var size int64
 	if err == nil {
 		size, err = linux.BlockSize64(f)

@@ -114,6 +114,13 @@ func ext(m *image) (Result, bool) {
 	if incompat&incompatJournalDev != 0 {
 		return known("ext-journal")
 	}
+	// A tenant could name any device of the node.
+	inode, device := le.Uint32(sb[0xe0:]), le.Uint32(sb[0xe4:])
+	options, _, _ := strings.Cut(string(sb[0x200:0x240]), "\x00")
+	if compat&compatHasJournal != 0 && (inode == 0 || device != 0) || strings.Contains(options, "journal_dev") ||
+		strings.Contains(options, "journal_path") {
+		return Result{Type: name, Detail: name + " has its journal on another device"}, true
+	}
 	blockSize := int64(1024) << logBlock
 	res := Result{
 		Content: Known, Type: name, BlockSize: blockSize,
