@@ -80,8 +80,8 @@ func formerPools(stateDir string, now []volume.Pool) ([]driver.FormerPool, error
 	for _, p := range all {
 		former = append(former, driver.FormerPool{Name: p.Name, Dir: p.Dir, Record: p.Record,
 			Empty: func() error {
-				if p.Err != nil {
-					return p.Err
+				if err := p.Here(); err != nil {
+					return err
 				}
 				return looppool.Empty(p.Dir)
 			}})

@@ -34,7 +34,8 @@ func TestFleet_AContentThatIsAnotherByNow(t *testing.T) {
 				ended := make(chan any, 1)
 				go func() {
 					defer func() { ended <- recover() }()
-					_ = Run(ctx, Config{Snapshots: client, Controller: d, Driver: driverName, Node: "node-1", Log: slog.New(slog.DiscardHandler)})
+					_ = Run(ctx, Config{Snapshots: client, Controller: d, Driver: driverName, Node: "node-1",
+						Log: slog.New(slog.DiscardHandler)})
 				}()
 				synctest.Wait()
 				contents := client.SnapshotV1().VolumeSnapshotContents()

@@ -30,7 +30,7 @@ func sickVolume(uses ...*inventory.Use) *driver {
 }
 
 // After a restart of csi-node, with the publish no longer in the audit log (5 files of 8 MiB, or the state directory was lost), a use
-// has no pod. The claim is known, and nobody is told that its data was lost.
+// has no pod. The claim is known, so its event tells that data was lost.
 func TestD11_AUseWithoutAPodIsTheClaims(t *testing.T) {
 	d := sickVolume(&inventory.Use{Target: "/var/lib/kubelet/pods/0f2c/volumes/kubernetes.io~csi/pv-a/mount"})
 	said := teller(t, d)
@@ -93,10 +93,12 @@ func TestD11_AnAPIServerThatHangsHoldsUpNoLook(t *testing.T) {
 		all := &oneAnswer{driver: d}
 		for i := range 40 {
 			id := fmt.Sprintf("v%02d", i)
-			all.volumes = append(all.volumes, &inventory.Volume{Id: id, Name: id, Claim: "ns/" + id, Uses: []*inventory.Use{{Pod: "ns/" + id, PodUid: id}}})
+			all.volumes = append(all.volumes, &inventory.Volume{Id: id, Name: id, Claim: "ns/" + id,
+				Uses: []*inventory.Use{{Pod: "ns/" + id, PodUid: id}}})
 			d.sick[id] = []*csi.VolumeHealth_VolumeHealthEntry{{Status: csi.VolumeHealthErrorType_DEGRADED, Reason: "PoolIsAway"}}
 		}
-		a := New(Config{Client: client, Inventory: all, Health: d, Events: record.NewFakeRecorder(1000), Log: slog.New(slog.DiscardHandler)})
+		a := New(Config{Client: client, Inventory: all, Health: d, Events: record.NewFakeRecorder(1000),
+			Log: slog.New(slog.DiscardHandler)})
 		begin := time.Now()
 		_ = a.Look(t.Context(), begin)
 		if took := time.Since(begin); took > 2*every {

@@ -332,6 +332,26 @@ func Memfd(name string) (*os.File, error) {
 	return open("memfd_create", name, func() (int, error) { return unix.MemfdCreate(name, unix.MFD_CLOEXEC) })
 }
 
+// BoundedMemfd is Memfd for a file of a fixed size: a write beyond it is EPERM, fcntl(2) F_SEAL_GROW.
+func BoundedMemfd(name string, size int64) (*os.File, error) {
+	f, err := open("memfd_create", name, func() (int, error) { return unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING) })
+	if err != nil {
+		return nil, err
+	}
+	err = call("ftruncate", func() error { return unix.Ftruncate(fdOf(f), size) })
+	if err == nil {
+		err = call("fcntl", func() error {
+			_, e := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_SHRINK)
+			return e
+		})
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
 // TempFile is open(2) with O_TMPFILE: an unnamed file in dir, size bytes long, that disappears when
 // it is closed.
 func TempFile(dir string, size int64) (*os.File, error) {

@@ -109,7 +109,8 @@ func TestEveryDescriptorIsClosedOnExec(t *testing.T) {
 	all := map[string]*os.File{
 		"fsopen": ctx, "fsmount": mount, "open_tree": f(OpenTreeClone(mount)), "open_tree, recursive": f(OpenTreeCloneRecursive(mount)),
 		"open": f(Open(dir, OPath)), "openat": f(Openat(in, ".", OPath, 0)), "openat2": f(Openat2(in, ".", OPath, 0)),
-		"memfd": f(Memfd("x")), "temporary file": f(TempFile(dir, 1)), "pidfd": f(ProcessEnd(os.Getpid())),
+		"memfd": f(Memfd("x")), "bounded memfd": f(BoundedMemfd("x", 1)),
+		"temporary file": f(TempFile(dir, 1)), "pidfd": f(ProcessEnd(os.Getpid())),
 	}
 	if clone, err := OpenTreeAttr(mount, MountAttr{}); !errors.Is(err, ENOSYS) {
 		all["open_tree_attr"] = f(clone, err)

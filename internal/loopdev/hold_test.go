@@ -138,13 +138,23 @@ func TestA12_AMissingNodeIsNoMissingDevice(t *testing.T) {
 // A12: a device that was unbound, and is bound to another file by now, is not waited for.
 func TestA12_ADeviceThatIsAnothersByNowIsReleased(t *testing.T) {
 	n := Nodes{Dir: t.TempDir()}
-	d := attach(t, image(t), false)
-	for _, argv := range [][]string{{"losetup", "-d", d.Path}, {"losetup", d.Path, image(t)}} {
-		out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
-		if err != nil {
+	var d Device
+	other := image(t)
+	for tries := 1; ; tries++ {
+		var err error
+		d, err = n.Attach(image(t), false)
+		check(t, err)
+		if out, err := exec.Command("losetup", "-d", d.Path).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-	}
+		out, err := exec.Command("losetup", d.Path, other).CombinedOutput()
+		if err == nil {
+			break
+		}
+		if tries == 100 {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	} // or some other program has it by now
 	defer func() { check(t, exec.Command("losetup", "-d", d.Path).Run()) }()
 	if err := n.Detach(d); err != nil {
 		t.Error(err)

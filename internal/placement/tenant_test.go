@@ -45,17 +45,19 @@ func (api) RoundTrip(r *http.Request) (*http.Response, error) {
 	if len(r.URL.EscapedPath()) > 1<<20 {
 		code, body = 431, "431 Request Header Fields Too Large"
 	}
-	return &http.Response{StatusCode: code, Body: io.NopCloser(strings.NewReader(body)), Header: http.Header{"Content-Type": {"application/json"}}, Request: r}, nil
+	return &http.Response{StatusCode: code, Body: io.NopCloser(strings.NewReader(body)),
+		Header: http.Header{"Content-Type": {"application/json"}}, Request: r}, nil
 }
 
 // What a tenant can write into a claim, and how much csi-steward logs of it in an hour.
 func TestA09_ATenantFillsNoLog(t *testing.T) {
 	for name, claims := range map[string][]runtime.Object{
-		"a class that does not exist":           {pvc("copy", "no-such-class", "", "VolumeSnapshot", "s")},
-		"no class, on purpose":                  {pvc("copy", "", "", "VolumeSnapshot", "s")},
-		"a name that no object can have":        {pvc("copy", "crust", "", "VolumeSnapshot", "a/b")},
-		"a name of 400 KiB":                     {pvc("copy", "crust", "", "VolumeSnapshot", strings.Repeat("\n", 400<<10))},
-		"an origin whose volume does not exist": {pvc("copy", "crust", "", "PersistentVolumeClaim", "o"), pvc("o", "crust", "none", "", "")},
+		"a class that does not exist":    {pvc("copy", "no-such-class", "", "VolumeSnapshot", "s")},
+		"no class, on purpose":           {pvc("copy", "", "", "VolumeSnapshot", "s")},
+		"a name that no object can have": {pvc("copy", "crust", "", "VolumeSnapshot", "a/b")},
+		"a name of 400 KiB":              {pvc("copy", "crust", "", "VolumeSnapshot", strings.Repeat("\n", 400<<10))},
+		"an origin whose volume does not exist": {pvc("copy", "crust", "", "PersistentVolumeClaim", "o"),
+			pvc("o", "crust", "none", "", "")},
 		"an origin whose volume has an odd name": {pvc("copy", "crust", "", "PersistentVolumeClaim", "o"),
 			pvc("o", "crust", "../x", "", "")},
 		"(control) a snapshot that does not exist": {pvc("copy", "crust", "", "VolumeSnapshot", "s")},
@@ -67,7 +69,8 @@ func TestA09_ATenantFillsNoLog(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				client := fake.NewClientset(append(claims, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "crust"}, Provisioner: "csi.crust.dev"})...)
+				class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "crust"}, Provisioner: "csi.crust.dev"}
+				client := fake.NewClientset(append(claims, class)...)
 				var log bytes.Buffer
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := make(chan error, 1)

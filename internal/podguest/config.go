@@ -64,7 +64,6 @@ func fit(ctx context.Context, id, dir, processes string, r *guestv1.CreateContai
 	if err := giveDevices(ctx, dir, c, r.GetBlockDevices()); err != nil {
 		return nil, err
 	}
-	showCommon(c)
 	if processes != "" {
 		join(c, processes)
 	}
@@ -77,23 +76,6 @@ func fit(ctx context.Context, id, dir, processes string, r *guestv1.CreateContai
 		root["path"] = over
 	}
 	return json.Marshal(c)
-}
-
-// showCommon has the kernel mount what a container may have in common with others: virtiofs mounts each file system of the host's by
-// itself, as soon as it is looked at. In the container's own mount namespace that would be a mount of the container's own.
-func showCommon(c object) {
-	mounts, _ := c["mounts"].([]any)
-	for _, m := range mounts {
-		m, _ := m.(object)
-		source, _ := m["source"].(string)
-		if !strings.HasPrefix(source, filepath.Join(Shared, Common)+"/") {
-			continue
-		}
-		// A file is not mounted. What cannot be opened is runc's to tell.
-		if f, err := linux.Open(source, linux.ODirectory); err == nil {
-			f.Close()
-		}
-	}
 }
 
 // giveDevices makes the device files of a container in its directory, binds them where the container wants them, and lets its cgroup use

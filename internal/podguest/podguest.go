@@ -137,7 +137,7 @@ func (s *Server) CreateContainer(ctx context.Context, r *guestv1.CreateContainer
 	if err != nil {
 		return nil, errors.Join(err, remove(ctx, id))
 	}
-	p, err := newProcess(id, at, config)
+	p, err := makeKnown(id, at, config)
 	if err == nil {
 		p.joined = processes != ""
 		if err = p.make(ctx, "create", "--bundle", at); err == nil {

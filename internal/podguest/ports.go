@@ -201,6 +201,8 @@ func (s *Server) Connect(stream guestv1.Pod_ConnectServer) error {
 		select {
 		case err := <-received:
 			return err
+		case <-stream.Context().Done(): // while the container takes nothing, for example
+			return stream.Context().Err()
 		case <-time.After(time.Second):
 			if read.since() >= finTimeout {
 				return nil

@@ -128,6 +128,7 @@ func open(fs Filesystem) (*Detached, error) {
 		if ctx != nil {
 			ctx.Close() // one that has failed is of no more use
 		}
+		refusal = nil
 		if ctx, err = fsopen(fs.Type); err != nil {
 			return err
 		}

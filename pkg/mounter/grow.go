@@ -152,14 +152,22 @@ func (d Device) Held(dir string) (bool, error) {
 		return false, err
 	}
 	node := filepath.Join(dir, fmt.Sprintf("held-%d-%d", d.Major, d.Minor))
-	if err := linux.Mknod(node, d.Major, d.Minor); err != nil && !errors.Is(err, linux.EEXIST) {
-		return false, err
+	for {
+		if err := linux.Mknod(node, d.Major, d.Minor); err != nil && !errors.Is(err, linux.EEXIST) {
+			return false, err
+		}
+		busy, err := Busy(node)
+		if errors.Is(err, linux.ENOENT) {
+			continue // another caller has removed it
+		}
+		if errors.Is(err, linux.ENXIO) || errors.Is(err, linux.ENODEV) {
+			busy, err = false, nil // the device itself is gone
+		}
+		if rerr := os.Remove(node); !errors.Is(rerr, linux.ENOENT) {
+			err = errors.Join(err, rerr)
+		}
+		return busy, err
 	}
-	busy, err := Busy(node)
-	if errors.Is(err, linux.ENXIO) || errors.Is(err, linux.ENODEV) {
-		busy, err = false, nil // the device itself is gone
-	}
-	return busy, errors.Join(err, os.Remove(node))
 }
 
 // Freeze writes back the file system on the device and blocks writes to it until thaw is

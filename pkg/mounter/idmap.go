@@ -1,12 +1,14 @@
 package mounter
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"sync"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
 // IDRange is one line of an id map: Count ids, starting at Disk in the file system and at Shown
@@ -38,6 +40,29 @@ func ShowGroup(disk, shown uint32) IDMap {
 	return m
 }
 
+// checkRanges refuses what no kernel takes, with a fault Invalid.
+func checkRanges(of string, ranges []IDRange) error {
+	if len(ranges) == 0 {
+		return fault.New(fault.Invalid, "an id map without %s", of)
+	}
+	for i, r := range ranges {
+		if r.Count == 0 || uint64(r.Disk)+uint64(r.Count) > allIDs || uint64(r.Shown)+uint64(r.Count) > allIDs {
+			return fault.New(fault.Invalid, "an id map has a range of %s that has no ids, or ids beyond 4294967294: %+v", of, r)
+		}
+		for _, o := range ranges[:i] {
+			if meet(r.Disk, r.Count, o.Disk, o.Count) || meet(r.Shown, r.Count, o.Shown, o.Count) {
+				return fault.New(fault.Invalid, "an id map has ranges of %s that overlap: %+v and %+v", of, o, r)
+			}
+		}
+	}
+	return nil
+}
+
+// meet tells whether two ranges of ids have one in common.
+func meet(a, ofA, b, ofB uint32) bool {
+	return uint64(a) < uint64(b)+uint64(ofB) && uint64(b) < uint64(a)+uint64(ofA)
+}
+
 func lines(ranges []IDRange) string {
 	var b strings.Builder
 	for _, r := range ranges {
@@ -60,6 +85,9 @@ const keptNamespaces = 64
 // userns returns a user namespace with the map. Callers must not close it: an evicted one is
 // closed when its last user drops it.
 func (m IDMap) userns() (*os.File, error) {
+	if err := errors.Join(checkRanges("users", m.UIDs), checkRanges("groups", m.GIDs)); err != nil {
+		return nil, err
+	}
 	uids, gids := lines(m.UIDs), lines(m.GIDs)
 	key := uids + "/" + gids
 	n := &userNamespaces

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
@@ -65,9 +66,9 @@ var category = regexp.MustCompile(`^c[0-9]+(\.c[0-9]+)?([:-].*)?$`)
 
 // ParseOptions parses the mount flags of a StorageClass or PersistentVolume: each string has
 // one or more comma-separated options. It refuses (fault.Invalid) what is contradictory or
-// meaningless: an empty name, a value for an option that takes none, "ro" with "rw", one key
-// with two values, and options that name another operation ("bind", "remount" and similar). The
-// kernel refuses options that the file system does not support, at mount time. CheckOptions decides
+// meaningless: an empty name, a value for an option that takes none, "ro" with "rw" or "discard"
+// with "nodiscard", one key with two values, and options that name another operation ("bind",
+// "remount" and similar). The kernel refuses options that the file system does not support, at mount time. CheckOptions decides
 // what is safe.
 //
 // A comma in a value is an error too, except in an SELinux label. mount(2), mount(8) and guests
@@ -77,6 +78,9 @@ func ParseOptions(flags []string) (Options, error) {
 	said := map[uint64]string{}
 	keys := map[string]string{}
 	for _, flag := range flags {
+		if !utf8.ValidString(flag) {
+			return Options{}, fault.New(fault.Invalid, "mount option %q is not UTF-8", flag)
+		}
 		pieces, err := splitOptions(flag)
 		if err != nil {
 			return Options{}, err
@@ -139,6 +143,11 @@ func ParseOptions(flags []string) (Options, error) {
 			}
 			keys[key] = value
 			o.Superblock = append(o.Superblock, Option{key, value})
+		}
+	}
+	for key := range keys {
+		if _, ok := keys["no"+key]; ok { // the kernel would take whichever comes last
+			return Options{}, fault.New(fault.Invalid, "mount options %q and %q contradict each other", key, "no"+key)
 		}
 	}
 	sort.Slice(o.Superblock, func(i, j int) bool { return o.Superblock[i].Key < o.Superblock[j].Key })

@@ -2,6 +2,7 @@
 # Installs what the test cluster needs of a Debian 12 machine, beside scripts/setup.sh.
 set -euo pipefail
 export LC_ALL=C
+cd "$(dirname "$0")/../.."
 export PATH=$PATH:/usr/sbin:/sbin DEBIAN_FRONTEND=noninteractive
 packages=()
 need() { [ -n "$(command -v "$1")" ] || packages+=("$2"); }

@@ -144,7 +144,10 @@ func TestB08_DrainCheckOfAPoolThatIsNotConfigured(t *testing.T) {
 	exits(t, n, 0, remove[:2], "can be rebooted")
 	away := filepath.Join(n.Dir, "away") // its disk, or it is not mounted in the container
 	ok(t, os.Rename(was, away))
-	exits(t, n, 1, remove, "pool-not-configured", was+": no such file")
+	exits(t, n, 1, remove, "pool-not-configured", was+"/pool.json: no such file")
+	ok(t, os.Mkdir(was, 0o700)) // the mount point of its disk
+	exits(t, n, 1, remove, "pool-not-configured", was+"/pool.json: no such file")
+	ok(t, os.Remove(was))
 
 	begin("renamed", away) // nothing is forgotten now: another is empty
 	ok(t, os.WriteFile(records+"/torn.json", []byte("{"), 0o600))

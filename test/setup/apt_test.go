@@ -16,10 +16,11 @@ import (
 func noPackages(t *testing.T, dir string) (config string) {
 	t.Helper()
 	config = filepath.Join(dir, "apt.conf")
-	text := `Dir::State "` + dir + `"; Dir::State::status "/dev/null"; Dir::Cache "` + dir + `/cache";
+	text := `Dir::State "` + dir + `"; Dir::State::status "` + dir + `/status"; Dir::Cache "` + dir + `/cache";
 Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "/dev/null";
 `
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "lists"), 0o755), os.WriteFile(config, []byte(text), 0o644)); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "lists"), 0o755), os.WriteFile(config, []byte(text), 0o644),
+		os.WriteFile(filepath.Join(dir, "status"), nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	return config

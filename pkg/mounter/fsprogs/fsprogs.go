@@ -216,15 +216,21 @@ func (p *Programs) start(ctx context.Context, cmd *exec.Cmd, limits confine.Limi
 		tracing.ExitCode(sctx, code)
 		end(err)
 	}()
-	// Use a file, not a pipe: a write to the pipe of a dead process would end a check half-way.
-	said, err := linux.Memfd("output of " + program)
+	// Use a file, not a pipe: a write to the pipe of a dead process would end a check half-way. The file is bounded: what a tenant wrote
+	// may make a check say very much.
+	said, err := linux.BoundedMemfd("output of "+program, mostOutput)
 	if err != nil {
 		return "", 0, err
 	}
 	defer said.Close()
 	cmd.Stdout, cmd.Stderr = said, said
 	err = confine.Run(cmd, limits, linux.Starting())
-	b, rerr := io.ReadAll(io.NewSectionReader(said, 0, 1<<20))
+	written, rerr := said.Seek(0, io.SeekCurrent) // the program wrote through the same open file
+	var b []byte
+	if rerr == nil {
+		const end = 64 << 10
+		b, rerr = io.ReadAll(io.NewSectionReader(said, max(0, written-end), end))
+	}
 	if rerr != nil {
 		return "", 0, errors.Join(err, rerr)
 	}
@@ -244,8 +250,12 @@ func (p *Programs) start(ctx context.Context, cmd *exec.Cmd, limits confine.Limi
 	}
 }
 
+// mostOutput is how many bytes of a program's output are kept, in memory. The rest is lost.
+const mostOutput = 4 << 20
+
 // tail returns the end of a program's output as one line.
 func tail(s string) string {
+	s = strings.TrimRight(s, "\x00") // of the file's end, if nothing was written so far
 	const limit = 1000
 	s = strings.Join(strings.Fields(s), " ")
 	if len(s) > limit {

@@ -166,11 +166,11 @@ func Apply(ctx context.Context, root *os.File, gid uint32, policy Policy, inodes
 	if err != nil || !due {
 		return Result{}, errors.Join(err, top.Close())
 	}
-	if self.Fixed { // whatever is done, nobody could note that it is
+	chgrp, chmod, mode := wanted(self, gid)
+	if self.Fixed && (!clean || chgrp || chmod) { // whatever is done, nobody could note that it is
 		return Result{}, errors.Join(fault.New(fault.State, "the volume's root directory is immutable or append-only, so it cannot get group %d: "+
 			"remove that (chattr -i -a), in a pod without fsGroup", gid), top.Close())
 	}
-	chgrp, chmod, mode := wanted(self, gid)
 	w := &walk{gid: gid, dev: self.Dev, progress: p, top: top, clean: clean}
 	if !nothingToChange(ctx, inodes, gid, self.Ino, p) {
 		err = w.run(ctx)
@@ -184,7 +184,7 @@ func Apply(ctx context.Context, root *os.File, gid uint32, policy Policy, inodes
 		err = failpoint.Err("ownership.walked")
 	}
 	if err == nil && !w.clean {
-		err = Record{Group: gid, Clean: true}.write(top)
+		err = Record{Group: gid, Clean: !w.missed.Load()}.write(top)
 	}
 	return Result{Walked: true, Looked: p.Looked.Load(), Changed: p.Changed.Load()}, errors.Join(err, top.Close())
 }

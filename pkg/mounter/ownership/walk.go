@@ -35,7 +35,8 @@ type walk struct {
 	err     error
 	over    atomic.Bool // err is set
 
-	links seen // files with more than one name that were examined
+	links  seen        // files with more than one name that were examined
+	missed atomic.Bool // such a file may not have the group
 }
 
 // seen remembers files, so that each is examined once. Pods decide how many files have a second
@@ -282,7 +283,10 @@ func (w *walk) visit(dir linux.Dir, name linux.Name, looked *int64) (bool, error
 	}
 	switch {
 	case gone(err):
-		w.links.forget(file{i.Dev, i.Ino}) // it may have other names
+		if i.Links > 1 && !i.IsDir() {
+			w.links.forget(file{i.Dev, i.Ino}) // it may have other names
+			w.missed.Store(true)               // which were passed by meanwhile
+		}
 		return false, nil
 	case errors.Is(err, linux.EPERM) && i.Fixed, errors.Is(err, linux.EROFS) && i.Dev != w.dev:
 		// chattr +i or +a, or a read-only snapshot within a btrfs. Nobody can change such a

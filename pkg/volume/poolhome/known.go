@@ -2,10 +2,12 @@ package poolhome
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 
 	"github.com/crust-csi/crust-csi/internal/record"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
 // known is the node's record of a pool.
@@ -42,6 +44,23 @@ type Former struct {
 	Record string // the file by which the node knows of it
 	Dir    string
 	Err    error // why Dir is unknown
+	id     string
+}
+
+// Here returns an error if the pool is not at its directory, or if that cannot be told: its disk may not be mounted. It may hang with the
+// disk.
+func (f Former) Here() error {
+	if f.Err != nil {
+		return f.Err
+	}
+	i, err := readFrom(f.Dir)
+	if err != nil {
+		return fmt.Errorf("whether the pool is at %s: %w", f.Dir, err)
+	}
+	if i.ID != f.id {
+		return fault.New(fault.Unavailable, "%s is the directory of another pool", f.Dir)
+	}
+	return nil
 }
 
 // FormerPools returns the pools of a node that are not among those configured, by name: see Options.State. A pool that only got another
@@ -60,7 +79,7 @@ func FormerPools(state string, configured []string) (former []Former, err error)
 	for _, name := range names {
 		k, err := readKnown(state, name)
 		if !slices.Contains(configured, name) && (err != nil || !present[k.ID]) {
-			former = append(former, Former{Name: name, Record: recordOf(state, name), Dir: k.Dir, Err: err})
+			former = append(former, Former{Name: name, Record: recordOf(state, name), Dir: k.Dir, Err: err, id: k.ID})
 		}
 	}
 	return former, nil
