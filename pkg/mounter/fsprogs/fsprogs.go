@@ -229,7 +229,8 @@ func (p *Programs) start(ctx context.Context, cmd *exec.Cmd, limits confine.Limi
 	var b []byte
 	if rerr == nil {
 		const end = 64 << 10
-		b, rerr = io.ReadAll(io.NewSectionReader(said, max(0, written-end), end))
+		begin := max(0, written-end)
+		b, rerr = io.ReadAll(io.NewSectionReader(said, begin, written-begin))
 	}
 	if rerr != nil {
 		return "", 0, errors.Join(err, rerr)
@@ -255,7 +256,6 @@ const mostOutput = 4 << 20
 
 // tail returns the end of a program's output as one line.
 func tail(s string) string {
-	s = strings.TrimRight(s, "\x00") // of the file's end, if nothing was written so far
 	const limit = 1000
 	s = strings.Join(strings.Fields(s), " ")
 	if len(s) > limit {
