@@ -255,7 +255,8 @@ func OpenDevice(d Device) (*Detached, error) {
 // OpenTree makes a detached bind mount of the tree of mounts at path, including submounts:
 // open_tree(2) with AT_RECURSIVE. It is for drivers that publish what is mounted already. A
 // symbolic link in the path is an error. So is a path that is not a mount point, because a
-// directory there is on the node's own disk.
+// directory there is on the node's own disk. What is mounted into the tree later, or unmounted,
+// appears and disappears in the copy; nothing that happens to the copy reaches the tree.
 func OpenTree(path string) (*Detached, error) {
 	dir, err := linux.Openat2(linux.CWD, path, linux.OPath, linux.ResolveNoSymlinks)
 	if err != nil {
@@ -272,6 +273,9 @@ func OpenTree(path string) (*Detached, error) {
 	clone, err := linux.OpenTreeCloneRecursive(dir)
 	if err != nil {
 		return nil, err
+	}
+	if err := linux.MountSetattr(clone, linux.MountAttr{Propagation: linux.PropagationSlave}, true); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), clone.Close())
 	}
 	return &Detached{mount: clone, isDir: st.IsDir(), what: path}, nil
 }

@@ -267,10 +267,17 @@ func (t *Target) create(directory bool) error {
 	return f.Close()
 }
 
-// Unmount removes the topmost mount from the target. It fails (fault.State, in use) while a
-// Detached or State of it is open, including those of this process.
+// Unmount removes the topmost mount from the target, and what is mounted inside it: a tree of [OpenTree], or what a pod mounted there.
+// Nothing is unmounted anywhere else. It fails (fault.State, in use) while a Detached or State of it is open, including those of this
+// process.
 func (t *Target) Unmount() error {
-	err := linux.Outlast(func() error { return linux.UnmountAt(t.parent, t.name) })
+	unmount := func() error { return linux.UnmountAt(t.parent, t.name) }
+	err := unmount()
+	if errors.Is(err, linux.EBUSY) {
+		if err = t.takeOffSubmounts(); err == nil {
+			err = linux.Outlast(unmount)
+		}
+	}
 	if errors.Is(err, linux.EBUSY) {
 		return fault.New(fault.State, "%s is in use: a process has a file or its working directory there%s (see `fuser -vm %s`)", t.Path,
 			usersOf(t.Path), t.Path)

@@ -1,0 +1,96 @@
+package mounter
+
+import (
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+)
+
+// takeOffSubmounts takes off what is mounted inside the topmost mount at the target. Other mounts of the same file systems, such as the
+// staged one and those of other pods, keep what is mounted in them: the target's is made private first. It stops at one that is in use.
+func (t *Target) takeOffSubmounts() error {
+	below, err := t.submounts()
+	if err != nil || len(below) == 0 {
+		return err
+	}
+	if err := t.makePrivate(); err != nil {
+		return err
+	}
+	for _, rel := range slices.Backward(below) { // the last mount is on top
+		if err := t.unmountInside(rel); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// submounts returns the paths, relative to the target, of what is mounted inside its topmost mount, in the order in which it was mounted.
+func (t *Target) submounts() ([]string, error) {
+	f, err := linux.Openat(t.parent, t.name, linux.OPath|linux.ONofollow, 0)
+	if err != nil {
+		return nil, err
+	}
+	id, err := classicMountID(f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	infos, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(infos, func(i *mountinfo.Info) bool { return i.ID == id })
+	if at < 0 {
+		return nil, nil // it was unmounted just now
+	}
+	inside := map[int]bool{id: true}
+	var below []string
+	for _, i := range inOrder(infos, inside) {
+		rel, ok := strings.CutPrefix(i.Mountpoint, strings.TrimSuffix(infos[at].Mountpoint, "/")+"/")
+		if ok {
+			below = append(below, rel)
+		}
+	}
+	return below, nil
+}
+
+// inOrder returns the mounts whose parents are in the set, and their children, parents first.
+func inOrder(infos []*mountinfo.Info, inside map[int]bool) []*mountinfo.Info {
+	var found []*mountinfo.Info
+	for {
+		before := len(found)
+		for _, i := range infos {
+			if inside[i.Parent] && !inside[i.ID] {
+				inside[i.ID] = true
+				found = append(found, i)
+			}
+		}
+		if len(found) == before {
+			return found
+		}
+	}
+}
+
+func (t *Target) makePrivate() error {
+	f, err := linux.Openat(t.parent, t.name, linux.OPath|linux.ONofollow, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(linux.MountSetattr(f, linux.MountAttr{Propagation: linux.PropagationPrivate}, true), f.Close())
+}
+
+// unmountInside unmounts what is at a path inside the target. Directories on the way belong to the volume, and so to its pods: a link that
+// they put there is not followed.
+func (t *Target) unmountInside(rel string) error {
+	dir, err := linux.Openat2(t.parent, filepath.Join(t.name, filepath.Dir(rel)), linux.OPath|linux.ODirectory,
+		linux.ResolveBeneath|linux.ResolveNoSymlinks|linux.ResolveNoMagic)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return linux.Outlast(func() error { return linux.UnmountAt(dir, filepath.Base(rel)) })
+}
