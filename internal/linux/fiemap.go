@@ -87,3 +87,27 @@ func Holes(file *os.File, length int64, sync bool, f func(Range) error) error {
 
 // NoFiemap reports whether an error of Extents means that the file system lacks the ioctl.
 func NoFiemap(err error) bool { return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) }
+
+// Overwritten reports whether a file of btrfs is overwritten in place (FS_NOCOW_FL), unless its extents are shared.
+func Overwritten(f *os.File) (bool, error) {
+	flags, err := fileFlags(f)
+	return flags&noCow != 0, err
+}
+
+// Overwrite makes an empty file of btrfs one that is overwritten in place.
+func Overwrite(f *os.File) error {
+	flags, err := fileFlags(f)
+	if err == nil {
+		flags |= noCow
+		err = ioctlPtr("FS_IOC_SETFLAGS", f, 0x40086602, &flags)
+	}
+	return err
+}
+
+const noCow = 0x00800000 // FS_NOCOW_FL, linux/fs.h
+
+// The kernel reads and writes an int, although the requests' numbers name a long (ioctl_iflags(2)).
+func fileFlags(f *os.File) (flags uint32, err error) {
+	err = ioctlPtr("FS_IOC_GETFLAGS", f, 0x80086601, &flags)
+	return flags, err
+}

@@ -98,12 +98,20 @@ func (d *Driver) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	if params.Thick {
 		left = min(left, c.Available)
 	}
-	left = coarse(left)
 	sizes := pool.Sizes()
+	left = offered(left, sizes)
 	return &csi.GetCapacityResponse{
 		AvailableCapacity: left,
 		MinimumVolumeSize: wrapInt64(max(minimum, sizes.Fine)), MaximumVolumeSize: wrapInt64(min(left, sizes.Most/sizes.Fine*sizes.Fine)),
 	}, nil
+}
+
+// offered is the size that GetCapacity tells of what is left. CreateVolume rounds up to sizes.Step.
+func offered(left int64, sizes volume.Sizes) int64 {
+	if left = coarse(left); left > sizes.Step {
+		left = left / sizes.Step * sizes.Step
+	}
+	return left
 }
 
 // coarse rounds a number of bytes down to eight significant bits, by less than 1 %. Every write to

@@ -159,6 +159,16 @@ func (p *Programs) NewID(ctx context.Context, device, name string) error {
 	if len(argv) == 0 {
 		return nil
 	}
+	found, err := superblock.ProbeDevice(device)
+	if err != nil {
+		return err
+	}
+	if found.Log {
+		// btrfstune would commit without it. The log is then of an earlier generation, which no kernel mounts.
+		if err := replay(device, name); err != nil {
+			return err
+		}
+	}
 	return p.must(ctx, argv, device)
 }
 

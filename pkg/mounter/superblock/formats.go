@@ -217,7 +217,7 @@ func btrfs(m *image) (Result, bool) {
 	}
 	return Result{
 		Content: Known, Type: fstype.Btrfs, Size: int64(total), BlockSize: sector,
-		UUID: uuid(sb[32:48]), Label: label(sb[299 : 299+256]),
+		UUID: uuid(sb[32:48]), Label: label(sb[299 : 299+256]), Log: le.Uint64(sb[96:]) != 0,
 	}, true
 }
 

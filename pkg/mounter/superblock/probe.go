@@ -52,6 +52,10 @@ type Result struct {
 	// NeedsCheck tells why the file system needs fsck before it is mounted; empty if it does
 	// not. A journal to replay is no reason: the kernel does that.
 	NeedsCheck string
+
+	// Log means that what was synced last is only in a log, which the next mount replays. Only of those whose programs (fstype.NewID)
+	// do not replay it.
+	Log bool
 }
 
 func (r Result) String() string {

@@ -282,10 +282,22 @@ func (b *Book[R]) put(key string, r R, needed bool) error {
 	} else {
 		err = write()
 	}
-	if err == nil {
+	if err == nil || b.isDeleting(key, r) {
 		b.Note(key, r)
 	}
 	return err
+}
+
+// isDeleting reports whether r, which is Deleting, is in the record's place although its writing failed, as when its directory could not be
+// synced. The next process would go on with the deletion, so this one must not give the object to anybody.
+func (b *Book[R]) isDeleting(key string, r R) bool {
+	if _, state := b.parts(&r); *state != Deleting {
+		return false
+	}
+	var there R
+	err := b.kind.Read(b.Path(key, Extension), &there)
+	_, state := b.parts(&there)
+	return err == nil && *state == Deleting
 }
 
 // Note changes a record in memory only, for facts that the data itself shows too. The change is

@@ -146,7 +146,6 @@ func (p *Pool) checkThick(thick bool) error {
 	if err != nil {
 		return err
 	}
-	const btrfs, zfs = 0x9123683e, 0x2fc12fc1
 	if t := st.Type & 0xffffffff; t == btrfs || t == zfs {
 		return fault.New(fault.Invalid,
 			"provisioning=thick cannot be kept in pool %s: %s is on a copy-on-write file system, where reserved "+
@@ -154,6 +153,8 @@ func (p *Pool) checkThick(thick bool) error {
 	}
 	return nil
 }
+
+const btrfs, zfs = 0x9123683e, 0x2fc12fc1 // statfs(2)
 
 // fillSpec describes the content of an image file.
 type fillSpec struct {
@@ -179,6 +180,9 @@ func (p *Pool) fill(ctx context.Context, s fillSpec, progress *volume.Progress) 
 			err = cerr
 		}
 	}()
+	if err := p.inPlace(f, s.origin); err != nil {
+		return err
+	}
 	if s.reserve {
 		if err := p.reserve(f, s.size); err != nil {
 			return err
@@ -196,6 +200,26 @@ func (p *Pool) fill(ctx context.Context, s fillSpec, progress *volume.Progress) 
 		return err
 	}
 	return record.SyncDir(filepath.Dir(s.img))
+}
+
+// inPlace makes a new file on btrfs one that is overwritten in place. Otherwise an extent stays as long as one block of it is in use, and a
+// pod that overwrites its volume could fill the pool. A copy must be like its origin, or it could share no extents with it.
+func (p *Pool) inPlace(f *os.File, origin string) error {
+	st, err := linux.Fstatfs(f)
+	if err != nil || st.Type&0xffffffff != btrfs {
+		return err
+	}
+	if origin != "" {
+		o, err := os.Open(origin)
+		if err != nil {
+			return err
+		}
+		defer o.Close()
+		if in, err := linux.Overwritten(o); err != nil || !in {
+			return err
+		}
+	}
+	return linux.Overwrite(f)
 }
 
 // Delete destroys the volume. A repeated call continues an interrupted one.

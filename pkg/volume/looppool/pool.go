@@ -213,16 +213,20 @@ func (p *Pool) Answers() error {
 
 // space returns the capacity of the file system of the directory.
 func (p *Pool) space() (volume.Capacity, error) {
-	dir, err := os.Open(p.dir)
-	if err != nil {
-		return volume.Capacity{}, err
-	}
-	defer dir.Close()
-	st, err := linux.Fstatfs(dir)
+	st, err := p.statfs()
 	if err != nil {
 		return volume.Capacity{}, err
 	}
 	return volume.Capacity{Total: int64(st.Blocks * st.BlockSize), Available: int64(st.Available * st.BlockSize)}, nil
+}
+
+func (p *Pool) statfs() (linux.Statfs, error) {
+	dir, err := os.Open(p.dir)
+	if err != nil {
+		return linux.Statfs{}, err
+	}
+	defer dir.Close()
+	return linux.Fstatfs(dir)
 }
 
 func (p *Pool) volumePath(key string) (img string) { return p.volumes.Path(key, imageExtension) }

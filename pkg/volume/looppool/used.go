@@ -87,7 +87,10 @@ func (p *Pool) measure() (c volume.Capacity, l look, err error) {
 	}
 	// Writes during the measurement count at most once.
 	c.Available = min(c.Available, after.Available)
-	return c, l, nil
+	// A file system that compresses shows the size of files' content, not what it takes.
+	st, err := p.statfs()
+	c.Used = min(c.Used, int64((st.Blocks-st.Free)*st.BlockSize))
+	return c, l, err
 }
 
 // unusableFile is a file whose record cannot be used. The space that it was promised stays promised, because a pod may still use it.

@@ -73,6 +73,7 @@ type Pool struct {
 
 	mu    sync.Mutex  // held while the disk is accessed, which may hang
 	inner volume.Pool // nil until it was available once
+	home  place       // of inner
 	seen  place
 	said  bool // its absence has been logged
 
@@ -265,7 +266,7 @@ func (p *Pool) open() error {
 		}
 	}
 	p.recovered = p.thaw != nil
-	p.inner = inner
+	p.inner, p.home = inner, p.seen
 	p.once.Store(&inner)
 	return nil
 }
@@ -298,6 +299,10 @@ func (p *Pool) look() error {
 		return p.away(err)
 	case i.ID != p.id && p.id != nobody:
 		return p.away(errors.New("the pool in that directory is another one"))
+	case p.home != place{} && now != p.home:
+		// The pool remembers the volumes of another file system. This one may have been used elsewhere since.
+		return fault.New(fault.Unavailable, "pool %s is at %s, but not on the file system that was opened there, as if its disk had been "+
+			"exchanged or restored: restart the driver, so that it reads the pool anew", p.o.Name, p.o.Dir)
 	case p.was != "" && !p.moved():
 		return p.away(errors.New("its volumes are still in " + p.was + ", as if they were being moved, or that is out of sight"))
 	case p.id == nobody || p.was != "":
