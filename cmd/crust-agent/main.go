@@ -119,7 +119,7 @@ func run(args []string) error {
 	if err != nil {
 		return fmt.Errorf("--driver: %w", err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	events := record.NewBroadcaster(record.WithContext(ctx))
 	defer events.Shutdown()
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})

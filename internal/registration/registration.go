@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -22,6 +24,8 @@ import (
 type Server struct {
 	pluginv1.UnimplementedRegistrationServer
 	driver, socket string
+	path           string // of the registration's socket
+	own            os.FileInfo
 	log            *slog.Logger
 	grpc           *grpc.Server
 	state          atomic.Pointer[string]
@@ -36,11 +40,17 @@ func Serve(dir, driver, endpoint string, log *slog.Logger) (*Server, error) {
 	if !ok || !filepath.IsAbs(socket) {
 		return nil, fmt.Errorf("endpoint %q: give unix:///absolute/path", endpoint)
 	}
-	l, err := privatesocket.Listen("unix://"+filepath.Join(dir, driver+"-reg.sock"), 0o600)
+	path := filepath.Join(dir, driver+"-reg.sock")
+	l, err := privatesocket.Listen("unix://"+path, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("registration with the kubelet: %w", err)
 	}
-	s := &Server{driver: driver, socket: socket, log: log, grpc: grpc.NewServer()}
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // it may be another's by then
+	own, err := os.Lstat(path)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("registration with the kubelet: %w", err), l.Close())
+	}
+	s := &Server{driver: driver, socket: socket, path: path, own: own, log: log, grpc: grpc.NewServer()}
 	s.set(waiting)
 	pluginv1.RegisterRegistrationServer(s.grpc, s)
 	go func() {
@@ -58,11 +68,27 @@ func (s *Server) Err() error {
 	if text := *s.state.Load(); text != "" {
 		return errors.New("registration with the kubelet: " + text)
 	}
+	if !s.mine() {
+		return fmt.Errorf("registration with the kubelet: %s is no longer this process's; does the driver register itself, too?", s.path)
+	}
 	return nil
 }
 
+// mine tells whether the socket is still this server's. Inode numbers are used again, so the time counts, too.
+func (s *Server) mine() bool {
+	st, err := os.Lstat(s.path)
+	return err == nil && os.SameFile(st, s.own) && st.ModTime().Equal(s.own.ModTime())
+}
+
 // Stop removes the socket, which tells the kubelet that the driver is gone.
-func (s *Server) Stop() { s.grpc.Stop() }
+func (s *Server) Stop() {
+	if s.mine() {
+		if err := os.Remove(s.path); err != nil {
+			s.log.Warn("registration with the kubelet", "error", err)
+		}
+	}
+	s.grpc.Stop()
+}
 
 // GetInfo tells the kubelet the driver's name and endpoint.
 func (s *Server) GetInfo(context.Context, *pluginv1.InfoRequest) (*pluginv1.PluginInfo, error) {

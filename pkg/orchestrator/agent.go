@@ -304,6 +304,7 @@ func (a *Agent) publishOrDefer(
 		if d.Options == nil {
 			d.Options = map[string]string{}
 		}
+		delete(d.Options, "rw") // of the class; a runtime refuses both
 		d.Options["ro"] = ""
 	}
 	return raw, a.deferred(ctx, d, known)

@@ -87,6 +87,8 @@ func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest
 	// one, and starts none until that succeeds. A later mount in the sandbox fills the device.
 	if now, ok := a.Records.Get(d.Target); ok && !now.Published && !a.publishing(d.Target) {
 		return raw, nil
+	} else if ok {
+		d = now // the pod may have got another sandbox during the driver's call
 	}
 	c, err := a.inSandbox(d)
 	if err != nil {
@@ -95,6 +97,9 @@ func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest
 	r, err := c.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: d.Sandbox, HostVolumeId: source,
 		RequiredBytes: req.GetCapacityRange().GetRequiredBytes()})
 	if status.Code(err) == codes.NotFound { // that sandbox has ended
+		if now, ok := a.Records.Get(d.Target); ok && now.Sandbox != d.Sandbox {
+			return nil, uncertain("volume %s: the pod got another sandbox meanwhile; try again", d.VolumeID)
+		}
 		return raw, nil
 	}
 	if status.Code(err) == codes.Unavailable {

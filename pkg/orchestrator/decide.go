@@ -9,6 +9,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
@@ -29,6 +30,9 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 		return no("its target path is not one of the kubelet's, so the persistent volume is not known")
 	}
 	v, err := a.Pods.use(ctx, pod, d.Volume)
+	if apierrors.IsNotFound(err) && slices.ContainsFunc(pod.Spec.Volumes, migrates) {
+		return no("it has no PersistentVolume: the kubelet hands a volume of the pod's own specification to CSI")
+	}
 	if err != nil {
 		return crust.Decision{}, err
 	}
@@ -84,6 +88,12 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 		return no("the pod uses a subPath of it and has hostUsers: false, and the mount would not be id-mapped")
 	}
 	return crust.Decide(ask), nil
+}
+
+// migrates tells whether kubelets translate a pod's own volume to one of a CSI driver. Such a volume has no PersistentVolume object.
+func migrates(v corev1.Volume) bool {
+	return v.AWSElasticBlockStore != nil || v.GCEPersistentDisk != nil || v.AzureDisk != nil || v.AzureFile != nil || v.Cinder != nil ||
+		v.VsphereVolume != nil || v.PortworxVolume != nil
 }
 
 // offered are the driver's capabilities.

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
+	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -71,11 +74,86 @@ func (p *Proxy) Server(options ...grpc.ServerOption) *grpc.Server {
 }
 
 // Dial connects to a CSI driver's socket, unix:///path.
-func Dial(endpoint string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
-	return grpc.NewClient(endpoint, append([]grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window), redial.Soon(),
-	}, options...)...)
+func Dial(endpoint string, options ...grpc.DialOption) (*Connection, error) {
+	c := &Connection{path: strings.TrimPrefix(strings.TrimPrefix(endpoint, "unix:"), "//"), dial: func() (*grpc.ClientConn, error) {
+		return grpc.NewClient(endpoint, append([]grpc.DialOption{
+			grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+			grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window), redial.Soon(),
+		}, options...)...)
+	}}
+	var err error
+	c.now, err = c.open(nil)
+	return c, err
+}
+
+// Connection is a connection to a driver. When another socket is at the path, new calls go there, as those of a kubelet do, which connects
+// for each call: the driver's process before may hang for ever, with its connections. Calls that it has are finished there.
+type Connection struct {
+	path string
+	dial func() (*grpc.ClientConn, error)
+
+	mu  sync.Mutex
+	now *link
+}
+
+var _ grpc.ClientConnInterface = (*Connection)(nil)
+
+// link is a connection to one socket.
+type link struct {
+	*grpc.ClientConn
+	socket os.FileInfo // nil: there was none
+	users  int         // calls, and the Connection
+}
+
+func (c *Connection) open(socket os.FileInfo) (*link, error) {
+	conn, err := c.dial()
+	return &link{conn, socket, 1}, err
+}
+
+// is tells whether a link is to this socket. Inode numbers are used again, so the time counts, too.
+func (l *link) is(socket os.FileInfo) bool {
+	return l.socket != nil && os.SameFile(l.socket, socket) && l.socket.ModTime().Equal(socket.ModTime())
+}
+
+// use returns the link for a call.
+func (c *Connection) use() *link {
+	socket, err := os.Stat(c.path)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil && !c.now.is(socket) {
+		if next, err := c.open(socket); err == nil {
+			c.leave(c.now)
+			c.now = next
+		}
+	}
+	c.now.users++
+	return c.now
+}
+
+// leave closes a link after its last use. The caller holds mu.
+func (c *Connection) leave(l *link) {
+	if l.users--; l.users == 0 {
+		l.Close()
+	}
+}
+
+// Invoke is grpc.ClientConn's.
+func (c *Connection) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
+	l := c.use()
+	defer func() { c.mu.Lock(); c.leave(l); c.mu.Unlock() }()
+	return l.ClientConn.Invoke(ctx, method, args, reply, options...)
+}
+
+// NewStream is an error: drivers' nodes have no streams.
+func (c *Connection) NewStream(_ context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, status.Errorf(codes.Unimplemented, "%s: streams are not forwarded", method)
+}
+
+// Close ends the connection.
+func (c *Connection) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now.Close()
 }
 
 func (p *Proxy) handle(_ any, stream grpc.ServerStream) error {

@@ -124,7 +124,11 @@ func (s *Server) RuntimeGetSupportedFileSystems(
 	return &crustv1alpha1.RuntimeGetSupportedFileSystemsResponse{FileSystems: s.FileSystems, GrowingFileSystems: s.Growing}, nil
 }
 
-// RuntimePublishVolume records the volume; a device is in one sandbox only.
+func reads(r *crustv1alpha1.RuntimePublishVolumeRequest) bool {
+	return slices.Contains(r.GetMountOptions(), "ro")
+}
+
+// RuntimePublishVolume records the volume; a device is in one sandbox only, unless all of them only read it.
 func (s *Server) RuntimePublishVolume(
 	ctx context.Context, r *crustv1alpha1.RuntimePublishVolumeRequest,
 ) (*crustv1alpha1.RuntimePublishVolumeResponse, error) {
@@ -138,7 +142,7 @@ func (s *Server) RuntimePublishVolume(
 		switch {
 		case k == key && !proto.Equal(have, r):
 			return nil, status.Errorf(codes.AlreadyExists, "volume %s is published in sandbox %s in another way", key[1], key[0])
-		case k[1] == key[1] && k != key:
+		case k[1] == key[1] && k != key && (!reads(have) || !reads(r)):
 			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is published in sandbox %s", k[1], k[0])
 		}
 	}

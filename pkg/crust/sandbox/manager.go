@@ -302,6 +302,11 @@ func (m *Manager) look(ctx context.Context, b *registered, watched bool) {
 			return
 		}
 		m.Log.Warn("what a sandbox that ended has left cannot be cleaned up yet", "sandbox_id", id, "error", err)
+		if _, left := b.sandbox().(departed); left { // it may have been impossible for a moment to open it, and only that unmounts
+			if sb, err := m.reach(ctx, b, &watched); err == nil {
+				b.set(sb)
+			}
+		}
 		pause(wait, nil)
 	}
 }

@@ -111,6 +111,9 @@ type departed struct {
 }
 
 func (d departed) Unpublish(_ context.Context, v Volume) error {
+	if v.ReadOnly {
+		return nil // another sandbox may read it too, so the device proves nothing; one that writes needs it to be free
+	}
 	busy, err := mounter.Busy(v.Device.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
