@@ -61,6 +61,11 @@ func (p *process) make(ctx context.Context, command string, options ...string) e
 	pidFile, log, socket := filepath.Join(p.dir, "pid"), filepath.Join(p.dir, "log"), filepath.Join(sockets, rand.Text())
 	args := []string{"--root", state, "--log", log, command, "--pid-file", pidFile}
 	cmd := exec.CommandContext(ctx, runc)
+	if p.further {
+		// A runc that is killed leaves behind what it has made, and nobody waits for that. The kernel lets the first process of a namespace
+		// end only after each other one was waited for: the container would never end. So a caller that has gone is noticed afterwards.
+		cmd.Cancel, cmd.WaitDelay = func() error { return os.ErrProcessDone }, time.Minute
+	}
 	console := make(chan *os.File, 1)
 	if p.terminal {
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})

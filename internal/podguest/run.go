@@ -97,6 +97,7 @@ func (s *Server) Run(stream guestv1.Pod_RunServer) error {
 		p.close()
 		if p.found != nil {
 			p.signal(killed) // the stream broke just now
+			go p.wait()
 		}
 		if p.further {
 			err = errors.Join(err, removeFiles(p.dir))
@@ -199,16 +200,16 @@ func (p *process) forward(to *sending, from *os.File, standardError bool, read *
 func (p *process) end(copies *sync.WaitGroup, read *activity) {
 	done := make(chan struct{})
 	go func() { copies.Wait(); close(done) }()
+	patience := time.Second
 	if !p.further {
-		<-done
-		return
+		patience = 10 * time.Second // only another container can have it open: with it, the processes of this one have ended
 	}
 	for {
 		select {
 		case <-done:
 			return
 		case <-time.After(time.Second):
-			if read.since() >= time.Second {
+			if read.since() >= patience {
 				return
 			}
 		}
