@@ -85,7 +85,7 @@ func table(all []result, names func(set string) ([]string, error)) (string, erro
 		fmt.Fprintf(&b, "- %s\n", group)
 	}
 	b.WriteString("\n## The tests\n")
-	for _, set := range []string{"some", "all"} {
+	for _, set := range sets {
 		list, err := names(set)
 		if err != nil {
 			return "", err

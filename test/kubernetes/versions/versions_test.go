@@ -35,20 +35,22 @@ func TestVersions_ThePageIsMadeByTheRuns(t *testing.T) {
 // Every name in tests.txt is a test: an unknown name would run nothing.
 func TestVersions_TheTestsExist(t *testing.T) {
 	var text strings.Builder
-	for _, f := range []string{"volumes", "crust", "support"} {
+	for _, f := range []string{"volumes", "crust", "support", "microvm"} {
 		b, err := os.ReadFile("../" + f + "_test.go")
 		if err != nil {
 			t.Fatal(err)
 		}
 		text.Write(b)
 	}
-	names, err := tests(".", "all")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, n := range names {
-		if !strings.Contains(text.String(), "\nfunc "+n+"(t *testing.T)") {
-			t.Errorf("no test is called %s", n)
+	for _, set := range sets {
+		names, err := tests(".", set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range names {
+			if !strings.Contains(text.String(), "\nfunc "+n+"(t *testing.T)") {
+				t.Errorf("no test is called %s", n)
+			}
 		}
 	}
 }
