@@ -119,6 +119,7 @@ test-pods: kubernetes
 # All that needs several nodes, whole: what the driver costs the API server too, upgrades of a release with Helm, a planned
 # removal of a node, the storage suite, and the skew of versions.
 .PHONY: test-fleet
+test-fleet: TIMEOUT = 180m
 test-fleet: kubernetes releases
 	test/kubernetes/release-images.sh
 	$(GO) test -tags kubernetes,fleet -count=1 -parallel $(PODS) -timeout $(TIMEOUT) $(TESTFLAGS) ./test/kubernetes

@@ -92,11 +92,12 @@ func examine(ctx context.Context, g *globals) []finding {
 		_, err := exec.LookPath(program)
 		say(program, err, "apt-get install "+pkg)
 	}
-	var err error
-	if nfs := mounter.ProbeFilesystem(fstype.NFS); nfs.Answer == mounter.No {
-		err = errors.New(nfs.Why)
+	nfs := mounter.ProbeFilesystem(fstype.NFS)
+	shares := finding{What: fstype.NFS, Answer: nfs.Answer.String()}
+	if nfs.Answer != mounter.Yes {
+		shares.Answer, shares.Do = shares.Answer+": "+nfs.Why, "only for static NFS volumes: a kernel with NFS"
 	}
-	say(fstype.NFS, err, "only for static NFS volumes: a kernel with NFS")
+	list = append(list, shares)
 	root, err := mounter.OpenRoot(g.kubeletDir)
 	if err == nil {
 		err = root.Close()

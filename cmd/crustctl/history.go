@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,22 +21,33 @@ func historyCommand(g *globals) *cobra.Command {
 		Use: "history", Short: "Show what the driver of this node did to volumes: the audit log, over restarts",
 		Example: "  crustctl history --claim shop/orders\n  crustctl history --volume ID --since 1h -o json",
 		Args:    cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+			running := "" // where csi-node has its log
 			if stateDir == "" {
 				d, _ := lookAtDaemon(g.endpoint) // csi-node may be down
-				stateDir = cmp.Or(d.flag("state-dir"), defaultStateDir)
+				running = d.flag("state-dir")
+				stateDir = cmp.Or(running, defaultStateDir)
 			}
 			events, torn, err := audit.Read(stateDir)
 			if err != nil {
 				return fmt.Errorf("--state-dir: %w", err)
 			}
-			if len(events) == 0 {
+			if len(events) == 0 && running == "" {
 				return fmt.Errorf("--state-dir %s: there is no audit log; give the one that csi-node was started with", stateDir)
 			}
 			if torn > 0 {
 				fmt.Fprintf(cmd.ErrOrStderr(), "crustctl: %d torn lines are left out; a crash of the machine tears the last line\n", torn)
 			}
+			if f.claim != "" && !strings.Contains(f.claim, "/") {
+				return fmt.Errorf("--claim %s: give NAMESPACE/NAME", f.claim)
+			}
+			if f.since < 0 {
+				return fmt.Errorf("--since %s: give how long ago, for example 1h", f.since)
+			}
 			shown := f.apply(events, time.Now(), func() []*inventory.Volume { return g.knownVolumes(cmd.Context()) })
-			if len(shown) == 0 {
+			switch {
+			case len(events) == 0:
+				fmt.Fprintln(cmd.ErrOrStderr(), "crustctl: csi-node has done nothing yet")
+			case len(shown) == 0:
 				fmt.Fprintf(cmd.ErrOrStderr(), "crustctl: none of the %d events that are kept, since %s, is asked for\n", len(events),
 					events[0].Time.Local().Format(time.DateTime))
 			}

@@ -3,6 +3,8 @@ package main
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"io"
 	"regexp"
 	"slices"
 	"strings"
@@ -10,6 +12,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/inventory"
@@ -21,6 +25,9 @@ func listCommand(g *globals) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "List volumes and snapshots, and who uses them", Args: cobra.NoArgs}
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
+			if err := whatIsMissing(ctx, c, pool, cmd.ErrOrStderr()); err != nil {
+				return err
+			}
 			vols, err := c.Volumes(ctx)
 			if err != nil {
 				return err
@@ -48,6 +55,37 @@ func listCommand(g *globals) *cobra.Command {
 	}
 	c.Flags().StringVar(&pool, "pool", "", "list this pool only")
 	return c
+}
+
+// whatIsMissing tells which pools are away: the list has nothing of them. A pool that the node does not have is an error.
+func whatIsMissing(ctx context.Context, c *csiclient.Client, pool string, to io.Writer) error {
+	r, err := c.DescribePools(ctx, &inventory.DescribePoolsRequest{})
+	if status.Code(err) == codes.Unimplemented {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	found := pool == ""
+	for _, p := range r.GetPools() {
+		if pool != "" && p.GetName() != pool {
+			continue
+		}
+		found = true
+		if p.GetTrouble() != "" {
+			fmt.Fprintf(to, "crustctl: pool %s: %s\n", p.GetName(), p.GetTrouble())
+		}
+	}
+	for _, p := range r.GetFormer() {
+		if pool == "" || p.GetName() == pool {
+			found = true
+			fmt.Fprintf(to, "crustctl: %s\n", formerPoolMeans(p))
+		}
+	}
+	if !found {
+		return status.Errorf(codes.NotFound, "this node has no pool %s (crustctl pool list)", pool)
+	}
+	return nil
 }
 
 // madeFor returns the claim that a volume was made for, or its name.

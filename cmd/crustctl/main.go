@@ -54,6 +54,9 @@ func explain(err error) string {
 	}
 	st := s.GRPCStatus()
 	text := strings.ReplaceAll(err.Error(), fmt.Sprintf("rpc error: code = %s desc = ", st.Code()), "")
+	if unreached(st) && strings.Contains(text, "permission denied") {
+		return text + " (run crustctl as root)"
+	}
 	if unreached(st) && !errors.Is(err, errCrust) {
 		return text + " (is csi-node running? its socket is given with --endpoint, and the kubelet's directory with --kubelet-dir)"
 	}

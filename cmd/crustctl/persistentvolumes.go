@@ -17,6 +17,7 @@ import (
 const (
 	withoutVolume           = "pv-without-volume"
 	withoutPersistentVolume = "volume-without-pv"
+	ofAnotherNode           = "pv-of-another-node"
 )
 
 // persistentVolume has the fields that this command reads. Kubernetes' own types are not linked for
@@ -127,9 +128,10 @@ func (c *checkedPools) compare(list []persistentVolume, all bool) error {
 	if c.node == "" {
 		return errors.New("--persistent-volumes: give --node-id as well, because csi-node was not asked for it")
 	}
-	known := map[string]bool{}
+	here, known := map[string]bool{}, map[string]bool{}
 	for _, v := range c.volumes {
 		known[v.GetId()] = true
+		here[v.GetId()] = slices.Contains(c.Pools, v.GetPool())
 	}
 	for _, m := range c.Findings {
 		known[m.ID] = true // some part of it exists
@@ -144,6 +146,12 @@ func (c *checkedPools) compare(list []persistentVolume, all bool) error {
 		handles[id] = true
 		pool, _, _, ok := volume.ParseID(id)
 		ours = ours || ok || c.driver != ""
+		if here[id] && pv.Spec.NodeAffinity != nil && !pv.isOf(c.node) {
+			c.Findings = append(c.Findings, misfit{Pool: pool, Kind: ofAnotherNode, ID: id, Claim: pv.claim(),
+				Means: fmt.Sprintf("the volume is here, and its PersistentVolume %s is not of node %s: no pod with it starts on this node",
+					pv.Metadata.Name, c.node),
+				Do: `if this node had another name, follow "A node that comes back under another name" in docs/nodes.md`})
+		}
 		if !ok || known[id] || !pv.isOf(c.node) {
 			continue
 		}

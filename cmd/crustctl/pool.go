@@ -38,10 +38,18 @@ func poolTable(pools []*inventory.Pool) table {
 		for _, n := range []int64{p.GetSize(), p.GetAvailable(), p.GetUsed(), p.GetPromised(), p.GetLeft()} {
 			row = append(row, size(n))
 		}
-		row = append(row, fmt.Sprint(p.GetVolumes()), fmt.Sprint(p.GetSnapshots()), cmp.Or(p.GetTrouble(), "good"))
+		row = append(row, fmt.Sprint(p.GetVolumes()), fmt.Sprint(p.GetSnapshots()), cmp.Or(p.GetTrouble(), full(p), "good"))
 		t.rows = append(t.rows, row)
 	}
 	return t
+}
+
+// full says that a pool has no room for what pods write, although more may be promised to volumes than it has.
+func full(p *inventory.Pool) string {
+	if p.GetSize() > 0 && p.GetAvailable() == 0 {
+		return "full: writes of pods may fail"
+	}
+	return ""
 }
 
 // notConfigured is the kind of what is found about a pool that csi-node is not configured with any more.

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/inventory"
@@ -51,8 +49,10 @@ func showCommand(g *globals) *cobra.Command {
 
 func (p published) addTo(t *table) {
 	t.add("source", p.Source)
-	t.add("type", p.Type)
-	t.add("superblock options", p.Options)
+	if !p.BlockNode {
+		t.add("type", p.Type)
+		t.add("superblock options", p.Options)
+	}
 	t.add("read-only", p.ReadOnly)
 	if !p.BlockNode {
 		t.add("group of the root", p.Shown)
@@ -117,7 +117,7 @@ func (g *globals) showVolume(ctx context.Context, cmd *cobra.Command, c *csiclie
 		data = append(data, w)
 	}
 	if len(data) == 0 {
-		return status.Errorf(codes.NotFound, "no volume of this node has the id, name or claim %q (crustctl volume list)", name)
+		return whyNot(ctx, c, name)
 	}
 	return g.print(cmd.OutOrStdout(), t, data)
 }
@@ -152,8 +152,10 @@ func lookAt(kubeletDir, path string) (published, error) {
 		return p, err
 	}
 	p.Source, p.Type, p.Options, p.ReadOnly, p.BlockNode = m.Source, m.Type, m.Options, m.ReadOnly, s.IsBlock()
-	if p.BlockNode {
-		return p, nil
+	if p.BlockNode { // what is mounted is the node, and the file system that it is in says nothing of it
+		device, _, err := s.Device()
+		p.Source, p.Type, p.Options = cmp.Or(device.Path, fmt.Sprintf("%d:%d", device.Major, device.Minor)), "", ""
+		return p, err
 	}
 	dir, err := s.Dir()
 	if err != nil {

@@ -38,15 +38,15 @@ func volumeCommand(g *globals) *cobra.Command {
 
 // parseSize parses sizes such as 1073741824, 512Mi, 1Gi, 2Ti.
 func parseSize(s string) (int64, error) {
-	shift := 0
+	number, shift := s, 0
 	for suffix, n := range map[string]int{"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40} {
-		if strings.HasSuffix(s, suffix) {
-			s, shift = strings.TrimSuffix(s, suffix), n
+		if cut, ok := strings.CutSuffix(s, suffix); ok {
+			number, shift = cut, n
 		}
 	}
-	n, err := strconv.ParseInt(s, 10, 64)
+	n, err := strconv.ParseInt(number, 10, 64)
 	if err != nil || n <= 0 || n > (1<<62)>>shift {
-		return 0, fmt.Errorf("size %q: give a number of bytes, or one with Ki, Mi, Gi or Ti", s)
+		return 0, fmt.Errorf("size %q: give a whole number of bytes, or one with Ki, Mi, Gi or Ti", s)
 	}
 	return n << shift, nil
 }
@@ -162,7 +162,7 @@ func publishCommand(g *globals) *cobra.Command {
 	var u useFlags
 	var readOnly bool
 	var attrs map[string]string
-	c := &cobra.Command{Use: "publish VOLUME TARGET", Short: "Stage a volume and publish it at a path below --kubelet-dir",
+	c := &cobra.Command{Use: "publish ID TARGET", Short: "Stage a volume and publish it at a path below --kubelet-dir",
 		Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
 			v, err := u.volume(args[0])
 			if err != nil {
@@ -221,7 +221,7 @@ func missing(ctx context.Context, c *csiclient.Client, id string) (err error) {
 
 func unpublishCommand(g *globals) *cobra.Command {
 	var keep bool
-	c := &cobra.Command{Use: "unpublish VOLUME TARGET", Short: "Take a volume off a path, and unstage it", Args: cobra.ExactArgs(2),
+	c := &cobra.Command{Use: "unpublish ID TARGET", Short: "Take a volume off a path, and unstage it", Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return g.with(cmd, func(ctx context.Context, c *csiclient.Client) error {
 				if err := missing(ctx, c, args[0]); err != nil {
@@ -280,14 +280,21 @@ func statsCommand(g *globals) *cobra.Command {
 					if u.GetUnit() == csi.VolumeUsage_BYTES {
 						show = size
 					}
-					t.rows = append(t.rows, []string{strings.ToLower(u.GetUnit().String()), show(u.GetTotal()), show(u.GetUsed()),
-						show(u.GetAvailable())})
+					row := []string{strings.ToLower(u.GetUnit().String()), show(u.GetTotal()), show(u.GetUsed()), show(u.GetAvailable())}
+					if u.GetUsed() == 0 && u.GetAvailable() == 0 {
+						row[2], row[3] = "-", "-" // of a device, only its size is known
+					}
+					t.rows = append(t.rows, row)
 				}
 				if len(h.GetVolumeHealth().GetHealthStatuses()) == 0 {
 					t.rows = append(t.rows, []string{"health", "good", "", ""})
 				}
 				for _, e := range h.GetVolumeHealth().GetHealthStatuses() {
-					t.rows = append(t.rows, []string{"health", e.GetStatus().String(), e.GetReason(), e.GetMessage()})
+					what := e.GetStatus().String()
+					if e.GetStatus() == csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE {
+						what = "informational"
+					}
+					t.rows = append(t.rows, []string{"health", what, e.GetReason(), e.GetMessage()})
 				}
 				return errors.Join(g.print(cmd.OutOrStdout(), t, map[string]any{"usage": s.GetUsage(), "health": h.GetVolumeHealth()}),
 					untold)
@@ -352,7 +359,9 @@ func deleteCommand(g *globals) *cobra.Command {
 				err := missing(ctx, c, args[0])
 				switch _, _, snapshot, ok := volume.ParseID(args[0]); {
 				case err != nil:
-				case ok && snapshot:
+				case !ok:
+					err = status.Errorf(codes.FailedPrecondition, "%s is a static volume, of no pool: there is nothing to delete", args[0])
+				case snapshot:
 					_, err = c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: args[0]})
 				default:
 					err = c.Delete(ctx, args[0])

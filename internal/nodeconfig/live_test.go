@@ -166,6 +166,20 @@ func TestPoolsWaitForARestart(t *testing.T) {
 	w.want(true, false, 4, "/dev/b")
 }
 
+// The last device that a node may use is taken away from it.
+func TestAnEmptyListTakesTheLastDeviceAway(t *testing.T) {
+	f, s := newFiles(t, first, none)
+	w := watch(t, s, 5*time.Millisecond)
+	f.swap(second, none)
+	w.until("read again")
+	w.want(true, false, 4, "/dev/b")
+	f.swap(head+"allowDevices: []\npools: [{name: a, path: /a}]", none)
+	w.until("read again")
+	w.want(true, false, 2)
+	f.swap(head+"allowDevices: []\npools: []", none)
+	w.until("read again")
+}
+
 func TestABrokenFileLeavesTheConfigurationAsItWas(t *testing.T) {
 	f, s := newFiles(t, first, none)
 	w := watch(t, s, 5*time.Millisecond)
@@ -173,7 +187,7 @@ func TestABrokenFileLeavesTheConfigurationAsItWas(t *testing.T) {
 	w.until("read again")
 	w.want(true, false, 4, "/dev/b")
 	for _, broken := range []string{
-		head + "allowDevice: [/dev/x]", head + "allowDevices: [x]", "", head + "allowDevices: []\npools: []", first[:40],
+		head + "allowDevice: [/dev/x]", head + "allowDevices: [x]", "", head + "logging: {verbosity: 1}", first[:40],
 	} {
 		f.swap(broken, none)
 		if text := w.until("cannot be used"); strings.Count(text, "\n") != 1 || !strings.Contains(text, "level=ERROR") {
@@ -242,7 +256,9 @@ func TestFlagsAndFile(t *testing.T) {
 		head + "nodes: [{name: x, selector: {matchLabels: {a: b}}, allowDevices: [/dev/y]}]": {full, Settings{}, "--allow-device"},
 		head + "logging: {verbosity: 5}": {full, Settings{}, "-v"},
 		head + "#":                       {Flags{}, Settings{}, "at least one"},
-		head + "pools: [] ":              {Flags{}, Settings{}, "at least one"},
+		head + "pools: [] ":              {Flags{}, Settings{Pools: []Pool{}}, ""}, // decided, for a node of shares only
+		head + "nodes: [{name: x, selector: {matchLabels: {a: b}}, pools: [{name: a, path: /a}]}]\npools: []": {
+			Flags{}, Settings{Pools: []Pool{}}, ""},
 	} {
 		_, s := newFiles(t, text, none)
 		s.Flags = c.flags

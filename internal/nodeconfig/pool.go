@@ -83,18 +83,18 @@ func checkOvercommit(n float64) error {
 	return nil
 }
 
-// parseSize reads a number of bytes, or of Ki, Mi or Gi.
+// parseSize reads a number of bytes, or of Ki, Mi, Gi or Ti.
 func parseSize(s string) (int64, error) {
 	const least = 1 << 20
 	number, shift := s, 0
-	for unit, bits := range map[string]int{"Ki": 10, "Mi": 20, "Gi": 30} {
+	for unit, bits := range map[string]int{"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40} {
 		if n, ok := strings.CutSuffix(s, unit); ok {
 			number, shift = n, bits
 		}
 	}
 	n, err := strconv.ParseInt(number, 10, 64)
 	if err != nil || n <= 0 || n > 1<<50>>shift || n<<shift < least {
-		return 0, fmt.Errorf("the value must be a size of at least 1Mi, such as 64Mi or 1Gi")
+		return 0, fmt.Errorf("the value must be a size from 1Mi to 1024Ti, a whole number with Ki, Mi, Gi or Ti, such as 64Mi or 1Gi")
 	}
 	return n << shift, nil
 }

@@ -82,7 +82,7 @@ func (c contents) settings(s Source) (Settings, error) {
 	if err := CheckPools(settings.Pools); err != nil {
 		return Settings{}, err
 	}
-	if len(settings.Pools) == 0 && len(settings.AllowDevices) == 0 {
+	if settings.Pools == nil && settings.AllowDevices == nil { // an empty list in the file is a decision
 		return Settings{}, errNothing
 	}
 	return settings, nil

@@ -268,8 +268,8 @@ func deferredStats(r deferral, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGet
 	}
 	if !supported {
 		return nil, fault.New(fault.State,
-			"volume %s is mounted by the pod's runtime, and the caller did not say that this tells how full it "+
-				"is (crustctl sandbox stats asks it)", r.VolumeID)
+			"volume %s is mounted by the pod's runtime, and only that knows how full it is; the caller does not ask it "+
+				"(`crustctl sandbox stats` does)", r.VolumeID)
 	}
 	resp := &csi.NodeGetVolumeStatsResponse{}
 	return resp, crust.SetStatsSource(resp, r.Source)

@@ -248,7 +248,7 @@ func (d *Driver) stagedAilments(ctx context.Context, src volume.Source, id, path
 	for _, p := range paths {
 		s, err := d.at(src, id, p)
 		if err != nil {
-			if path != "" {
+			if _, deferred := d.deferrals.at(id, p); path != "" && !deferred {
 				found = append(found, mounter.Ailment{Reason: "NotPublished", Message: err.Error(), Fatal: true})
 			}
 			continue

@@ -187,3 +187,29 @@ func TestA11_HealthWithoutDescriptors(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 }
+
+// A write that failed is not the device's failure to be read: the first direct read after it gets its error.
+func TestA05_AWriteThatFailedIsNoUnreadableDevice(t *testing.T) {
+	dir := t.TempDir()
+	check(t, syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"))
+	t.Cleanup(func() { check(t, syscall.Unmount(dir, 0)) })
+	file := filepath.Join(dir, "disk")
+	check(t, os.WriteFile(file, nil, 0o600))
+	check(t, os.Truncate(file, 1<<20))
+	path := strings.TrimSpace(sh(t, "losetup", "-f", "--show", file))
+	t.Cleanup(func() { sh(t, "losetup", "-d", path) })
+	dev, err := FindDevice(path)
+	check(t, err)
+	if err := os.WriteFile(filepath.Join(dir, "rest"), make([]byte, 512<<10), 0o600); err == nil {
+		t.Fatal("the file system is not full")
+	}
+	f, err := os.OpenFile(dev.Path, os.O_WRONLY, 0)
+	check(t, err)
+	defer f.Close()
+	if _, err := f.Write(make([]byte, 4096)); err != nil {
+		t.Fatal(err)
+	}
+	if found := DeviceHealth(dev); len(found) != 0 {
+		t.Errorf("%+v", found)
+	}
+}

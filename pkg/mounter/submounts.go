@@ -2,6 +2,7 @@ package mounter
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,7 +24,7 @@ func (t *Target) takeOffSubmounts() error {
 	}
 	for _, rel := range slices.Backward(below) { // the last mount is on top
 		if err := t.unmountInside(rel); err != nil {
-			return err
+			return fmt.Errorf("what is mounted inside, at %s: %w", rel, err)
 		}
 	}
 	return nil

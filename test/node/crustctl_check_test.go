@@ -146,6 +146,7 @@ func TestB08_PoolCheckComparesWithPersistentVolumes(t *testing.T) {
 			t.Errorf("a volume is nobody's for a list that cannot know it:\n%s", out)
 		}
 	}
+	exits(t, n, 1, compare(pv("pvc-here", v.ID, "old")), "pv-of-another-node", "shop/of-pvc-here", "node node-1", "another name")
 	exits(t, n, 1, compare(pv("pvc-here", v.ID, "node-1"), pv("pvc-lost", "other.v"+strings.Repeat("0", 32), "node-1")),
 		"pv-without-volume", `no pool "other"`)
 	n.Kill()

@@ -60,6 +60,9 @@ func TestCrustctlThroughTheLifeOfAVolume(t *testing.T) {
 		}
 	}
 	does("xfs", "volume", "show", a)
+	fails("no pool typo", "volume", "list", "--pool", "typo")
+	fails(`size "1.5Gi"`, "volume", "create", "other", "--size", "1.5Gi")
+	fails("NAMESPACE/NAME", "history", "--claim", "mine")
 	does("--path", "volume", "expand", id, "600Mi")
 	does("still published at "+b, "volume", "unpublish", id, a)
 	does("unpublished and unstaged", "volume", "unpublish", id, b)

@@ -132,11 +132,13 @@ func TestC03_C08_C24_ADeferredVolumeIsMountedNowhereHere(t *testing.T) {
 			t.Errorf("health: %q", h)
 		}
 		// This is normal, so that those who report problems leave it out.
-		r, err := n.Client.NodeGetVolumeHealth(ctxOf(t), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
-		ok(t, err)
-		for _, h := range r.GetVolumeHealth().GetHealthStatuses() {
-			if h.GetStatus() != csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE {
-				t.Errorf("of a volume that is deferred: %s, %s", h.GetStatus(), h.GetReason())
+		for _, path := range []string{"", target} {
+			r, err := n.Client.NodeGetVolumeHealth(ctxOf(t), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID, VolumePublishPath: path})
+			ok(t, err)
+			for _, h := range r.GetVolumeHealth().GetHealthStatuses() {
+				if h.GetStatus() != csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE {
+					t.Errorf("of a volume that is deferred, at %q: %s, %s", path, h.GetStatus(), h.GetReason())
+				}
 			}
 		}
 		// The deferral survives a restart, and the same call gets the same answer.
