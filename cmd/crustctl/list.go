@@ -60,10 +60,13 @@ func listCommand(g *globals) *cobra.Command {
 // whatIsMissing tells which pools are away: the list has nothing of them. A pool that the node does not have is an error.
 func whatIsMissing(ctx context.Context, c *csiclient.Client, pool string, to io.Writer) error {
 	r, err := c.DescribePools(ctx, &inventory.DescribePoolsRequest{})
-	if status.Code(err) == codes.Unimplemented {
+	switch {
+	case status.Code(err) == codes.Unimplemented:
 		return nil
-	}
-	if err != nil {
+	case err != nil && pool == "": // the list may be all there is
+		fmt.Fprintf(to, "crustctl: which pools are away: %s\n", explain(err))
+		return nil
+	case err != nil:
 		return err
 	}
 	found := pool == ""

@@ -103,17 +103,28 @@ func parsePersistentVolumes(b []byte) ([]persistentVolume, error) {
 
 // isOf reports whether a PersistentVolume is tied to a node by its driver's topology key.
 func (pv *persistentVolume) isOf(node string) bool {
+	return slices.Contains(pv.nodes(), node)
+}
+
+// isOfAnother reports whether a PersistentVolume is tied by that key, and not to this node.
+func (pv *persistentVolume) isOfAnother(node string) bool {
+	nodes := pv.nodes()
+	return len(nodes) > 0 && !slices.Contains(nodes, node)
+}
+
+// nodes are those that the driver's topology key names.
+func (pv *persistentVolume) nodes() (nodes []string) {
 	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
-		return false
+		return nil
 	}
 	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
 		for _, e := range term.MatchExpressions {
-			if e.Key == "topology."+pv.Spec.CSI.Driver+"/node" && e.Operator == "In" && slices.Contains(e.Values, node) {
-				return true
+			if e.Key == "topology."+pv.Spec.CSI.Driver+"/node" && e.Operator == "In" {
+				nodes = append(nodes, e.Values...)
 			}
 		}
 	}
-	return false
+	return nodes
 }
 
 func (pv *persistentVolume) claim() string {
@@ -146,7 +157,7 @@ func (c *checkedPools) compare(list []persistentVolume, all bool) error {
 		handles[id] = true
 		pool, _, _, ok := volume.ParseID(id)
 		ours = ours || ok || c.driver != ""
-		if here[id] && pv.Spec.NodeAffinity != nil && !pv.isOf(c.node) {
+		if here[id] && pv.isOfAnother(c.node) {
 			c.Findings = append(c.Findings, misfit{Pool: pool, Kind: ofAnotherNode, ID: id, Claim: pv.claim(),
 				Means: fmt.Sprintf("the volume is here, and its PersistentVolume %s is not of node %s: no pod with it starts on this node",
 					pv.Metadata.Name, c.node),

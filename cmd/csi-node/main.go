@@ -83,6 +83,9 @@ func run(args []string) error {
 		return err
 	}
 	defer closePools()
+	if len(config.Settings().Pools) == 0 {
+		log.Warn("this node has no pools, so no volumes are made here")
+	}
 	if o.config.File != "" {
 		stop := watchConfig(config, devices, level, log, metrics)
 		defer stop()

@@ -94,17 +94,28 @@ func Overwritten(f *os.File) (bool, error) {
 	return flags&noCow != 0, err
 }
 
-// Overwrite makes an empty file of btrfs one that is overwritten in place.
+// Overwrite makes an empty file of btrfs one that is overwritten in place. What the file inherited from its directory about compression is
+// taken off first: btrfs refuses to have both.
 func Overwrite(f *os.File) error {
 	flags, err := fileFlags(f)
-	if err == nil {
-		flags |= noCow
-		err = ioctlPtr("FS_IOC_SETFLAGS", f, 0x40086602, &flags)
+	if err != nil {
+		return err
 	}
-	return err
+	if flags&(compressed|incompressible) != 0 {
+		flags &^= compressed | incompressible
+		if err := setFileFlags(f, flags); err != nil {
+			return err
+		}
+	}
+	return setFileFlags(f, flags|noCow)
 }
 
-const noCow = 0x00800000 // FS_NOCOW_FL, linux/fs.h
+// linux/fs.h: FS_COMPR_FL, FS_NOCOMP_FL, FS_NOCOW_FL.
+const compressed, incompressible, noCow = 0x4, 0x400, 0x00800000
+
+func setFileFlags(f *os.File, flags uint32) error {
+	return ioctlPtr("FS_IOC_SETFLAGS", f, 0x40086602, &flags)
+}
 
 // The kernel reads and writes an int, although the requests' numbers name a long (ioctl_iflags(2)).
 func fileFlags(f *os.File) (flags uint32, err error) {

@@ -108,10 +108,7 @@ func (d *Driver) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 
 // offered is the size that GetCapacity tells of what is left. CreateVolume rounds up to sizes.Step.
 func offered(left int64, sizes volume.Sizes) int64 {
-	if left = coarse(left); left > sizes.Step {
-		left = left / sizes.Step * sizes.Step
-	}
-	return left
+	return coarse(left) / sizes.Step * sizes.Step
 }
 
 // coarse rounds a number of bytes down to eight significant bits, by less than 1 %. Every write to

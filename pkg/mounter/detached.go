@@ -210,6 +210,9 @@ func createError(fs Filesystem, err error, said string) error {
 	case errors.Is(err, linux.EBUSY):
 		return fault.New(fault.State,
 			"%s. It is in use in another way: mounted with another read-only state, or held by another program", where)
+	case errors.Is(err, linux.EEXIST):
+		return fault.New(fault.State, "%s. A file system with the same identity is mounted, as that of a volume's copy: unpublish that one "+
+			"first, or use Linux 6.7", where)
 	case errors.Is(err, linux.EROFS) && fs.Device.ReadOnly && fs.ReadOnly:
 		return fault.New(fault.State, "%s. It was not unmounted cleanly, so its journal must be written, but the device is read-only: "+
 			"start a pod once that may write to the volume", where)
@@ -250,34 +253,6 @@ func OpenDevice(d Device) (*Detached, error) {
 		return nil, errors.Join(err, clone.Close())
 	}
 	return &Detached{mount: clone, what: d.Path}, nil
-}
-
-// OpenTree makes a detached bind mount of the tree of mounts at path, including submounts:
-// open_tree(2) with AT_RECURSIVE. It is for drivers that publish what is mounted already. A
-// symbolic link in the path is an error. So is a path that is not a mount point, because a
-// directory there is on the node's own disk. What is mounted into the tree later, or unmounted,
-// appears and disappears in the copy; nothing that happens to the copy reaches the tree.
-func OpenTree(path string) (*Detached, error) {
-	dir, err := linux.Openat2(linux.CWD, path, linux.OPath, linux.ResolveNoSymlinks)
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	st, err := linux.StatxFile(dir)
-	if err != nil {
-		return nil, err
-	}
-	if !st.MountRoot {
-		return nil, fault.New(fault.State, "%s is no mount point: what lies there is not a volume's", path)
-	}
-	clone, err := linux.OpenTreeCloneRecursive(dir)
-	if err != nil {
-		return nil, err
-	}
-	if err := linux.MountSetattr(clone, linux.MountAttr{Propagation: linux.PropagationSlave}, true); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), clone.Close())
-	}
-	return &Detached{mount: clone, isDir: st.IsDir(), what: path}, nil
 }
 
 // View describes how one mount shows its file system. Other mounts of the same superblock may

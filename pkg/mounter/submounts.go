@@ -10,16 +10,42 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
-// takeOffSubmounts takes off what is mounted inside the topmost mount at the target. Other mounts of the same file systems, such as the
-// staged one and those of other pods, keep what is mounted in them: the target's is made private first. It stops at one that is in use.
+// OpenTree makes a detached bind mount of the tree of mounts at path, including submounts:
+// open_tree(2) with AT_RECURSIVE. It is for drivers that publish what is mounted already. A
+// symbolic link in the path is an error. So is a path that is not a mount point, because a
+// directory there is on the node's own disk. What is mounted into the tree later, or unmounted,
+// appears and disappears in the copy; nothing that happens to the copy reaches the tree.
+func OpenTree(path string) (*Detached, error) {
+	dir, err := linux.Openat2(linux.CWD, path, linux.OPath, linux.ResolveNoSymlinks)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	st, err := linux.StatxFile(dir)
+	if err != nil {
+		return nil, err
+	}
+	if !st.MountRoot {
+		return nil, fault.New(fault.State, "%s is no mount point: what lies there is not a volume's", path)
+	}
+	clone, err := linux.OpenTreeCloneRecursive(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := linux.MountSetattr(clone, linux.MountAttr{Propagation: linux.PropagationSlave}, true); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), clone.Close())
+	}
+	return &Detached{mount: clone, isDir: st.IsDir(), what: path}, nil
+}
+
+// takeOffSubmounts takes off what is mounted inside the topmost mount at the target, also where the mount is shared: in the mount namespace
+// of the host, and in containers. It stops at a mount that is in use.
 func (t *Target) takeOffSubmounts() error {
 	below, err := t.submounts()
-	if err != nil || len(below) == 0 {
-		return err
-	}
-	if err := t.makePrivate(); err != nil {
+	if err != nil {
 		return err
 	}
 	for _, rel := range slices.Backward(below) { // the last mount is on top
@@ -74,14 +100,6 @@ func inOrder(infos []*mountinfo.Info, inside map[int]bool) []*mountinfo.Info {
 			return found
 		}
 	}
-}
-
-func (t *Target) makePrivate() error {
-	f, err := linux.Openat(t.parent, t.name, linux.OPath|linux.ONofollow, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(linux.MountSetattr(f, linux.MountAttr{Propagation: linux.PropagationPrivate}, true), f.Close())
 }
 
 // unmountInside unmounts what is at a path inside the target. Directories on the way belong to the volume, and so to its pods: a link that

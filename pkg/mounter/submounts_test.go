@@ -1,7 +1,9 @@
 package mounter
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -38,6 +40,7 @@ func TestD04_ATreeWithSubmountsIsTakenOff(t *testing.T) {
 	m, err := OpenTree(src)
 	check(t, err)
 	check(t, m.Attach(target))
+	t.Cleanup(func() { _ = syscall.Unmount(target.Path, syscall.MNT_DETACH) })
 	check(t, m.Close())
 	check(t, os.WriteFile(src+"/sub dir/inner/file", []byte("x"), 0o644))
 	if b, err := os.ReadFile(target.Path + "/sub dir/inner/file"); string(b) != "x" {
@@ -68,26 +71,39 @@ func TestD04_ATreeWithSubmountsIsTakenOff(t *testing.T) {
 	}
 }
 
-// Two pods have one volume. What one of them mounts in it reaches the other, and stays there when the first pod's mount goes.
-func TestD04_UnpublishTakesNoMountFromAnotherPod(t *testing.T) {
+// csi-node runs in a container that shares the kubelet's directory with the host. What a pod mounted in its volume goes on both sides.
+func TestD04_SubmountsGoInTheHostsNamespaceToo(t *testing.T) {
 	root := openRoot(t)
-	first := filepath.Join(root.Path(), "first")
-	second := filepath.Join(root.Path(), "second")
-	mountTmpfs(t, first)
-	check(t, syscall.Mount("", first, "", syscall.MS_SHARED, ""))
-	check(t, os.Mkdir(second, 0o755))
-	check(t, syscall.Mount(first, second, "", syscall.MS_BIND, ""))
-	t.Cleanup(func() { _ = syscall.Unmount(second, syscall.MNT_DETACH) })
-	mountTmpfs(t, second+"/sub")
-	if !mounted(t, first+"/sub") {
-		t.Fatal("the two do not share what is mounted")
+	shared := filepath.Join(root.Path(), "kubelet")
+	mountTmpfs(t, shared)
+	check(t, syscall.Mount("", shared, "", syscall.MS_SHARED, ""))
+	at := shared + "/target"
+	mountTmpfs(t, at)
+	mountTmpfs(t, at+"/pods")
+	host := exec.Command("unshare", "--mount", "--propagation", "unchanged", "sh", "-c", "echo ready; exec cat")
+	in, err := host.StdinPipe()
+	check(t, err)
+	out, err := host.StdoutPipe()
+	check(t, err)
+	check(t, host.Start())
+	t.Cleanup(func() { in.Close(); _ = host.Wait() })
+	if _, err := out.Read(make([]byte, 6)); err != nil {
+		t.Fatal(err)
 	}
-	target, err := root.Target(first)
+	there := func() string {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", host.Process.Pid))
+		check(t, err)
+		return string(b)
+	}
+	if !strings.Contains(there(), at+"/pods ") {
+		t.Fatal("the other namespace does not have the mounts")
+	}
+	target, err := root.Target(at)
 	check(t, err)
 	defer target.Close()
 	check(t, target.Unmount())
-	if mounted(t, first) || !mounted(t, second+"/sub") {
-		t.Errorf("at the first %t, at the second %t", mounted(t, first), mounted(t, second+"/sub"))
+	if strings.Contains(there(), at) {
+		t.Errorf("the host still has it:\n%s", there())
 	}
 }
 

@@ -268,7 +268,7 @@ func (t *Target) create(directory bool) error {
 }
 
 // Unmount removes the topmost mount from the target, and what is mounted inside it: a tree of [OpenTree], or what a pod mounted there.
-// Nothing is unmounted anywhere else. It fails (fault.State, in use) while a Detached or State of it is open, including those of this
+// After an error, some of that may be gone. It fails (fault.State, in use) while a Detached or State of it is open, including those of this
 // process.
 func (t *Target) Unmount() error {
 	unmount := func() error { return linux.UnmountAt(t.parent, t.name) }
@@ -279,8 +279,8 @@ func (t *Target) Unmount() error {
 		}
 	}
 	if errors.Is(err, linux.EBUSY) {
-		return fault.New(fault.State, "%s is in use: a process has a file or its working directory there%s (see `fuser -vm %s`)", t.Path,
-			usersOf(t.Path), t.Path)
+		return fault.New(fault.State, "%s is in use: a process has a file or its working directory there%s (see `fuser -vm %s`): %w", t.Path,
+			usersOf(t.Path), t.Path, err)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", t.Path, err)

@@ -87,8 +87,6 @@ func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest
 	// one, and starts none until that succeeds. A later mount in the sandbox fills the device.
 	if now, ok := a.Records.Get(d.Target); ok && !now.Published && !a.publishing(d.Target) {
 		return raw, nil
-	} else if ok {
-		d = now // the pod may have got another sandbox during the driver's call
 	}
 	c, err := a.inSandbox(d)
 	if err != nil {

@@ -30,7 +30,7 @@ func (a *Agent) decide(ctx context.Context, req *csi.NodePublishVolumeRequest, p
 		return no("its target path is not one of the kubelet's, so the persistent volume is not known")
 	}
 	v, err := a.Pods.use(ctx, pod, d.Volume)
-	if apierrors.IsNotFound(err) && slices.ContainsFunc(pod.Spec.Volumes, migrates) {
+	if apierrors.IsNotFound(err) && !strings.HasPrefix(d.Volume, "pvc-") && slices.ContainsFunc(pod.Spec.Volumes, migrates) {
 		return no("it has no PersistentVolume: the kubelet hands a volume of the pod's own specification to CSI")
 	}
 	if err != nil {

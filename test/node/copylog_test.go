@@ -40,17 +40,17 @@ func TestD09_ACopyOfAVolumeWithALogHasWhatWasSynced(t *testing.T) {
 			clone, err := n.Client.Create(ctxOf(t), "clone", 0, csiclient.Volume{FSType: fs}, nil, &csi.VolumeContentSource{
 				Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.ID}}})
 			ok(t, err)
-			// the origin is in use again meanwhile
-			ok(t, n.Client.Stage(ctxOf(t), v))
-			ok(t, n.Client.Publish(ctxOf(t), v, target, false))
-			if got := read(t, target+"/f"); got != "precious" {
-				t.Errorf("the origin holds %q", got)
-			}
 			c := csiclient.Volume{ID: clone.GetVolumeId(), FSType: fs}
 			ok(t, n.Client.Stage(ctxOf(t), c))
 			ok(t, n.Client.Publish(ctxOf(t), c, n.Target("clone"), false))
 			if got := read(t, n.Target("clone")+"/f"); got != "precious" {
 				t.Errorf("the clone holds %q", got)
+			}
+			// The origin beside it.
+			ok(t, n.Client.Stage(ctxOf(t), v))
+			ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+			if got := read(t, target+"/f"); got != "precious" {
+				t.Errorf("the origin holds %q", got)
 			}
 			down(t, n, c.ID, n.Target("clone"))
 			down(t, n, v.ID, target)

@@ -303,7 +303,11 @@ func (m *Manager) look(ctx context.Context, b *registered, watched bool) {
 		}
 		m.Log.Warn("what a sandbox that ended has left cannot be cleaned up yet", "sandbox_id", id, "error", err)
 		if _, left := b.sandbox().(departed); left { // it may have been impossible for a moment to open it, and only that unmounts
-			if sb, err := m.reach(ctx, b, &watched); err == nil {
+			switch sb, err := m.reach(ctx, b, &watched); {
+			case err != nil:
+			case ctx.Err() != nil: // it was deregistered meanwhile
+				sb.Detach()
+			default:
 				b.set(sb)
 			}
 		}

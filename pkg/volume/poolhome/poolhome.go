@@ -302,7 +302,7 @@ func (p *Pool) look() error {
 	case p.home != place{} && now != p.home:
 		// The pool remembers the volumes of another file system. This one may have been used elsewhere since.
 		return fault.New(fault.Unavailable, "pool %s is at %s, but not on the file system that was opened there, as if its disk had been "+
-			"exchanged or restored: restart the driver, so that it reads the pool anew", p.o.Name, p.o.Dir)
+			"exchanged or restored, or had another device number: restart the driver, so that it reads the pool anew", p.o.Name, p.o.Dir)
 	case p.was != "" && !p.moved():
 		return p.away(errors.New("its volumes are still in " + p.was + ", as if they were being moved, or that is out of sight"))
 	case p.id == nobody || p.was != "":
