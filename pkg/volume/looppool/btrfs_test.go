@@ -1,6 +1,7 @@
 package looppool
 
 import (
+	"crypto/rand"
 	"errors"
 	"log/slog"
 	"os"
@@ -72,6 +73,9 @@ func TestA05_ATenantCannotFillAPoolOnBtrfs(t *testing.T) {
 	defer f.Close()
 	const written = 1 << 20
 	b := linux.AlignedBuffer(written)
+	if _, err := rand.Read(b); err != nil { // what does not compress
+		t.Fatal(err)
+	}
 	for i := range int64(600) { // each leaves one block of the one before it
 		if _, err := f.WriteAt(b, i*4096); err != nil {
 			t.Fatal(err)
