@@ -144,6 +144,12 @@ func TestWhatIsSafeIsTakenOver(t *testing.T) {
 	f.swap(head+"pools: [{name: a, path: /a}]", none) // no devices any more, and the flag's verbosity
 	w.until("read again")
 	w.want(true, false, 2)
+	f.swap(first, none)
+	w.until("read again")
+	w.want(true, false, 2, "/dev/a")
+	f.swap(head+"allowDevices: []\npools: []", none) // the last device is taken away, and no pool is left
+	w.until("read again")
+	w.want(true, true, 2)
 }
 
 func TestPoolsWaitForARestart(t *testing.T) {
@@ -164,20 +170,6 @@ func TestPoolsWaitForARestart(t *testing.T) {
 		t.Error(text)
 	}
 	w.want(true, false, 4, "/dev/b")
-}
-
-// The last device that a node may use is taken away from it.
-func TestAnEmptyListTakesTheLastDeviceAway(t *testing.T) {
-	f, s := newFiles(t, first, none)
-	w := watch(t, s, 5*time.Millisecond)
-	f.swap(second, none)
-	w.until("read again")
-	w.want(true, false, 4, "/dev/b")
-	f.swap(head+"allowDevices: []\npools: [{name: a, path: /a}]", none)
-	w.until("read again")
-	w.want(true, false, 2)
-	f.swap(head+"allowDevices: []\npools: []", none)
-	w.until("read again")
 }
 
 func TestABrokenFileLeavesTheConfigurationAsItWas(t *testing.T) {

@@ -56,7 +56,7 @@ func (t *Target) takeOffSubmounts() error {
 	return nil
 }
 
-// submounts returns the paths, relative to the target, of what is mounted inside its topmost mount, in the order in which it was mounted.
+// submounts returns the paths, relative to the target, of what is mounted inside its topmost mount: a mount comes after the one it is in.
 func (t *Target) submounts() ([]string, error) {
 	f, err := linux.Openat(t.parent, t.name, linux.OPath|linux.ONofollow, 0)
 	if err != nil {
