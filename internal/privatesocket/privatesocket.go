@@ -94,3 +94,6 @@ func removeDead(path string) error {
 	}
 	return fmt.Errorf("endpoint %s: cannot tell whether another server has it: %w; stop that server, or remove the socket", path, err)
 }
+
+// Same reports whether both describe one socket. A file system uses inode numbers again, so the time has to be the same too.
+func Same(a, b os.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }

@@ -74,10 +74,10 @@ func (s *Server) Err() error {
 	return nil
 }
 
-// mine tells whether the socket is still this server's. Inode numbers are used again, so the time counts, too.
+// mine tells whether the socket is still this server's.
 func (s *Server) mine() bool {
 	st, err := os.Lstat(s.path)
-	return err == nil && os.SameFile(st, s.own) && st.ModTime().Equal(s.own.ModTime())
+	return err == nil && privatesocket.Same(st, s.own)
 }
 
 // Stop removes the socket, which tells the kubelet that the driver is gone.

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-csi/crust-csi/internal/privatesocket"
 	"github.com/crust-csi/crust-csi/internal/redial"
 	"github.com/crust-csi/crust-csi/pkg/fault/faultgrpc"
 )
@@ -110,9 +111,9 @@ func (c *Connection) open(socket os.FileInfo) (*link, error) {
 	return &link{conn, socket, 1}, err
 }
 
-// is tells whether a link is to this socket. Inode numbers are used again, so the time counts, too.
+// is tells whether a link is to this socket.
 func (l *link) is(socket os.FileInfo) bool {
-	return l.socket != nil && os.SameFile(l.socket, socket) && l.socket.ModTime().Equal(socket.ModTime())
+	return l.socket != nil && privatesocket.Same(l.socket, socket)
 }
 
 // use returns the link for a call.
