@@ -16,7 +16,7 @@ import (
 )
 
 // restrict leaves tests out, if CRUST_KUBERNETES_TESTS says so: "beside" has those that use the cluster beside each other, "alone" the
-// others, which kill, reset and remove things. "alone-1" and "alone-2" have a half of these each: .ci/run has time for one.
+// others, which kill, reset and remove things. "alone-1" to "alone-4" have a quarter of these each: .ci/run has time for one.
 func restrict() error {
 	which := os.Getenv("CRUST_KUBERNETES_TESTS")
 	if which == "" {
@@ -29,28 +29,22 @@ func restrict() error {
 	by := "test.run"
 	switch which {
 	case "alone":
-	case "alone-1":
-		names, _ = halves(names)
-	case "alone-2":
-		_, names = halves(names)
+	case "alone-1", "alone-2", "alone-3", "alone-4":
+		names = quarters(names)[which[len(which)-1]-'1']
 	case "beside":
 		by = "test.skip"
 	default:
-		return fmt.Errorf("CRUST_KUBERNETES_TESTS is %q: beside, alone, alone-1 or alone-2, or nothing for all", which)
+		return fmt.Errorf("CRUST_KUBERNETES_TESTS is %q: beside, alone, alone-1 to alone-4, or nothing for all", which)
 	}
 	return flag.Set(by, "^("+strings.Join(names, "|")+")$")
 }
 
-// halves deals the names out to two.
-func halves(names []string) (one, other []string) {
+// quarters deals the names out to four.
+func quarters(names []string) (parts [4][]string) {
 	for i, name := range names {
-		if i%2 == 0 {
-			one = append(one, name)
-		} else {
-			other = append(other, name)
-		}
+		parts[i%4] = append(parts[i%4], name)
 	}
-	return one, other
+	return parts
 }
 
 // alone returns the tests of this package that do not call t.Parallel.
@@ -98,9 +92,9 @@ func TestATestRunsBesideOthersOrAlone(t *testing.T) {
 	if !slices.Contains(names, "TestNodeReset") || slices.Contains(names, "TestDynamicVolumes") || slices.Contains(names, t.Name()) {
 		t.Errorf("alone run %q", names)
 	}
-	one, other := halves(names)
-	both := slices.Sorted(slices.Values(slices.Concat(one, other)))
-	if len(one)-len(other) > 1 || !slices.Equal(both, slices.Sorted(slices.Values(names))) {
-		t.Errorf("the halves of %q are %q and %q", names, one, other)
+	parts := quarters(names)
+	all := slices.Sorted(slices.Values(slices.Concat(parts[:]...)))
+	if len(parts[0])-len(parts[3]) > 1 || !slices.Equal(all, slices.Sorted(slices.Values(names))) {
+		t.Errorf("the quarters of %q are %q", names, parts)
 	}
 }
