@@ -206,7 +206,8 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 			return err
 		}
 	}
-	if err := d.published.note(p.id, p.target, shown{p.readOnlyAs, p.groupShown()}, p.attachment.Share != nil); err != nil {
+	what := shown{ReadOnly: p.readOnlyAs, Group: p.groupShown(), asked: p.askedGroup()}
+	if err := d.published.note(p.id, p.target, what, p.attachment.Share != nil); err != nil {
 		return errors.Join(fmt.Errorf("volume %s: %w", p.id, err), d.releaseReadOnly(ctx, p))
 	}
 	err = failpoint.Err("publish.noted")
@@ -228,6 +229,13 @@ func (p *publication) groupShown() string {
 		return ""
 	}
 	return fmt.Sprint(*p.group)
+}
+
+func (p *publication) askedGroup() askedGroup {
+	if p.group == nil {
+		return askedGroup{known: true}
+	}
+	return askedGroup{known: true, group: fmt.Sprint(*p.group)}
 }
 
 // republish answers a repeated call: the mount must match the request.
@@ -260,9 +268,13 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 		if differs == "" && p.attachment.Share == nil && !p.use.options.SameSuperblock(p.staged.Superblock) {
 			differs = fmt.Sprintf("mounted with options %q, asked for with %q", p.staged.Superblock, p.use.options.SuperblockString())
 		}
-		have, want := d.published.shown(p.id, p.target).Group, p.groupShown()
-		if differs == "" && d.AppliesGroups && have != "" && want != have {
-			differs = fmt.Sprintf("it shows its files as group %s's, and group %q was asked for", have, want)
+		have, want := d.published.shown(p.id, p.target), p.askedGroup()
+		switch {
+		case differs != "" || !d.AppliesGroups:
+		case have.Group != "" && p.groupShown() != have.Group:
+			differs = fmt.Sprintf("it shows its files as group %s's, and group %q was asked for", have.Group, want.group)
+		case have.asked.known && have.asked != want:
+			differs = fmt.Sprintf("group %q was asked for then, and group %q now", have.asked.group, want.group)
 		}
 	}
 	if differs != "" {

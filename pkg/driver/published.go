@@ -26,7 +26,18 @@ const (
 type shown struct {
 	ReadOnly readOnlyAs `json:"readOnly,omitempty"`
 	Group    string     `json:"group,omitempty"` // that an id-mapped publish shows
+	// asked is not on record: a publish by an earlier process may be repeated with any group.
+	asked askedGroup
 }
+
+// askedGroup is the group that a publish asked for; empty: for none.
+type askedGroup struct {
+	known bool
+	group string
+}
+
+// onRecord reports whether a record has anything of this.
+func (s shown) onRecord() bool { return s.ReadOnly != writable || s.Group != "" }
 
 // publishedRecord stores what one target shows. A reboot voids it.
 type publishedRecord struct {
@@ -144,7 +155,7 @@ func (p *publishedTargets) recordedAs(ids []string, target string) (string, bool
 func (p *publishedTargets) note(id, target string, what shown, anonymous bool) error {
 	path := p.path(id, target)
 	var err error
-	if what == (shown{}) && !anonymous {
+	if !what.onRecord() && !anonymous {
 		err = record.RemoveVolatile(path)
 	} else {
 		err = publishedType.WriteVolatile(path, publishedRecord{id, p.boot, target, what})
@@ -187,7 +198,7 @@ func (p *publishedTargets) remove(id, target string) error {
 func (p *publishedTargets) forget(id, target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if what, ok := p.m[id][target]; ok && what != (shown{}) {
+	if what, ok := p.m[id][target]; ok && what.onRecord() {
 		p.recorded[p.path(id, target)] = what
 	}
 	delete(p.m[id], target)

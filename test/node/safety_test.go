@@ -209,6 +209,27 @@ func TestRepublishWithAnotherGroup(t *testing.T) {
 	down(t, n, v.ID, target, n.Target("b"))
 }
 
+// A repeated call with another group would say that the files have it.
+func TestF01_ARepeatedPublishAsksForTheSameGroup(t *testing.T) {
+	t.Parallel()
+	n := testnode.New(t, "")
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4", Group: "2000"})
+	other, none := v, v
+	other.Group, none.Group = "3000", ""
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	refused(t, n.Client.Publish(ctxOf(t), other, target, false), codes.AlreadyExists, "2000", "3000", "unpublish it first")
+	refused(t, n.Client.Publish(ctxOf(t), none, target, false), codes.AlreadyExists, "2000")
+	if got := groupOf(t, target); got != 2000 {
+		t.Errorf("the files have group %d", got)
+	}
+	// A pod that starts beside it gives the files to its own group, as with a kubelet. That is no reason to refuse the first pod's repeat.
+	ok(t, n.Client.Publish(ctxOf(t), other, n.Target("b"), false))
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	ok(t, n.Client.Publish(ctxOf(t), none, n.Target("c"), false))
+	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("c"), false), codes.AlreadyExists, "2000")
+	down(t, n, v.ID, target, n.Target("b"), n.Target("c"))
+}
+
 func groupOf(t testing.TB, path string) uint32 {
 	t.Helper()
 	st, err := os.Lstat(path)
