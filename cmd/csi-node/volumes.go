@@ -27,6 +27,7 @@ func openVolumes(
 		}
 	}
 	nodes := filepath.Join(o.stateDir, "dev")
+	neighbours := &looppool.Neighbours{}
 	for _, spec := range settings.Pools {
 		p, err := poolhome.Open(poolhome.Options{
 			Name: spec.Name, Dir: spec.Dir, State: filepath.Join(o.stateDir, "pools"), Log: log, Empty: looppool.Empty,
@@ -34,7 +35,7 @@ func openVolumes(
 			Open: func() (volume.Pool, error) {
 				return looppool.Open(looppool.Options{
 					Name: spec.Name, Dir: spec.Dir, NodesDir: nodes, Log: log, Copied: metrics.Copied(spec.Name),
-					Overcommit: spec.Overcommit, Reserve: spec.Reserve,
+					Overcommit: spec.Overcommit, Reserve: spec.Reserve, Neighbours: neighbours,
 				})
 			},
 		})

@@ -54,6 +54,8 @@ type Pool struct {
 	copied func(bytes int64)
 
 	overcommit float64
+	neighbours *Neighbours
+	on         numbers // its file system
 	reserved   reserveFile
 	measuring  sync.Mutex // held while measure examines all files
 
@@ -92,6 +94,8 @@ type Options struct {
 	// Reserve is how many bytes are kept free for records, so that they can be written when
 	// volumes have filled the pool. 0: 64 MiB, or a sixteenth of a small pool.
 	Reserve int64
+	// Neighbours are the other pools of this process. nil: there are none.
+	Neighbours *Neighbours
 }
 
 // Open opens a directory as a pool, and creates it if it does not exist.
@@ -107,7 +111,7 @@ func Open(o Options) (*Pool, error) {
 		name: o.Name, log: o.Log.With("pool", o.Name), loop: loopdev.Nodes{Dir: o.NodesDir}, copied: o.Copied,
 		raw: rawdevice.Guard{Loops: loopdev.Nodes{Dir: o.NodesDir}}, changed: map[string]string{}, frozen: map[string]*frozen{},
 		thaw: func(volume.Source, string) error { return nil }, thawPatience: thawPatience,
-		overcommit: max(o.Overcommit, 1), intended: map[string]int64{},
+		overcommit: max(o.Overcommit, 1), neighbours: cmp.Or(o.Neighbours, &Neighbours{}), intended: map[string]int64{},
 		attached: map[string]loopdev.Device{}, owner: map[numbers]string{}, readers: map[string]bool{},
 	}
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
@@ -135,6 +139,10 @@ func Open(o Options) (*Pool, error) {
 		p.lock.Close()
 		return nil, fmt.Errorf("pool %s: %w", o.Name, err)
 	}
+	if p.on, err = filesystemOf(p); err != nil {
+		return nil, fmt.Errorf("pool %s: %w", o.Name, errors.Join(err, p.Close()))
+	}
+	p.neighbours.join(p)
 	return p, nil
 }
 
@@ -174,7 +182,10 @@ func (p *Pool) load() (err error) {
 }
 
 // Close releases the directory for another process. Devices stay attached.
-func (p *Pool) Close() error { return errors.Join(p.reserved.file.Close(), p.lock.Close()) }
+func (p *Pool) Close() error {
+	p.neighbours.leave(p)
+	return errors.Join(p.reserved.file.Close(), p.lock.Close())
+}
 
 // Name returns the pool's name.
 func (p *Pool) Name() string { return p.name }

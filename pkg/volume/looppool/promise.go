@@ -30,22 +30,36 @@ func (p *Pool) Allocated(id string) (int64, error) {
 }
 
 // Capacity returns the pool's capacity and how much of it is promised. It examines every file
-// of the pool.
+// of the pool, and of other pools on its file system.
 func (p *Pool) Capacity() (volume.Capacity, error) {
+	// First, so that what they take meanwhile counts as promised and as no longer free.
+	beside, err := p.thoroughly()
+	if err != nil {
+		return volume.Capacity{}, err
+	}
 	c, l, err := p.measure()
 	if err != nil {
 		return c, err
 	}
+	p.neighbours.mu.Lock()
+	defer p.neighbours.mu.Unlock()
+	owed := p.owed(beside)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.account(&c, l)
+	p.account(&c, l, owed)
 	return c, nil
 }
 
-// account computes what is promised and what is left. For each key it takes the larger of what
+// account computes what is promised, and what is left if the pools beside this one may still take that many bytes. The caller holds p.mu.
+func (p *Pool) account(c *volume.Capacity, l look, owed int64) {
+	p.countPromises(c, l)
+	p.leaves(c, owed)
+}
+
+// countPromises computes what is promised. For each key it takes the larger of what
 // was promised at the time of l and what is promised now. A snapshot counts with what it held
 // then, or with its full size if it was not examined. The caller holds p.mu.
-func (p *Pool) account(c *volume.Capacity, l look) {
+func (p *Pool) countPromises(c *volume.Capacity, l look) {
 	takes := maps.Clone(p.intended)
 	for key, n := range l.takes {
 		takes[key] = max(takes[key], n)
@@ -64,15 +78,24 @@ func (p *Pool) account(c *volume.Capacity, l look) {
 	for _, n := range takes {
 		c.Promised += n
 	}
-	p.leaves(c)
 }
 
 // leaves computes what can still be promised.
-func (p *Pool) leaves(c *volume.Capacity) {
+func (p *Pool) leaves(c *volume.Capacity, owed int64) {
 	var held int64
 	c.Reserve, held = p.reserved.state()
 	have := c.Available + c.Used + held - c.Reserve - c.Total/forMaps
-	c.Left = max(int64(float64(max(have, 0))*p.overcommit)-c.Promised, 0)
+	c.Left = max(int64(float64(max(have-owed, 0))*p.overcommit)-c.Promised, 0)
+}
+
+// quickLook is a look at no file but those without a usable record.
+func (p *Pool) quickLook() (look, error) {
+	quick := look{map[string]int64{}, map[string]int64{}}
+	unusable, err := p.unusable()
+	for _, u := range unusable {
+		quick.takes[u.key] = u.size
+	}
+	return quick, err
 }
 
 // promise notes that the volume or snapshot of a key, which has that many bytes, is about to
@@ -86,37 +109,43 @@ func (p *Pool) promise(what, key string, has, bytes int64) error {
 	}
 	// Most often no file needs to be examined: if all promises in full fit into the free space,
 	// the space of the pool's existing files is additional.
-	quick := look{map[string]int64{}, map[string]int64{}}
-	unusable, err := p.unusable()
+	quick, err := p.quickLook()
 	if err != nil {
 		return err
 	}
-	for _, u := range unusable {
-		quick.takes[u.key] = u.size
+	beside, err := p.quickly()
+	if err != nil {
+		return err
 	}
-	if p.noteIfLeft(&c, quick, key, has, bytes) {
+	if p.noteIfLeft(&c, quick, beside, key, has, bytes) {
 		return nil
 	}
 	// Tenants determine how long this takes. Nothing else waits for it.
+	if beside, err = p.thoroughly(); err != nil {
+		return err
+	}
 	c, l, err := p.measure()
 	if err != nil {
 		return err
 	}
-	if p.noteIfLeft(&c, l, key, has, bytes) {
+	if p.noteIfLeft(&c, l, beside, key, has, bytes) {
 		return nil
 	}
 	return fault.New(fault.NoSpace, "pool %s (%s) is full: %s wants %d bytes more, and %d are left to promise: "+
-		"%d are promised, of a room of %d bytes (%d free, %d used) times overcommit=%g, without the reserve of %d; "+
+		"%d are promised, of a room of %d bytes (%d free, %d used) times overcommit=%g, without the reserve of %d%s; "+
 		"delete volumes or snapshots, enlarge the pool, or start the driver with a larger overcommit",
-		p.name, p.dir, what, bytes-has, c.Left, c.Promised, c.Available+c.Used, c.Available, c.Used, p.overcommit, c.Reserve)
+		p.name, p.dir, what, bytes-has, c.Left, c.Promised, c.Available+c.Used, c.Available, c.Used, p.overcommit, c.Reserve, p.besides())
 }
 
 // noteIfLeft checks and notes atomically, so that no two promises use the same bytes.
-func (p *Pool) noteIfLeft(c *volume.Capacity, l look, key string, has, bytes int64) bool {
+func (p *Pool) noteIfLeft(c *volume.Capacity, l look, beside map[*Pool]taken, key string, has, bytes int64) bool {
+	p.neighbours.mu.Lock()
+	defer p.neighbours.mu.Unlock()
+	owed := p.owed(beside)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l.held[key] = has // of a snapshot that is not finished, too
-	p.account(c, l)
+	p.account(c, l, owed)
 	if bytes-has > c.Left {
 		return false
 	}

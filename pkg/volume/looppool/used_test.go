@@ -137,3 +137,42 @@ func TestA05_PromisesAtOnce(t *testing.T) {
 		t.Errorf("%d promises of a tenth each", n)
 	}
 }
+
+// A05: nor do those of two pools on one file system.
+func TestA05_PromisesOfTwoPoolsAtOnce(t *testing.T) {
+	dir, beside := newPooled(t).dir, &Neighbours{}
+	var pools []*Pool
+	for _, name := range []string{"p", "q"} {
+		p, err := Open(Options{Name: name, Dir: filepath.Join(dir, name), NodesDir: t.TempDir(), Neighbours: beside})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		pools = append(pools, p)
+	}
+	c, err := pools[0].Capacity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 5000 {
+		var kept atomic.Int64
+		var both sync.WaitGroup
+		for _, p := range pools {
+			room, err := p.space()
+			if err != nil {
+				t.Fatal(err)
+			}
+			both.Go(func() {
+				if p.noteIfLeft(&room, look{held: map[string]int64{}}, nil, "key", 0, c.Left*2/3) {
+					kept.Add(1)
+				}
+			})
+		}
+		both.Wait()
+		if n := kept.Load(); n != 1 {
+			t.Fatalf("round %d: %d promises of two thirds each", round, n)
+		}
+		pools[0].unpromise("key")
+		pools[1].unpromise("key")
+	}
+}
