@@ -237,13 +237,20 @@ func (d *Driver) releasedBySandbox(id string, r deferral) error {
 	} else if unknown {
 		return nil
 	}
-	if static := d.Volumes.Static(); err == nil && !ok && static != nil && src == volume.Releaser(static) {
+	static := d.Volumes.Static()
+	if err == nil && !ok && static != nil && src == volume.Releaser(static) {
 		a.Device, ok = static.Recall(id) // how it was staged is not known any more
 	}
-	if err != nil || !ok || a.Share != nil {
+	var busy bool
+	switch {
+	case fault.Is(err, fault.State) && !errors.Is(err, record.ErrUnusable) && static != nil && src == volume.Releaser(static):
+		// The disk was pulled, or came back under another name. The pod must be able to end all the same.
+		busy, err = d.heldStatic(static, id)
+	case err != nil || !ok || a.Share != nil:
 		return err
+	default:
+		busy, err = d.busy(id, a.Device.Path)
 	}
-	busy, err := d.busy(id, a.Device.Path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
@@ -255,6 +262,15 @@ func (d *Driver) releasedBySandbox(id string, r deferral) error {
 				"or was told to let go of it (crustctl sandbox list, crustctl sandbox unpublish)", id, r.Target, mounter.HeldBy(a.Device).After("; "))
 	}
 	return nil
+}
+
+// heldStatic tells whether somebody uses the device that a static volume was staged with. The driver's own looks do not count.
+func (d *Driver) heldStatic(static volume.StaticSource, id string) (bool, error) {
+	if held, err := static.Held(id); err != nil || !held {
+		return false, err
+	}
+	defer d.readers.exclude(id, "being looked at for who uses it")()
+	return static.Held(id)
 }
 
 // deferredStats answers NodeGetVolumeStats for a deferred volume (C05, C07).

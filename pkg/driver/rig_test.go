@@ -62,8 +62,9 @@ func (r *rig) start() {
 				Log: slog.New(slog.DiscardHandler)})
 		}})
 	must(r.t, err)
-	src, err := static.Open(static.Options{Dir: r.dir + "/static", Allow: []string{"/dev/loop*"}, NodesDir: nodes,
-		Claimed: func(d mounter.Device) (string, bool, error) { return volume.OwnerOfDevice([]volume.Pool{p}, d) }})
+	src, err := static.Open(static.Options{Dir: r.dir + "/static", Allow: []string{"/dev/loop*", r.dir + "/node-*"},
+		NodesDir: nodes,
+		Claimed:  func(d mounter.Device) (string, bool, error) { return volume.OwnerOfDevice([]volume.Pool{p}, d) }})
 	must(r.t, err)
 	volumes, err := volume.NewRegistry(src, p)
 	must(r.t, err)

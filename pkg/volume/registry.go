@@ -36,6 +36,9 @@ type StaticSource interface {
 	Recall(id string) (d mounter.Device, ok bool)
 	// Release drops what Attach claimed for a volume that is not staged.
 	Release(id string)
+	// Held reports whether somebody uses the device that the volume was attached with, wherever its path leads now. It is false if that
+	// device is gone from this machine.
+	Held(id string) (bool, error)
 }
 
 // NewRegistry returns a registry of these pools, in this order (the first is the default), and

@@ -238,7 +238,7 @@ func (s *Source) Detach(ctx context.Context, id string) error {
 		return fmt.Errorf("volume %s: %w", id, err)
 	}
 	err := linux.Outlast(func() error {
-		busy, err := d.Held(s.loop.Dir)
+		busy, err := s.Held(id)
 		if err == nil && busy {
 			err = linux.EBUSY
 		}
@@ -252,4 +252,19 @@ func (s *Source) Detach(ctx context.Context, id string) error {
 	}
 	s.Release(id)
 	return nil
+}
+
+// Held reports whether somebody uses the device that the volume was attached with, wherever its path leads now. A number is not given to
+// another disk before everybody has let go of the first.
+func (s *Source) Held(id string) (bool, error) {
+	s.mu.Lock()
+	c, ok := s.attached[id]
+	s.mu.Unlock()
+	if !ok {
+		return false, nil
+	}
+	if now, err := mounter.Identify(c.device); err == nil && c.identity.Replaced(now) {
+		return false, nil
+	}
+	return c.device.Held(s.loop.Dir)
 }

@@ -1,0 +1,54 @@
+package driver_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
+)
+
+// node makes a device node of the rig's own, with the number of a device. If it is removed, the disk was pulled.
+func (r *rig) node(name, device string) (path string) {
+	r.t.Helper()
+	path = r.dir + "/node-" + name
+	shell(r.t, "rm -f "+path+"; mknod "+path+" b $(mountpoint -x "+device+" | tr : ' ')")
+	return path
+}
+
+// C08: the disk that a guest had was pulled, or another disk is at its path now. The pod can end, but not while the guest has the disk.
+func TestC08_ADeferralOfADiskThatIsGoneEnds(t *testing.T) {
+	for _, now := range []string{"pulled", "another disk"} {
+		for _, restarted := range []bool{false, true} {
+			t.Run(now, func(t *testing.T) {
+				r := newRig(t)
+				device := r.disk("disk", "mkfs.ext4 -q "+r.dir+"/disk")
+				node := r.node("a", device)
+				target := r.deferred("v", node).GetTargetPath()
+				guest, err := linux.Open(device, os.O_RDWR|linux.OExcl)
+				must(t, err)
+				other := (*os.File)(nil)
+				if now == "pulled" {
+					must(t, os.Remove(node))
+				} else { // which its own user holds: that says nothing about the guest
+					another := r.disk("other", "true")
+					r.node("a", another)
+					other, err = linux.Open(another, os.O_RDWR|linux.OExcl)
+					must(t, err)
+					defer other.Close()
+				}
+				if restarted {
+					r.stop()
+					r.start()
+				}
+				if err := r.unpublish("v", target); !fault.Is(err, fault.State) || !strings.Contains(err.Error(), "still mounted by the sandbox") {
+					t.Errorf("unpublished while a guest has it: %v", err)
+				}
+				must(t, guest.Close())
+				must(t, r.unpublish("v", target))
+				must(t, r.unstage("v"))
+			})
+		}
+	}
+}
