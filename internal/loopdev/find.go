@@ -75,6 +75,29 @@ func (n Nodes) find(path string, also func(shown string) bool) ([]Device, error)
 	}, func(shown string) bool { return !gone && also(shown) }, func(d Device) bool { return gone || d.backing == want })
 }
 
+// On lists the loop devices of the block device with that number whose node is, or was, at the path. Find looks for those of the node that
+// is there now: if a disk was pulled, there may be none, or another disk's.
+func (n Nodes) On(path string, major, minor uint32) ([]Device, error) {
+	var node file
+	f, err := linux.Openat2(linux.CWD, path, linux.OPath, 0)
+	if err == nil {
+		defer f.Close()
+		var st linux.Statx
+		if st, err = linux.StatxFile(f); err == nil && st.IsBlock() && st.RdevMajor == major && st.RdevMinor == minor {
+			node, err = identify(f)
+		}
+	}
+	if err != nil && !errors.Is(err, linux.ENOENT) {
+		return nil, err
+	}
+	is := func(backing file) bool { return node != file{} && backing == node }
+	return n.choose(func(shown string, h hold, held bool) bool {
+		return held && is(h.backing) || filepath.Base(trimBacking(shown)) == filepath.Base(path)
+	}, func(shown string) bool { return shown == unknown }, func(d Device) bool {
+		return is(d.backing) || d.now.RDevice == linux.MakeDev(major, minor)
+	})
+}
+
 // Named lists the loop devices over files of that name, in any directory, for callers that cannot
 // see the file itself.
 func (n Nodes) Named(base string) ([]Device, error) {

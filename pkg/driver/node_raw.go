@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
@@ -45,6 +46,9 @@ func (d *Driver) releaseReadOnly(ctx context.Context, p *publication) error {
 
 func (d *Driver) releaseReadOnlyOf(ctx context.Context, src volume.Releaser, id string) error {
 	a, ok, err := src.Attached(id)
+	if r, staged := d.staged.get(id); fault.Is(err, fault.State) && staged && r.Share == "" {
+		a.Device, ok, err = r.Device, true, nil // its disk was pulled: what is on it must go all the same
+	}
 	if err != nil || !ok {
 		return err
 	}

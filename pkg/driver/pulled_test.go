@@ -52,3 +52,35 @@ func TestC08_ADeferralOfADiskThatIsGoneEnds(t *testing.T) {
 		}
 	}
 }
+
+// D06: the same with raw block volumes of pods of this node: one call each takes them away, and no device is left on the disk.
+func TestD06_ARawVolumeOfADiskThatIsGoneEnds(t *testing.T) {
+	for _, now := range []string{"pulled", "another disk"} {
+		for _, readOnly := range []bool{false, true} {
+			t.Run(now, func(t *testing.T) {
+				r := newRig(t)
+				device := r.disk("disk", "true")
+				node := r.node("a", device)
+				must(t, r.stage("v", rawBlock(), node))
+				target, err := r.publish("v", "pod", rawBlock(), readOnly, node)
+				must(t, err)
+				must(t, os.Remove(node))
+				if now == "another disk" {
+					r.node("a", r.disk("other", "true"))
+				}
+				if err := r.unpublish("v", target); err != nil {
+					t.Error(err)
+					must(t, r.unpublish("v", target))
+				}
+				if left := shell(t, "losetup -nO NAME,BACK-FILE | grep -F '"+node+"' || true"); readOnly && left != "" {
+					t.Errorf("left after unpublish: %s", left)
+				}
+				must(t, r.unstage("v"))
+				if left := shell(t, "losetup -nO NAME,BACK-FILE | grep -F '"+node+"' || true"); left != "" {
+					t.Errorf("left: %s", left)
+					shell(t, "losetup -d "+strings.Fields(left)[0])
+				}
+			})
+		}
+	}
+}

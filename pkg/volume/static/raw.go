@@ -2,9 +2,7 @@ package static
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 
@@ -34,11 +32,7 @@ func (s *Source) readOnlyLoops(id string) ([]loopdev.Device, error) {
 	if !ok {
 		return nil, nil
 	}
-	found, err := s.loop.Find(c.device.Path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return found, err
+	return s.loop.On(c.device.Path, c.device.Major, c.device.Minor)
 }
 
 // DetachReadOnly releases the devices of AttachReadOnly, except those in use.
