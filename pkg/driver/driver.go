@@ -266,18 +266,31 @@ func (d *Driver) owner(m mounter.Mount) (string, bool, error) {
 		}
 		return "", false, err
 	}
-	var found []string
+	if !isShare(m.Source) {
+		return "", false, nil
+	}
+	var shares, found []string
 	for id, r := range d.staged.all() {
+		if r.Share != "" {
+			shares = append(shares, id)
+		}
 		if r.Share != "" && sameShare(r.Share, m.Source) {
 			found = append(found, id)
 		}
 	}
+	// Of several volumes of one share, the mount does not tell which, and it may show the name of another one's server.
+	if id, ok := d.published.recordedAs(shares, m.Path); ok {
+		return id, true, nil
+	}
 	if len(found) == 1 {
 		return found[0], true, nil
 	}
-	id, ok := d.published.recordedAs(found, m.Path) // of several volumes of one share, the mount does not tell which
-	return id, ok, nil
+	return "", false, nil
 }
+
+// isShare reports whether a mount's source is SERVER:/SHARE. Which it is need not be what was mounted: mounts of one server share a
+// superblock, so the kernel shows the name by which the first of them called the server; and the server may have followed a link.
+func isShare(source string) bool { return strings.Contains(source, ":/") }
 
 // sameShare reports whether two sources SERVER:/SHARE are one share. The kernel shows the path cleaned: no slash at its end, none doubled.
 func sameShare(a, b string) bool {
@@ -353,7 +366,7 @@ func (d *Driver) readsOnly(s volume.Source, id, path string) bool {
 	}
 	defer t.Close()
 	defer state.Close()
-	ours, dev, err := d.shows(state, s, id)
+	ours, dev, err := d.shows(state, s, id, path)
 	return err == nil && ours && mounter.ReadOnlyDevice(dev)
 }
 

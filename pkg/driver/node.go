@@ -78,7 +78,7 @@ func (d *Driver) look(path string) (*mounter.Target, *mounter.State, error) {
 
 // shows tells whether the mount at a target is the volume's, and of which of its devices (the zero
 // Device for a share).
-func (d *Driver) shows(s *mounter.State, src volume.Releaser, id string) (bool, mounter.Device, error) {
+func (d *Driver) shows(s *mounter.State, src volume.Releaser, id, target string) (bool, mounter.Device, error) {
 	if s.Occupant != mounter.MountPoint {
 		return false, mounter.Device{}, nil
 	}
@@ -118,7 +118,7 @@ func (d *Driver) shows(s *mounter.State, src volume.Releaser, id string) (bool, 
 		return false, mounter.Device{}, nil
 	}
 	m, err := s.Mount()
-	return err == nil && sameShare(m.Source, share), mounter.Device{}, err
+	return err == nil && (sameShare(m.Source, share) || isShare(m.Source) && d.published.noted(id, target)), mounter.Device{}, err
 }
 
 // shownAt tells whether the kernel shows the volume at a target. look is the error of reading the
@@ -130,7 +130,7 @@ func (d *Driver) shownAt(src volume.Releaser, id, path string) (ok bool, look, c
 	}
 	defer t.Close()
 	defer s.Close()
-	ok, _, compare = d.shows(s, src, id)
+	ok, _, compare = d.shows(s, src, id, path)
 	return ok && compare == nil, nil, compare
 }
 

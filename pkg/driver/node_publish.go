@@ -240,7 +240,7 @@ func (p *publication) askedGroup() askedGroup {
 
 // republish answers a repeated call: the mount must match the request.
 func (d *Driver) republish(p *publication, s *mounter.State) error {
-	ours, dev, err := d.shows(s, p.src, p.id)
+	ours, dev, err := d.shows(s, p.src, p.id, p.target)
 	if err != nil {
 		return err
 	}

@@ -58,7 +58,7 @@ func (d *Driver) releaseReadOnlyOf(ctx context.Context, src volume.Releaser, id 
 		if err != nil {
 			return err
 		}
-		_, dev, err := d.shows(s, src, id)
+		_, dev, err := d.shows(s, src, id, path)
 		s.Close()
 		t.Close()
 		if err != nil {

@@ -22,7 +22,7 @@ func (d *Driver) at(src volume.Source, id, path string) (*mounter.State, error) 
 		return nil, err
 	}
 	defer t.Close()
-	ours, _, err := d.shows(s, src, id)
+	ours, _, err := d.shows(s, src, id, path)
 	if err == nil && !ours {
 		err = fault.New(fault.NotFound, "volume %s is not published at %s", id, path)
 	}

@@ -60,7 +60,7 @@ func (d *Driver) unpublish(ctx context.Context, id, target string) error {
 		mounted := s.Occupant == mounter.MountPoint
 		ours, dev := false, mounter.Device{}
 		if mounted && findErr == nil {
-			ours, dev, err = d.shows(s, src, id)
+			ours, dev, err = d.shows(s, src, id, target)
 		}
 		block := s.IsBlock()
 		placeholder := false

@@ -134,6 +134,15 @@ func (p *publishedTargets) put(id, target string, what shown) {
 	p.m[id][target] = what
 }
 
+// noted tells whether a target is in the index, or on record, as the volume's.
+func (p *publishedTargets) noted(id, target string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, recorded := p.recorded[p.path(id, target)]
+	_, ok := p.m[id][target]
+	return ok || recorded
+}
+
 // recordedAs returns the one of these volumes that a record has at a target.
 func (p *publishedTargets) recordedAs(ids []string, target string) (string, bool) {
 	p.mu.Lock()

@@ -214,3 +214,44 @@ func TestS07_TwoVolumesOfOneShare(t *testing.T) {
 		}
 	}
 }
+
+// D06: mounts of one server share a superblock, though the volumes name the server in two ways. The kernel then shows the first name for
+// all. A publish is on record, so each pod can end, and its volume is not unstaged before. (A tmpfs of that name stands for the share.)
+func TestD06_AServerWithTwoNames(t *testing.T) {
+	boot, err := mounter.BootID()
+	must(t, err)
+	r := newRig(t)
+	for id, server := range map[string]string{"a": "nas", "b": "10.0.0.1"} {
+		must(t, os.MkdirAll(r.staging(id), 0o755))
+		_, err := r.d.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: r.staging(id),
+			VolumeCapability: fileSystem(""), VolumeContext: map[string]string{"server": server, "share": "/data"}})
+		must(t, err)
+		at := r.dir + "/pod-" + id
+		must(t, record.Type{Kind: "crust-csi.published", Version: 1}.Write(
+			filepath.Join(r.dir, "state/published", record.Name(id, at)+record.Extension),
+			map[string]any{"volumeID": id, "bootID": boot, "target": at, "shown": map[string]any{}}))
+		shell(t, "mkdir "+at+" && mount -t tmpfs nas:/data "+at)
+	}
+	for range 2 {
+		r.stop()
+		r.start()
+	}
+	if got := r.inventory(); len(got["a"]) != 1 || len(got["b"]) != 1 {
+		t.Errorf("the pods have %q", got)
+	}
+	for _, id := range []string{"a", "b"} {
+		at := r.dir + "/pod-" + id
+		if err := r.unstage(id); err == nil || !strings.Contains(err.Error(), "still published at "+at) {
+			t.Errorf("unstage of a volume that a pod has: %v", err)
+		}
+		must(t, r.unpublish(id, at))
+		must(t, r.unstage(id))
+	}
+	// What is no share is still left alone.
+	must(t, r.stage("v", rawBlock(), r.disk("disk", "true")))
+	at := r.dir + "/pod-v"
+	shell(t, "mkdir "+at+" && mount -t tmpfs nas:/data "+at)
+	if err := r.unpublish("v", at); err == nil {
+		t.Error("another's mount was taken away")
+	}
+}
