@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"strings"
 	"time"
@@ -191,10 +192,13 @@ func (s *Source) Recall(id string) (mounter.Device, bool) {
 }
 
 // Owns returns the volume to which the device belongs, or the device below a read-only loop
-// device.
+// device. A held one stays the volume's, whatever its pod made it show.
 func (s *Source) Owns(d mounter.Device) (string, bool, error) {
 	if id, ok := s.attachedAs(d.Same); ok {
 		return id, true, nil
+	}
+	if id, ok, err := s.ownsHeld(d); err != nil || ok {
+		return id, ok, err
 	}
 	major, minor, ok, err := s.loop.Below(d.Major, d.Minor)
 	if err != nil || !ok {
@@ -202,6 +206,23 @@ func (s *Source) Owns(d mounter.Device) (string, bool, error) {
 	}
 	id, ok := s.attachedAs(mounter.Device{Major: major, Minor: minor}.Same)
 	return id, ok, nil
+}
+
+// ownsHeld finds the volume on whose device a loop device was when it was held.
+func (s *Source) ownsHeld(d mounter.Device) (string, bool, error) {
+	held, ok, err := s.loop.HeldFile(d.Major, d.Minor)
+	if err != nil || !ok {
+		return "", false, err
+	}
+	s.mu.Lock()
+	attached := maps.Clone(s.attached)
+	s.mu.Unlock()
+	for id, c := range attached {
+		if is, err := held.Is(c.device.Path); err != nil || is {
+			return id, is, err
+		}
+	}
+	return "", false, nil
 }
 
 func (s *Source) attachedAs(is func(mounter.Device) bool) (string, bool) {

@@ -1,0 +1,79 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+// A01: a reader of a static raw volume makes its device show another file. The device stays the volume's, also after a kill: the pod can
+// end, and nothing of it is left.
+func TestA01_AReaderOfAStaticDeviceCannotKeepIt(t *testing.T) {
+	t.Parallel()
+	for _, killed := range []bool{false, true} {
+		t.Run(fmt.Sprint("killed=", killed), func(t *testing.T) {
+			file, dev := disk(t, size)
+			write(t, file, "good")
+			ok(t, os.Truncate(file, size))
+			n := testnode.New(t, "", "--allow-device", dev)
+			v := static("reader", dev, "")
+			ok(t, n.Client.Stage(ctxOf(t), v))
+			one, two := n.Target("one"), n.Target("two")
+			ok(t, n.Client.Publish(ctxOf(t), v, one, true))
+			evil := filepath.Join(n.Dir, "evil")
+			write(t, evil, "evil")
+			ok(t, os.Truncate(evil, size))
+			if said := pod(t, one, "change="+evil); said["change="+evil] != "done" {
+				t.Skip("the pod cannot change its device here: ", said)
+			}
+			if killed {
+				n.Kill()
+				n.Start()
+			}
+			ok(t, n.Client.Publish(ctxOf(t), v, two, true))
+			for _, at := range []string{one, two} {
+				if got := beginning(t, at, 4); got != "good" {
+					t.Errorf("%s begins with %q", at, got)
+				}
+			}
+			pod(t, one, "change="+evil)
+			pod(t, two, "change="+evil)
+			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, one))
+			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, two))
+			ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+			gone(t, dev)
+			gone(t, evil)
+		})
+	}
+}
+
+// A01: a static device that grew outside is larger for every pod that has it, once an expansion was answered.
+func TestA01_AStaticDeviceGrowsForItsReaders(t *testing.T) {
+	t.Parallel()
+	file, dev := disk(t, size)
+	n := testnode.New(t, "", "--allow-device", dev)
+	v := static("grows", dev, "")
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	rw, ro := n.Target("rw"), n.Target("ro")
+	ok(t, n.Client.Publish(ctxOf(t), v, rw, false))
+	ok(t, n.Client.Publish(ctxOf(t), v, ro, true))
+	const larger = size + 64<<20
+	ok(t, os.Truncate(file, larger))
+	run(t, "losetup", "-c", dev)
+	_, err := n.Client.NodeExpandVolume(ctxOf(t), &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: ro,
+		CapacityRange: &csi.CapacityRange{RequiredBytes: larger}})
+	ok(t, err)
+	for _, at := range []string{rw, ro} {
+		if got := sizeOf(t, at); got != fmt.Sprint(larger) {
+			t.Errorf("%s has %s bytes, want %d", at, got, larger)
+		}
+	}
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, ro))
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, rw))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+}
