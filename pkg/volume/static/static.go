@@ -351,5 +351,34 @@ func (s *Source) List() []volume.Volume {
 	return list
 }
 
-// Refresh does nothing, because the size of such a device is not managed here.
-func (s *Source) Refresh(context.Context, string) error { return nil }
+// Refresh grows what pods have of the device to its size. The size of the device itself is not managed here.
+func (s *Source) Refresh(_ context.Context, id string) error {
+	s.mu.Lock()
+	c, ok := s.attached[id]
+	s.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	devices, err := s.readOnlyLoops(id)
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		if err := d.SetCapacity(); err != nil {
+			return fmt.Errorf("volume %s: %s, which shows its device read-only: %w", id, d.Path, err)
+		}
+	}
+	own, ok, err := s.loop.Open(c.device.Major, c.device.Minor)
+	if err != nil {
+		return fmt.Errorf("volume %s: %w", id, err)
+	}
+	if ok {
+		devices = append(devices, own)
+	}
+	for _, d := range devices { // what is mapped over them
+		if err := s.raw.Resize(d); err != nil {
+			return fmt.Errorf("volume %s: %w", id, err)
+		}
+	}
+	return nil
+}
