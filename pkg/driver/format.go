@@ -9,6 +9,17 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
+// resume examines a device on which a format began and is not known to have ended. An administrator may have made another file system on a
+// static device since: the driver takes one that it finds.
+func (d *Driver) resume(v volume.Volume, dev mounter.Device) (superblock.Result, superblock.BlankDevice, error) {
+	if _, pool := d.Volumes.OwnerOf(v.ID); !pool {
+		if found, err := superblock.ProbeDevice(dev.Path); err != nil || found.Content == superblock.Known {
+			return found, superblock.BlankDevice{}, err
+		}
+	}
+	return superblock.Resume(dev.Path, *v.Facts.Formatting)
+}
+
 // mayFormat refuses to format what somebody may have written to, before any closer look.
 func (d *Driver) mayFormat(v volume.Volume, dev mounter.Device, found superblock.Result, blank superblock.BlankDevice) error {
 	_, pool := d.Volumes.OwnerOf(v.ID)

@@ -189,7 +189,7 @@ func (d *Driver) ensureFilesystem(
 		if err := waitForMkfs(ctx, v.ID, dev); err != nil {
 			return "", err
 		}
-		found, blank, err = superblock.Resume(dev.Path, *v.Facts.Formatting)
+		found, blank, err = d.resume(v, dev)
 	case v.Facts.Formatted != "":
 		found, err = superblock.Identify(dev.Path, v.Facts.Formatted)
 	default:

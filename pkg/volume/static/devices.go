@@ -157,6 +157,9 @@ func union(a, b volume.Facts) volume.Facts {
 	if a.Formatted == "" {
 		a.Formatted = b.Formatted
 	}
+	if a.Formatted != "" { // as another volume, perhaps: the interrupted format of this one is over
+		a.Formatting = nil
+	}
 	a.GivenRaw = a.GivenRaw || b.GivenRaw
 	a.GivenToGuest = a.GivenToGuest || b.GivenToGuest
 	a.GrowDue = a.GrowDue || b.GrowDue
