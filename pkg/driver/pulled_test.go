@@ -42,7 +42,8 @@ func TestC08_ADeferralOfADiskThatIsGoneEnds(t *testing.T) {
 					r.stop()
 					r.start()
 				}
-				if err := r.unpublish("v", target); !fault.Is(err, fault.State) || !strings.Contains(err.Error(), "still mounted by the sandbox") {
+				err = r.unpublish("v", target)
+				if !fault.Is(err, fault.State) || !strings.Contains(err.Error(), "still mounted by the sandbox") {
 					t.Errorf("unpublished while a guest has it: %v", err)
 				}
 				must(t, guest.Close())
