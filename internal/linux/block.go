@@ -3,6 +3,7 @@ package linux
 import (
 	"os"
 	"runtime"
+	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -85,14 +86,15 @@ func XFSGrowData(f *os.File, blocks uint64, imaxpct uint32) error {
 	return ioctlPtr("XFS_IOC_FSGROWFSDATA", f, 0x4010586e, &arg)
 }
 
-// BtrfsResizeMax is ioctl BTRFS_IOC_RESIZE: it grows device 1 to the size of its block device. EBUSY while another operation of its kind
-// runs, such as a balance: the kernel then returns a positive number, linux/btrfs.h BTRFS_ERROR_DEV_EXCL_RUN_IN_PROGRESS.
-func BtrfsResizeMax(f *os.File) error {
+// BtrfsResizeMax is ioctl BTRFS_IOC_RESIZE: it grows a device of the file system to the size of its block device. EBUSY while another
+// operation of its kind runs, such as a balance: the kernel then returns a positive number, linux/btrfs.h
+// BTRFS_ERROR_DEV_EXCL_RUN_IN_PROGRESS.
+func BtrfsResizeMax(f *os.File, device uint64) error {
 	var arg struct {
 		fd   int64
 		name [4088]byte
 	}
-	copy(arg.name[:], "1:max")
+	copy(arg.name[:], strconv.FormatUint(device, 10)+":max")
 	return call("BTRFS_IOC_RESIZE", func() error {
 		n, _, e := unix.Syscall(unix.SYS_IOCTL, f.Fd(), 0x50009403, uintptr(unsafe.Pointer(&arg)))
 		if e == 0 && n > 0 {
@@ -102,9 +104,25 @@ func BtrfsResizeMax(f *os.File) error {
 	})
 }
 
-// BtrfsDeviceSize is ioctl BTRFS_IOC_DEV_INFO of device 1: the number of bytes that the file system
-// uses of it.
-func BtrfsDeviceSize(f *os.File) (uint64, error) {
+// BtrfsDevice is ioctl BTRFS_IOC_FS_INFO: the id of the file system's only device, or 1 if it has several. A file system that was moved to
+// another device (added, and the first one removed) has another id than 1.
+func BtrfsDevice(f *os.File) (uint64, error) {
+	// struct btrfs_ioctl_fs_info_args: max_id (the largest id in use), num_devices, and 1008 more bytes.
+	var arg struct {
+		largest, devices uint64
+		more             [126]uint64
+	}
+	if err := ioctlPtr("BTRFS_IOC_FS_INFO", f, 0x8400941f, &arg); err != nil {
+		return 0, err
+	}
+	if arg.devices != 1 {
+		return 1, nil
+	}
+	return arg.largest, nil
+}
+
+// BtrfsDeviceSize is ioctl BTRFS_IOC_DEV_INFO: the number of bytes that the file system uses of a device.
+func BtrfsDeviceSize(f *os.File, device uint64) (uint64, error) {
 	// struct btrfs_ioctl_dev_info_args: devid, uuid[16], bytes_used,
 	// total_bytes, fsid[16], 377 unused u64, path[1024].
 	var arg struct {
@@ -115,7 +133,7 @@ func BtrfsDeviceSize(f *os.File) (uint64, error) {
 		unused     [379]uint64
 		path       [1024]byte
 	}
-	arg.devid = 1
+	arg.devid = device
 	if err := ioctlPtr("BTRFS_IOC_DEV_INFO", f, 0xd000941e, &arg); err != nil {
 		return 0, err
 	}

@@ -326,8 +326,8 @@ func (d *Driver) detached(ctx context.Context, p *publication) (*mounter.Detache
 			return nil, err
 		}
 		err = d.growth(ctx, p.src, p.id, fs)
-		if errors.Is(err, mounter.ErrGrowOffline) {
-			// It is in use as it is, and one more user changes nothing. The growth stays due.
+		if as := (notGrown{}); errors.As(err, &as) || errors.Is(err, mounter.ErrGrowOffline) {
+			// Its files are all there, as before. The growth stays due.
 			d.Log.WarnContext(ctx, "a volume has not its new size yet", "volume_id", p.id, "error", err)
 		} else if err != nil {
 			return nil, err

@@ -51,6 +51,12 @@ func Grow(dir *os.File, name string, d Device) error {
 	case errors.Is(err, linux.EPERM) && len(fstype.Of(name).Resize) > 0:
 		return fault.New(fault.State, "%s on %s: %w, because the kernel does not permit it now, for example because the file system is marked as "+
 			"damaged; it is checked and grown when it is next staged, so stop its pods", name, d.Path, ErrGrowOffline)
+	case errors.Is(err, linux.EBUSY):
+		return fault.New(fault.Busy, "%s on %s does not grow to %d bytes while another operation on it is under way, such as a balance; try again "+
+			"when that has ended: %w", name, d.Path, size, err)
+	case errors.Is(err, linux.EOPNOTSUPP):
+		return fault.New(fault.State, "this kernel cannot grow %s on %s to %d bytes, because of how the file system was made: %w", name, d.Path,
+			size, err)
 	}
 	if err != nil {
 		return fmt.Errorf("grow %s on %s to %d bytes: %w", name, d.Path, size, err)

@@ -26,7 +26,11 @@ func growXFS(dir *os.File, size int64, _ func() (size, block int64, err error)) 
 }
 
 func growBtrfs(dir *os.File, size int64, _ func() (size, block int64, err error)) error {
-	total, err := linux.BtrfsDeviceSize(dir)
+	device, err := linux.BtrfsDevice(dir)
+	if err != nil {
+		return err
+	}
+	total, err := linux.BtrfsDeviceSize(dir, device)
 	if err != nil {
 		return err
 	}
@@ -34,5 +38,5 @@ func growBtrfs(dir *os.File, size int64, _ func() (size, block int64, err error)
 	if total >= uint64(size)&^(sector-1) {
 		return nil
 	}
-	return linux.BtrfsResizeMax(dir)
+	return linux.BtrfsResizeMax(dir, device)
 }
