@@ -100,6 +100,7 @@ type Log struct {
 	file  *os.File
 	size  int64
 	stuck bool // the last attempt to rotate failed
+	torn  bool // the last line has no end
 }
 
 // Open opens the log in a directory, which must exist.
@@ -124,17 +125,13 @@ func (l *Log) open() error {
 	if l.size == 0 {
 		return nil
 	}
-	// A machine crash may have torn the last line; do not append the next line to it.
+	// A machine crash or a full disk may have torn the last line. The next event ends it: a disk that is still full must not prevent the
+	// start.
 	last := make([]byte, 1)
 	if _, err := f.ReadAt(last, l.size-1); err != nil {
 		return errors.Join(err, f.Close())
 	}
-	if last[0] != '\n' {
-		if _, err := f.WriteString("\n"); err != nil {
-			return errors.Join(err, f.Close())
-		}
-		l.size++
-	}
+	l.torn = last[0] != '\n'
 	return nil
 }
 
@@ -162,12 +159,15 @@ func (l *Log) Write(ctx context.Context, e Event) error {
 	if l.size > 0 && l.size+int64(len(b)) > l.most {
 		rotated = l.rotate() // an oversized log is better than a lost line; the next event tries again
 	}
+	if l.torn { // do not append to that line
+		b = append([]byte{'\n'}, b...)
+	}
 	n, err := l.file.Write(b)
 	l.size += int64(n)
+	if n > 0 { // a full disk tears the line
+		l.torn = b[n-1] != '\n'
+	}
 	if err != nil {
-		if n > 0 { // a full disk tore the line; start a new one
-			_, _ = l.file.WriteString("\n") // fails while the disk is still full
-		}
 		return err
 	}
 	if e.Outcome == Begun {
@@ -196,7 +196,7 @@ func (l *Log) rotate() error {
 		return errors.Join(err, next.Close())
 	}
 	old := l.file
-	l.file, l.size = next, 0
+	l.file, l.size, l.torn = next, 0, false
 	return old.Close()
 }
 
