@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -111,13 +112,19 @@ func (d *deferrals) at(id, target string) (deferral, bool) {
 
 func (d *deferrals) put(r deferral) error {
 	r.BootID = d.boot
-	if err := deferralType.Write(d.path(r), r); err != nil {
-		return err
+	err := deferralType.Write(d.path(r), r)
+	if err != nil {
+		// The record may be there, as when its directory could not be synced. No caller learns of this deferral, so none will end it, and
+		// the next start must not find it. If it stays, it is in force from now on: then an unpublish ends it.
+		rerr := record.RemoveVolatile(d.path(r))
+		if err = errors.Join(err, rerr); rerr == nil {
+			return err
+		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.remember(r)
-	return nil
+	return err
 }
 
 func (d *deferrals) remove(r deferral) error {
