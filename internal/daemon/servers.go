@@ -19,6 +19,10 @@ import (
 // StopTimeout is how long calls in flight may take after SIGTERM.
 const StopTimeout = 20 * time.Second
 
+// endTimeout is how long what follows them may take at least. Both together end before a kubelet kills the process, 30 seconds after
+// SIGTERM.
+const endTimeout = 5 * time.Second
+
 // Servers are the servers of a daemon. Close must be called.
 type Servers struct {
 	// Context ends with SIGTERM or SIGINT, and when a server fails.
@@ -83,18 +87,22 @@ func (s *Servers) Err() error {
 }
 
 // Wait waits until Context ends. If a server failed, it returns that error at once. Otherwise it logs what it says, lets calls in flight
-// finish, and then calls each of the functions, all within StopTimeout.
+// finish, and then calls each of the functions, all within StopTimeout. If the calls have used that up, the functions have endTimeout:
+// they end what must not outlive the process, such as the freeze of a volume that is copied.
 func (s *Servers) Wait(stopping string, then ...func(context.Context)) error {
 	<-s.Context.Done()
 	if err := s.Err(); err != nil {
 		return err
 	}
 	s.log.Info("stopping: " + stopping)
-	ctx, cancel := context.WithTimeout(context.Background(), StopTimeout)
+	begin := time.Now()
+	calls, cancel := context.WithDeadline(context.Background(), begin.Add(StopTimeout))
 	defer cancel()
-	drain(ctx, s.grpc)
+	drain(calls, s.grpc)
+	end, cancel := context.WithTimeout(context.Background(), max(StopTimeout-time.Since(begin), endTimeout))
+	defer cancel()
 	for _, f := range then {
-		f(ctx)
+		f(end)
 	}
 	return nil
 }
