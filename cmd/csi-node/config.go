@@ -13,13 +13,20 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/static"
 )
 
-// watchConfig applies changes of the configuration file until it is stopped.
-func watchConfig(
-	config *nodeconfig.Live, devices *static.Source, level *slog.LevelVar, log *slog.Logger, metrics *telemetry.Metrics,
-) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
+// asksToReread returns a channel that gets SIGHUP. It is made before anything else: while nobody catches the signal, it kills the process,
+// and the calls in flight with it, also where there is no configuration file.
+func asksToReread() <-chan os.Signal {
 	asked := make(chan os.Signal, 1)
 	signal.Notify(asked, linux.SIGHUP)
+	return asked
+}
+
+// watchConfig applies changes of the configuration file until it is stopped.
+func watchConfig(
+	config *nodeconfig.Live, asked <-chan os.Signal, devices *static.Source, level *slog.LevelVar, log *slog.Logger,
+	metrics *telemetry.Metrics,
+) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
 	metrics.Config(config.State)
 	ended := make(chan struct{})
 	go func() {
@@ -32,6 +39,5 @@ func watchConfig(
 	return func() {
 		cancel()
 		<-ended
-		signal.Stop(asked)
 	}
 }

@@ -54,6 +54,7 @@ func run(args []string) error {
 	if err := privilege.Keep(o.capabilities); err != nil {
 		return err
 	}
+	asked := asksToReread()
 	config, err := nodeconfig.Open(o.config)
 	if err != nil {
 		return err
@@ -87,7 +88,7 @@ func run(args []string) error {
 		log.Warn("this node has no pools, so no volumes are made here")
 	}
 	if o.config.File != "" {
-		stop := watchConfig(config, devices, level, log, metrics)
+		stop := watchConfig(config, asked, devices, level, log, metrics)
 		defer stop()
 	}
 	log.Info("starting", "version", version.String(), "driver", o.driverName, "node_id", o.nodeID, "features",

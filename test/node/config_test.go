@@ -128,3 +128,12 @@ func TestAChangedConfigurationFileIsFound(t *testing.T) {
 		}
 	}
 }
+
+// SIGHUP has csi-node read its configuration file. Where it has none, that is nothing to die of: calls are in flight.
+func TestConfig_SIGHUPWithoutAFileEndsNothing(t *testing.T) {
+	t.Parallel()
+	n := testnode.New(t, "")
+	ok(t, syscall.Kill(n.PID(), syscall.SIGHUP))
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	down(t, n, v.ID, target)
+}
