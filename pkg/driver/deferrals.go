@@ -117,7 +117,8 @@ func (d *deferrals) put(r deferral) error {
 		// The record may be there, as when its directory could not be synced. No caller learns of this deferral, so none will end it, and
 		// the next start must not find it. If it stays, it is in force from now on: then an unpublish ends it.
 		rerr := record.RemoveVolatile(d.path(r))
-		if err = errors.Join(err, rerr); rerr == nil {
+		err = notNoted(r.VolumeID, "that it is deferred at "+r.Target, errors.Join(err, rerr))
+		if rerr == nil {
 			return err
 		}
 	}
@@ -133,7 +134,7 @@ func (d *deferrals) remove(r deferral) error {
 		remove = record.SetAside
 	}
 	if err := remove(d.path(r)); err != nil {
-		return err
+		return notNoted(r.VolumeID, "that it is no longer deferred at "+r.Target, err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

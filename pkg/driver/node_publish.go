@@ -208,7 +208,7 @@ func (d *Driver) publish(ctx context.Context, p *publication, progress *volume.P
 	}
 	what := shown{ReadOnly: p.readOnlyAs, Group: p.groupShown(), asked: p.askedGroup()}
 	if err := d.published.note(p.id, p.target, what, p.attachment.Share != nil); err != nil {
-		return errors.Join(fmt.Errorf("volume %s: %w", p.id, err), d.releaseReadOnly(ctx, p))
+		return errors.Join(err, d.releaseReadOnly(ctx, p))
 	}
 	err = failpoint.Err("publish.noted")
 	if err == nil {

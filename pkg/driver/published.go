@@ -170,7 +170,7 @@ func (p *publishedTargets) note(id, target string, what shown, anonymous bool) e
 		err = publishedType.WriteVolatile(path, publishedRecord{id, p.boot, target, what})
 	}
 	if err != nil {
-		return err
+		return notNoted(id, "how it is published at "+target, err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -189,7 +189,7 @@ func (p *publishedTargets) shown(id, target string) shown {
 func (p *publishedTargets) remove(id, target string) error {
 	path := p.path(id, target)
 	if err := record.RemoveVolatile(path); err != nil {
-		return err
+		return notNoted(id, "that it is unpublished at "+target, err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

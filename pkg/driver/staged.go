@@ -69,6 +69,13 @@ func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
 	})
 }
 
+// notNoted returns the error of a record that could not be written, or removed: what the record says of a volume, and the way out. Its code
+// is not final, so a kubelet that gives up undoes what was done before.
+func notNoted(id, what string, err error) error {
+	return fault.New(fault.Unavailable, "volume %s: %s could not be noted in csi-node's state directory: %w. Make room on its disk, or "+
+		"mend it: a repeated call goes on", id, what, err)
+}
+
 func (s *stagedVolumes) path(id string) string { return s.dir.File(record.Name(id)) }
 
 func (s *stagedVolumes) get(id string) (stagedRecord, bool) {
@@ -106,7 +113,7 @@ func (s *stagedVolumes) put(r stagedRecord) error {
 		return nil
 	}
 	if err := stagedType.WriteVolatile(s.path(r.VolumeID), r); err != nil {
-		return err
+		return notNoted(r.VolumeID, "how it is staged", err)
 	}
 	s.mu.Lock()
 	s.m[r.VolumeID] = r
@@ -117,7 +124,7 @@ func (s *stagedVolumes) put(r stagedRecord) error {
 func (s *stagedVolumes) remove(id string) error {
 	if s.unusable(id) != nil {
 		if err := record.SetAside(s.path(id)); err != nil {
-			return err
+			return notNoted(id, "that it is unstaged", err)
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -125,7 +132,7 @@ func (s *stagedVolumes) remove(id string) error {
 		return nil
 	}
 	if err := record.RemoveVolatile(s.path(id)); err != nil {
-		return err
+		return notNoted(id, "that it is unstaged", err)
 	}
 	s.mu.Lock()
 	delete(s.m, id)

@@ -1,0 +1,45 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-csi/crust-csi/internal/csiclient"
+	"github.com/crust-csi/crust-csi/internal/testnode"
+)
+
+// D07: the disk of the state directory is full. Pods end all the same, also beside a csi-node that was started meanwhile. What needs a
+// record is refused with the volume, the reason and a code after which the kubelet undoes what was done before. Later it succeeds.
+func TestD07_AFullStateDirectory(t *testing.T) {
+	t.Parallel()
+	state := t.TempDir()
+	run(t, "mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "state", state)
+	t.Cleanup(func() { testnode.Unmount(t, state) })
+	n := testnode.New(t, "", "--state-dir", state)
+	used, target := up(t, n, "used", csiclient.Volume{FSType: "ext4"})
+	v := create(t, n, "new", csiclient.Volume{FSType: "xfs"})
+	w := create(t, n, "deferred", csiclient.Volume{FSType: "ext4", Context: deferrable})
+	ok(t, n.Client.Stage(ctxOf(t), w))
+	_, _, err := publishTo(t, n, w, n.Target("d"), true, "ext4")
+	ok(t, err)
+	ballast := filepath.Join(state, "ballast")
+	fill(ballast)
+	refused(t, n.Client.Stage(ctxOf(t), v), codes.Unavailable, v.ID, "no space left", "Make room")
+	refused(t, n.Client.Publish(ctxOf(t), used, n.Target("b"), true), codes.Unavailable, used.ID, n.Target("b"), "no space left", "Make room")
+	_, _, err = publishTo(t, n, w, n.Target("e"), true, "ext4")
+	refused(t, err, codes.Unavailable, w.ID, n.Target("e"), "no space left", "Make room")
+	ok(t, n.Client.Unpublish(ctxOf(t), w.ID, n.Target("d")))
+	n.Restart()
+	ok(t, n.Client.Unpublish(ctxOf(t), used.ID, target))
+	ok(t, n.Client.Unstage(ctxOf(t), used.ID))
+	ok(t, os.Remove(ballast))
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	_, _, err = publishTo(t, n, w, n.Target("e"), true, "ext4")
+	ok(t, err)
+	down(t, n, v.ID)
+	down(t, n, w.ID, n.Target("e"))
+	ok(t, n.Client.Delete(ctxOf(t), used.ID))
+}
