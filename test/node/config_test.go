@@ -129,7 +129,7 @@ func TestAChangedConfigurationFileIsFound(t *testing.T) {
 	}
 }
 
-// SIGHUP has csi-node read its configuration file. Where it has none, that is nothing to die of: calls are in flight.
+// SIGHUP has csi-node read its configuration file. A csi-node without one goes on: calls are in flight.
 func TestConfig_SIGHUPWithoutAFileEndsNothing(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")

@@ -11,7 +11,7 @@ import (
 )
 
 // D06: csi-node is stopped while it copies a frozen volume, and the copy takes longer than calls may take then. The copy is cancelled, and
-// the volume is thawed before csi-node ends: nobody knows when another will start.
+// the volume is thawed before csi-node ends: it is unknown when another starts.
 func TestD06_AStopLeavesNothingFrozen(t *testing.T) {
 	t.Parallel()
 	n, at := switchable(t)
