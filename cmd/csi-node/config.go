@@ -13,8 +13,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/static"
 )
 
-// asksToReread returns a channel that gets SIGHUP. It is made before anything else: while nobody catches the signal, it kills the process,
-// and the calls in flight with it, also where there is no configuration file.
+// asksToReread returns a channel that gets SIGHUP. It is made before anything is served: while nobody catches the signal, it kills the
+// process, and the calls in flight with it, also where there is no configuration file.
 func asksToReread() <-chan os.Signal {
 	asked := make(chan os.Signal, 1)
 	signal.Notify(asked, linux.SIGHUP)

@@ -87,8 +87,8 @@ func (s *Servers) Err() error {
 }
 
 // Wait waits until Context ends. If a server failed, it returns that error at once. Otherwise it logs what it says, lets calls in flight
-// finish, and then calls each of the functions, all within StopTimeout. If the calls have used that up, the functions have endTimeout:
-// they end what must not outlive the process, such as the freeze of a volume that is copied.
+// finish within StopTimeout, and then calls each of the functions. These have the rest of that time, and at least endTimeout: they end what
+// must not outlive the process, such as the freeze of a volume that is copied.
 func (s *Servers) Wait(stopping string, then ...func(context.Context)) error {
 	<-s.Context.Done()
 	if err := s.Err(); err != nil {

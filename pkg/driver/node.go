@@ -283,15 +283,10 @@ func (d *Driver) growth(ctx context.Context, src volume.Source, id string, fs mo
 	}
 	end(err)
 	if err != nil {
-		return notGrown{fmt.Errorf("volume %s: %w", id, err)}
+		return fmt.Errorf("volume %s: %w", id, err)
 	}
 	return d.grown(ctx, src, v, fstype, "online")
 }
-
-// notGrown is the kernel's refusal to grow a file system, which it leaves as it was.
-type notGrown struct{ error }
-
-func (e notGrown) Unwrap() error { return e.error }
 
 func (d *Driver) growOffline(ctx context.Context, src volume.Source, v volume.Volume, dev mounter.Device, fsType string) error {
 	if err := d.Programs.Grow(ctx, dev.Path, fsType); err != nil {

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -272,7 +273,8 @@ func (d *Driver) republish(p *publication, s *mounter.State) error {
 		switch {
 		case differs != "" || !d.AppliesGroups:
 		case have.Group != "" && p.groupShown() != have.Group:
-			differs = fmt.Sprintf("it shows its files as group %s's, and group %q was asked for", have.Group, want.group)
+			differs = fmt.Sprintf("it shows its files as group %s's (fsGroupStrategy=idmap), and group %q was asked for with fsGroupStrategy=%s",
+				have.Group, want.group, cmp.Or(p.strategy, strategyChown))
 		case have.asked.known && have.asked != want:
 			differs = fmt.Sprintf("group %q was asked for then, and group %q now", have.asked.group, want.group)
 		}
@@ -326,7 +328,7 @@ func (d *Driver) detached(ctx context.Context, p *publication) (*mounter.Detache
 			return nil, err
 		}
 		err = d.growth(ctx, p.src, p.id, fs)
-		if as := (notGrown{}); errors.As(err, &as) || errors.Is(err, mounter.ErrGrowOffline) {
+		if errors.Is(err, mounter.ErrGrowRefused) || errors.Is(err, mounter.ErrGrowOffline) {
 			// Its files are all there, as before. The growth stays due.
 			d.Log.WarnContext(ctx, "a volume has not its new size yet", "volume_id", p.id, "error", err)
 		} else if err != nil {

@@ -1,6 +1,7 @@
 package driver_test
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -21,7 +22,7 @@ func (r *rig) node(name, device string) (path string) {
 func TestC08_ADeferralOfADiskThatIsGoneEnds(t *testing.T) {
 	for _, now := range []string{"pulled", "another disk"} {
 		for _, restarted := range []bool{false, true} {
-			t.Run(now, func(t *testing.T) {
+			t.Run(fmt.Sprint(now, ", restarted=", restarted), func(t *testing.T) {
 				r := newRig(t)
 				device := r.disk("disk", "mkfs.ext4 -q "+r.dir+"/disk")
 				node := r.node("a", device)
@@ -58,7 +59,7 @@ func TestC08_ADeferralOfADiskThatIsGoneEnds(t *testing.T) {
 func TestD06_ARawVolumeOfADiskThatIsGoneEnds(t *testing.T) {
 	for _, now := range []string{"pulled", "another disk"} {
 		for _, readOnly := range []bool{false, true} {
-			t.Run(now, func(t *testing.T) {
+			t.Run(fmt.Sprint(now, ", read-only=", readOnly), func(t *testing.T) {
 				r := newRig(t)
 				device := r.disk("disk", "true")
 				node := r.node("a", device)

@@ -18,6 +18,9 @@ import (
 // see GrowsOffline. One that is marked as damaged must be checked first, too.
 var ErrGrowOffline = errors.New("it grows only while it is not mounted")
 
+// ErrGrowRefused is in the error chain of Grow if the kernel does not grow a file system now, or never, and left it as it was.
+var ErrGrowRefused = errors.New("the kernel does not grow it")
+
 // Grow grows a mounted file system of type name to the size of its device. The file dir is open
 // on any directory of it. It does nothing if the file system fills the device already.
 func Grow(dir *os.File, name string, d Device) error {
@@ -52,11 +55,11 @@ func Grow(dir *os.File, name string, d Device) error {
 		return fault.New(fault.State, "%s on %s: %w, because the kernel does not permit it now, for example because the file system is marked as "+
 			"damaged; it is checked and grown when it is next staged, so stop its pods", name, d.Path, ErrGrowOffline)
 	case errors.Is(err, linux.EBUSY):
-		return fault.New(fault.Busy, "%s on %s does not grow to %d bytes while another operation on it is under way, such as a balance; try again "+
-			"when that has ended: %w", name, d.Path, size, err)
+		return fault.New(fault.Busy, "%s on %s: %w, because another operation on it is under way, such as a balance; try again when that has "+
+			"ended (%w)", name, d.Path, ErrGrowRefused, err)
 	case errors.Is(err, linux.EOPNOTSUPP):
-		return fault.New(fault.State, "this kernel cannot grow %s on %s to %d bytes, because of how the file system was made: %w", name, d.Path,
-			size, err)
+		return fault.New(fault.State, "%s on %s: %w, because of how the file system was made; make a larger volume, and copy the data there (%w)",
+			name, d.Path, ErrGrowRefused, err)
 	}
 	if err != nil {
 		return fmt.Errorf("grow %s on %s to %d bytes: %w", name, d.Path, size, err)

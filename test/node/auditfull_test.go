@@ -42,6 +42,11 @@ func TestD07_ALineThatAFullDiskToreCostsOnlyItself(t *testing.T) {
 				b, err := os.ReadFile(log)
 				ok(t, err)
 				torn = !bytes.HasSuffix(b, []byte("\n"))
+				if !torn && len(b)%os.Getpagesize() == 0 { // a line ends with the last page that there is: nothing would be torn
+					ok(t, os.Remove(ballast))
+					all = append(all, create("v"+itoa(len(all))))
+					fill(ballast)
+				}
 			}
 			if !strings.Contains(n.Log(), "the audit log lacks an event") {
 				t.Error("nothing is said of it")

@@ -9,7 +9,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 )
 
-// A05: pools on one file system share its room. Whatever order they promise it in, all of it can be written.
+// A05: pools on one file system share its room. What a pool without overcommit has promised can be written.
 func TestA05_PoolsOnOneFileSystemShareItsRoom(t *testing.T) {
 	t.Parallel()
 	n := stoppedOnPool(t, "ext4", "", 1<<30)
@@ -24,7 +24,7 @@ func TestA05_PoolsOnOneFileSystemShareItsRoom(t *testing.T) {
 		t.Errorf("%d were left, the other pool owes 256 MiB, and %d are left", first, got)
 	}
 	_, err = n.Client.Create(ctxOf(t), "b", first-128<<20, raw, nil, nil)
-	refused(t, err, codes.ResourceExhausted, "pool pool ", "on the same file system by thin")
+	refused(t, err, codes.ResourceExhausted, "pool pool ", "on the same file system", "(thin)")
 	// What a has taken is no longer owed.
 	a := csiclient.Volume{ID: made.GetVolumeId(), Block: true}
 	fillDevice := func(v csiclient.Volume, mebibytes int) {
@@ -46,13 +46,13 @@ func TestA05_PoolsOnOneFileSystemShareItsRoom(t *testing.T) {
 		t.Errorf("pool promised all of the room, and thin has %d to promise", got)
 	}
 	_, err = n.Client.Create(ctxOf(t), "c", 128<<20, raw, inThin, nil)
-	refused(t, err, codes.ResourceExhausted, "pool thin ", "on the same file system by pool")
+	refused(t, err, codes.ResourceExhausted, "pool thin ", "on the same file system", "(pool)")
 	fillDevice(csiclient.Volume{ID: made.GetVolumeId(), Block: true}, int(most>>20))
 	// After a restart, too.
 	n.Kill()
 	n.Start()
 	_, err = n.Client.Create(ctxOf(t), "c", 128<<20, raw, inThin, nil)
-	refused(t, err, codes.ResourceExhausted, "on the same file system by pool")
+	refused(t, err, codes.ResourceExhausted, "on the same file system", "(pool)")
 	ok(t, n.Client.Delete(ctxOf(t), made.GetVolumeId()))
 	_, err = n.Client.Create(ctxOf(t), "c", 128<<20, raw, inThin, nil)
 	ok(t, err)

@@ -24,7 +24,8 @@ func TestD06_AStopLeavesNothingFrozen(t *testing.T) {
 		t.Fatalf("it was not copied: %v", <-ended)
 	}
 	ok(t, syscall.Kill(n.PID(), syscall.SIGTERM))
-	step := time.AfterFunc(daemon.StopTimeout+time.Second, func() { at.Off(t) }) // the copy's next step, which sees that it is cancelled
+	// The copy's next step sees that it is cancelled.
+	step := time.AfterFunc(daemon.StopTimeout+500*time.Millisecond, func() { at.Off(t) })
 	defer step.Stop()
 	ok(t, n.Wait())
 	if exec.Command("fsfreeze", "--unfreeze", target).Run() == nil {

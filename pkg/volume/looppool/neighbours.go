@@ -59,7 +59,7 @@ type taken struct {
 }
 
 // quickly returns what the pools beside p have promised, without a look at their files: it is as if these took nothing.
-func (p *Pool) quickly() (map[*Pool]taken, error) {
+func (p *Pool) quickly() map[*Pool]taken {
 	return p.beside(func(q *Pool) (taken, error) {
 		l, err := q.quickLook()
 		return taken{look: l}, err
@@ -67,23 +67,36 @@ func (p *Pool) quickly() (map[*Pool]taken, error) {
 }
 
 // thoroughly examines the files of the pools beside p.
-func (p *Pool) thoroughly() (map[*Pool]taken, error) {
+func (p *Pool) thoroughly() map[*Pool]taken {
 	return p.beside(func(q *Pool) (taken, error) {
 		c, l, err := q.measure()
+		if err == nil {
+			q.mu.Lock()
+			q.found = taken{l, c.Used}
+			q.mu.Unlock()
+		}
 		return taken{l, c.Used}, err
 	})
 }
 
-func (p *Pool) beside(examine func(*Pool) (taken, error)) (map[*Pool]taken, error) {
+// beside examines the pools beside p. One that cannot be examined, because it is away, counts as it was found last, or with all that it has
+// promised.
+func (p *Pool) beside(examine func(*Pool) (taken, error)) map[*Pool]taken {
 	found := map[*Pool]taken{}
 	for _, q := range p.neighbours.of(p) {
-		t, err := examine(q)
+		var t taken
+		err := q.sameDirectory()
+		if err == nil {
+			t, err = examine(q)
+		}
 		if err != nil {
-			return nil, fmt.Errorf("pool %s, on the file system of pool %s: %w", q.name, p.name, err)
+			q.mu.Lock()
+			t = q.found
+			q.mu.Unlock()
 		}
 		found[q] = t
 	}
-	return found, nil
+	return found
 }
 
 // owed returns how many bytes the pools beside p may still take. Its caller holds neighbours.mu.
@@ -101,7 +114,7 @@ func (p *Pool) owed(found map[*Pool]taken) (total int64) {
 }
 
 // besides says whose room is left out, for an error.
-func (p *Pool) besides() string {
+func (p *Pool) besides(owed int64) string {
 	var names []string
 	for _, q := range p.neighbours.of(p) {
 		names = append(names, q.name)
@@ -110,5 +123,5 @@ func (p *Pool) besides() string {
 		return ""
 	}
 	slices.Sort(names)
-	return fmt.Sprintf(" and without what is promised on the same file system by %s", strings.Join(names, ", "))
+	return fmt.Sprintf(" and of %d that pools on the same file system may still take (%s)", owed, strings.Join(names, ", "))
 }

@@ -66,6 +66,7 @@ type Pool struct {
 
 	mu       sync.Mutex                // guards the maps, never held during I/O
 	intended map[string]int64          // bytes that volumes and snapshots are about to take, by key
+	found    taken                     // by the last thorough look for a neighbour
 	attached map[string]loopdev.Device // the read-write device, by key
 	owner    map[numbers]string        // the key of attached, by device number
 	readers  map[string]bool           // volumes that may have read-only devices, by key
@@ -201,6 +202,14 @@ func (p *Pool) Usable() error {
 	if err := linux.AccessWrite(p.dir); err != nil {
 		return fault.New(fault.State, "pool %s: %s cannot be written: %w", p.name, p.dir, err)
 	}
+	if err := p.sameDirectory(); err != nil {
+		return err
+	}
+	return loopdev.Available()
+}
+
+// sameDirectory returns nil if the pool's path leads to the directory that was opened.
+func (p *Pool) sameDirectory() error {
 	here, err := linux.StatxPath(filepath.Join(p.dir, "lock"))
 	if err == nil {
 		var mine linux.Statx
@@ -211,7 +220,7 @@ func (p *Pool) Usable() error {
 	if err != nil {
 		return fault.New(fault.State, "pool %s: %s is not the directory that was opened: %w", p.name, p.dir, err)
 	}
-	return loopdev.Available()
+	return nil
 }
 
 // Answers returns after the pool's disk has taken a write. A disk that hangs, or whose file

@@ -33,10 +33,7 @@ func (p *Pool) Allocated(id string) (int64, error) {
 // of the pool, and of other pools on its file system.
 func (p *Pool) Capacity() (volume.Capacity, error) {
 	// First, so that what they take meanwhile counts as promised and as no longer free.
-	beside, err := p.thoroughly()
-	if err != nil {
-		return volume.Capacity{}, err
-	}
+	beside := p.thoroughly()
 	c, l, err := p.measure()
 	if err != nil {
 		return c, err
@@ -113,44 +110,43 @@ func (p *Pool) promise(what, key string, has, bytes int64) error {
 	if err != nil {
 		return err
 	}
-	beside, err := p.quickly()
-	if err != nil {
-		return err
-	}
-	if p.noteIfLeft(&c, quick, beside, key, has, bytes) {
+	if fits, _ := p.noteIfLeft(&c, quick, p.quickly(), key, has, bytes); fits {
 		return nil
 	}
 	// Tenants determine how long this takes. Nothing else waits for it.
-	if beside, err = p.thoroughly(); err != nil {
-		return err
-	}
+	beside := p.thoroughly()
 	c, l, err := p.measure()
 	if err != nil {
 		return err
 	}
-	if p.noteIfLeft(&c, l, beside, key, has, bytes) {
+	fits, owed := p.noteIfLeft(&c, l, beside, key, has, bytes)
+	if fits {
 		return nil
 	}
 	return fault.New(fault.NoSpace, "pool %s (%s) is full: %s wants %d bytes more, and %d are left to promise: "+
 		"%d are promised, of a room of %d bytes (%d free, %d used) times overcommit=%g, without the reserve of %d%s; "+
 		"delete volumes or snapshots, enlarge the pool, or start the driver with a larger overcommit",
-		p.name, p.dir, what, bytes-has, c.Left, c.Promised, c.Available+c.Used, c.Available, c.Used, p.overcommit, c.Reserve, p.besides())
+		p.name, p.dir, what, bytes-has, c.Left, c.Promised, c.Available+c.Used, c.Available, c.Used, p.overcommit, c.Reserve,
+		p.besides(owed))
 }
 
-// noteIfLeft checks and notes atomically, so that no two promises use the same bytes.
-func (p *Pool) noteIfLeft(c *volume.Capacity, l look, beside map[*Pool]taken, key string, has, bytes int64) bool {
+// noteIfLeft checks and notes atomically, so that no two promises use the same bytes. It also returns what the pools beside this one may
+// still take.
+func (p *Pool) noteIfLeft(
+	c *volume.Capacity, l look, beside map[*Pool]taken, key string, has, bytes int64,
+) (fits bool, owed int64) {
 	p.neighbours.mu.Lock()
 	defer p.neighbours.mu.Unlock()
-	owed := p.owed(beside)
+	owed = p.owed(beside)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l.held[key] = has // of a snapshot that is not finished, too
 	p.account(c, l, owed)
 	if bytes-has > c.Left {
-		return false
+		return false, owed
 	}
 	p.intended[key] = bytes
-	return true
+	return true, owed
 }
 
 func (p *Pool) unpromise(key string) {

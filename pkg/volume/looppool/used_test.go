@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -150,20 +152,13 @@ func TestA05_PromisesOfTwoPoolsAtOnce(t *testing.T) {
 		defer p.Close()
 		pools = append(pools, p)
 	}
-	c, err := pools[0].Capacity()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for round := range 5000 {
 		var kept atomic.Int64
 		var both sync.WaitGroup
 		for _, p := range pools {
-			room, err := p.space()
-			if err != nil {
-				t.Fatal(err)
-			}
 			both.Go(func() {
-				if p.noteIfLeft(&room, look{held: map[string]int64{}}, nil, "key", 0, c.Left*2/3) {
+				room := volume.Capacity{Total: 1 << 40, Available: 1 << 40}
+				if fits, _ := p.noteIfLeft(&room, look{held: map[string]int64{}}, nil, "key", 0, room.Total*2/3); fits {
 					kept.Add(1)
 				}
 			})
@@ -174,5 +169,51 @@ func TestA05_PromisesOfTwoPoolsAtOnce(t *testing.T) {
 		}
 		pools[0].unpromise("key")
 		pools[1].unpromise("key")
+	}
+}
+
+// A05: a pool that is away takes no room from its neighbour, and keeps what it has promised.
+func TestA05_ANeighbourThatIsAway(t *testing.T) {
+	dir, beside := newPooled(t).dir, &Neighbours{}
+	open := func(name string) *Pool {
+		p, err := Open(Options{Name: name, Dir: filepath.Join(dir, name), NodesDir: t.TempDir(), Neighbours: beside})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		return p
+	}
+	p, q := open("p"), open("q")
+	capacity := func() volume.Capacity {
+		t.Helper()
+		c, err := p.Capacity()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	all := capacity()
+	promised := all.Left / 2
+	if err := q.promise("a volume", "key", 0, promised); err != nil {
+		t.Fatal(err)
+	}
+	near := func(got, want int64) bool { return got > want-want/20 && got < want+want/20 } // others use the disk
+	for _, away := range []string{"moved", "another directory"} {
+		if away == "moved" {
+			if err := os.Rename(q.dir, q.dir+"-moved"); err != nil {
+				t.Fatal(err)
+			}
+		} else if err := os.MkdirAll(filepath.Join(q.dir, "volumes"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if got := capacity(); !near(got.Left, all.Left-promised) {
+			t.Errorf("%s: %d were left, the neighbour has promised %d, and %d are left", away, all.Left, promised, got.Left)
+		}
+		if err := p.promise("a volume", "small", 0, 1<<20); err != nil {
+			t.Errorf("%s: %v", away, err)
+		}
+		if err := p.promise("a volume", "large", 0, all.Left-promised/2); err == nil || !strings.Contains(err.Error(), "(q)") {
+			t.Errorf("%s: what the neighbour has promised is promised again: %v", away, err)
+		}
 	}
 }

@@ -157,7 +157,7 @@ func union(a, b volume.Facts) volume.Facts {
 	if a.Formatted == "" {
 		a.Formatted = b.Formatted
 	}
-	if a.Formatted != "" { // as another volume, perhaps: the interrupted format of this one is over
+	if a.Formatted != "" { // the device was formatted since, perhaps as another volume, so the interrupted format is over
 		a.Formatting = nil
 	}
 	a.GivenRaw = a.GivenRaw || b.GivenRaw
