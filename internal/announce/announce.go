@@ -40,7 +40,7 @@ type Announcer struct {
 	seen  map[key]time.Time // when each notice was first seen
 	walks map[walk]told
 
-	noAnswer bool // the API server gave none in this look
+	failing time.Duration // how long reads of claims that failed took in this look
 }
 
 type key struct {
@@ -77,7 +77,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
-// claimTime is how long the API server has to answer.
+// claimTime is how long the API server has to answer, and how long failed reads of claims may take in one look, together.
 const claimTime = 10 * time.Second
 
 // Look asks the driver what pods wait for, and for the health of all volumes that pods use, and
@@ -87,7 +87,7 @@ func (a *Announcer) Look(ctx context.Context, now time.Time) error {
 		a.Log.Warn("the driver does not tell what pods wait for", "error", err)
 	}
 	current := map[key]bool{}
-	a.noAnswer = false
+	a.failing = 0
 	for after := ""; ; {
 		page, err := a.page(ctx, after)
 		if err != nil {
@@ -202,21 +202,26 @@ func object(kind, name, uid string) *corev1.ObjectReference {
 }
 
 // claim reports it on the claim too, and returns false if the next look has to try again. It reads the claim's uid, because kubectl
-// describe shows no event without it, and because the claim may be a different one by now.
+// describe shows no event without it, and because the claim may be a different one by now. A read that fails may say nothing about the
+// other claims, as when the API server cannot decode this one. So only time limits how many fail.
 func (a *Announcer) claim(ctx context.Context, v *inventory.Volume, reason, message string) (said bool) {
 	ref := object("PersistentVolumeClaim", v.GetClaim(), "")
 	if ref == nil {
 		return true
 	}
-	if a.noAnswer {
+	if a.failing >= claimTime {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, claimTime)
 	defer cancel()
+	begin := time.Now()
 	claim, err := a.Client.CoreV1().PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return true
+	}
 	if err != nil {
-		a.noAnswer = !apierrors.IsNotFound(err)
-		return !a.noAnswer
+		a.failing += time.Since(begin)
+		return false
 	}
 	if claim.Spec.VolumeName == v.GetName() {
 		ref.UID = claim.UID
