@@ -123,6 +123,49 @@ func TestAServerThatFailsEndsTheDaemon(t *testing.T) {
 	}
 }
 
+// D06: the metrics' server fails while a call is in flight. The call is answered, and what must not outlive the process is ended, as after
+// SIGTERM: a volume that is copied would stay frozen.
+func TestD06_AServerThatFailsCutsOffNoCall(t *testing.T) {
+	s := NewServers(slog.New(slog.DiscardHandler))
+	defer s.Close()
+	l, at := listen(t)
+	server, g := &slow{called: make(chan struct{}), answer: make(chan struct{})}, grpc.NewServer()
+	healthv1.RegisterHealthServer(g, server)
+	s.GRPC(g, l)
+	conn, err := grpc.NewClient(at, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	answered := make(chan error, 1)
+	go func() {
+		_, err := healthv1.NewHealthClient(conn).Check(context.Background(), &healthv1.HealthCheckRequest{})
+		answered <- err
+	}()
+	<-server.called
+	broken := errors.New("accept: no descriptors")
+	s.failed <- broken
+	<-s.Context.Done()
+	ended := make(chan struct{})
+	waited := make(chan error, 1)
+	go func() { waited <- s.Wait("", func(context.Context) { close(ended) }) }()
+	select {
+	case err := <-waited:
+		t.Errorf("the daemon ends with a call in flight: %v", err)
+		close(server.answer)
+		return
+	case <-time.After(100 * time.Millisecond):
+	}
+	close(server.answer)
+	if err := <-answered; err != nil {
+		t.Errorf("the call: %v", err)
+	}
+	<-ended
+	if err := <-waited; !errors.Is(err, broken) {
+		t.Errorf("the daemon ended with %v", err)
+	}
+}
+
 func TestFlagsOfEachDaemon(t *testing.T) {
 	for args, refused := range map[string]string{
 		"": "", "-v 4 --log-format json --metrics-address :9": "", "--log-format xml": `--log-format "xml"`, "-v 1 more": `"more"`,

@@ -86,15 +86,17 @@ func (s *Servers) Err() error {
 	return nil
 }
 
-// Wait waits until Context ends. If a server failed, it returns that error at once. Otherwise it logs what it says, lets calls in flight
-// finish within StopTimeout, and then calls each of the functions. These have the rest of that time, and at least endTimeout: they end what
-// must not outlive the process, such as the freeze of a volume that is copied.
+// Wait waits until Context ends. It logs what it says, lets calls in flight finish within StopTimeout, and then calls each of the
+// functions. These have the rest of that time, and at least endTimeout: they end what must not outlive the process, such as the freeze of a
+// volume that is copied. If a server failed, Wait does all this too, and returns that error.
 func (s *Servers) Wait(stopping string, then ...func(context.Context)) error {
 	<-s.Context.Done()
-	if err := s.Err(); err != nil {
-		return err
+	failed := s.Err()
+	if failed != nil {
+		s.log.Error("stopping: "+stopping, "error", failed)
+	} else {
+		s.log.Info("stopping: " + stopping)
 	}
-	s.log.Info("stopping: " + stopping)
 	begin := time.Now()
 	calls, cancel := context.WithDeadline(context.Background(), begin.Add(StopTimeout))
 	defer cancel()
@@ -104,7 +106,7 @@ func (s *Servers) Wait(stopping string, then ...func(context.Context)) error {
 	for _, f := range then {
 		f(end)
 	}
-	return nil
+	return failed
 }
 
 // drain lets calls in flight finish until ctx ends; then it cuts them off, which is as safe as a
