@@ -23,7 +23,7 @@ type damage struct {
 
 // damagedVolumes remembers checks that ended with "needs a person". The orchestrator retries while
 // the pod exists, and a check of a large volume takes minutes. It runs again only if the superblock
-// changed, after an unstage, or in another process.
+// changed, after an unstage, or in another process. A deleted volume is forgotten.
 type damagedVolumes struct {
 	mu sync.Mutex
 	m  map[string]damage

@@ -368,13 +368,16 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 		if r, ok := d.staged.get(id); ok {
 			return fault.New(fault.State, "volume %s is staged at %s; unstage it first", id, r.StagingPath)
 		}
-		if _, err := pool.Get(id); fault.Is(err, fault.NotFound) {
-			return pool.Delete(ctx, id) // nothing, or what a crash left
+		_, err := pool.Get(id)
+		if fault.Is(err, fault.NotFound) {
+			err = pool.Delete(ctx, id) // nothing, or what a crash or a failed call left
+		} else {
+			err = d.irreversible(ctx, audit.Event{Action: audit.Deleted, Volume: id}, func() error { return pool.Delete(ctx, id) })
 		}
-		err := d.irreversible(ctx, audit.Event{Action: audit.Deleted, Volume: id}, func() error { return pool.Delete(ctx, id) })
 		if err == nil {
 			d.refused.note(id, nil)
 			d.lost.forget(id)
+			d.damaged.forget(id) // whoever was refused a stage does not unstage
 		}
 		return err
 	}, id)
