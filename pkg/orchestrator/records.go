@@ -152,13 +152,22 @@ func (r *Records) Put(d Deferral) error {
 }
 
 func (r *Records) keep(d Deferral) error {
-	if err := deferralType.Write(r.path(d.Target), d); err != nil {
-		return err
+	err := deferralType.Write(r.path(d.Target), d)
+	if err != nil {
+		// The record may be there all the same, as when its directory could not be synced. A change of an earlier one is repeated. But a new
+		// one is undone by the caller, so the next start must not find it. If it stays, it is in force from now on: then an unpublish ends it.
+		if _, ok := r.Get(d.Target); ok {
+			return err
+		}
+		rerr := record.RemoveVolatile(r.path(d.Target))
+		if err = errors.Join(err, rerr); rerr == nil {
+			return err
+		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.m[d.Target] = d
-	return nil
+	return err
 }
 
 // errEnded: nobody wants the volume published any more.

@@ -377,8 +377,8 @@ func (m *Manager) keep(b *registered, source string, r *volumeRecord) error {
 	b.writing.Lock()
 	defer b.writing.Unlock()
 	m.mu.Lock()
-	next := b.record
-	next.Volumes = maps.Clone(b.record.Volumes)
+	was, next := b.record, b.record
+	next.Volumes = maps.Clone(was.Volumes)
 	known := m.sandboxes[next.Spec.ID] == b
 	m.mu.Unlock()
 	if !known {
@@ -389,11 +389,9 @@ func (m *Manager) keep(b *registered, source string, r *volumeRecord) error {
 	} else {
 		next.Volumes[source] = *r
 	}
-	if err := m.store.put(next); err != nil {
-		return err
-	}
+	next, err := m.store.change(was, next)
 	m.mu.Lock()
 	b.record = next
 	m.mu.Unlock()
-	return nil
+	return err
 }

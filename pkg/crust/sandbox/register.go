@@ -58,7 +58,7 @@ func (m *Manager) Register(ctx context.Context, spec Spec) error {
 			return fmt.Errorf("sandbox %s: %w", spec.ID, err)
 		}
 	}
-	err = m.store.put(b.record)
+	err = m.store.add(b.record)
 	if err == nil {
 		var sb Sandbox
 		if err = failpoint.Err("register.recorded"); err == nil {

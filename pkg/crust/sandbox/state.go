@@ -1,6 +1,9 @@
 package sandbox
 
 import (
+	"errors"
+	"maps"
+
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -54,6 +57,35 @@ func newStore(dir string) store {
 func (s store) path(id string) string     { return s.File(record.Name(id)) }
 func (s store) put(r sandboxRecord) error { return sandboxType.Write(s.path(r.Spec.ID), r) }
 func (s store) remove(id string) error    { return record.Remove(s.path(id)) }
+
+// add makes the record of a new sandbox. If that fails, the record may be there all the same, as when its directory could not be synced. No
+// caller learns of this sandbox, so the next start must not find it.
+func (s store) add(r sandboxRecord) error {
+	err := s.put(r)
+	if err != nil {
+		err = errors.Join(err, record.RemoveVolatile(s.path(r.Spec.ID)))
+	}
+	return err
+}
+
+// change replaces a sandbox's record, and returns the one that this process goes on from. If that fails, a volume that was added may be on
+// disk all the same. Then this process has it, too: an unpublish of a volume that only the disk knows would leave it there. Other changes
+// are repeated.
+func (s store) change(from, to sandboxRecord) (sandboxRecord, error) {
+	err := s.put(to)
+	if err == nil {
+		return to, nil
+	}
+	var is sandboxRecord
+	if rerr := sandboxType.Read(s.path(to.Spec.ID), &is); rerr != nil {
+		return from, errors.Join(err, rerr)
+	}
+	if is.Volumes != nil {
+		maps.Copy(is.Volumes, from.Volumes)
+		from.Volumes = is.Volumes
+	}
+	return from, err
+}
 
 // load returns all sandboxes, including those of earlier boots. bad has the unusable records by
 // path.
