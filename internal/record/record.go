@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/crust-csi/crust-csi/internal/failpoint"
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
@@ -212,14 +213,22 @@ func Hint(path string, v any) error {
 
 // Remove deletes the record durably; a missing one is no error.
 func Remove(path string) error {
-	if err := ignoreNotExist(os.Remove(path)); err != nil {
+	if err := RemoveVolatile(path); err != nil {
 		return err
 	}
 	return SyncDir(filepath.Dir(path))
 }
 
-// RemoveVolatile deletes a record of WriteVolatile.
-func RemoveVolatile(path string) error { return ignoreNotExist(os.Remove(path)) }
+// RemoveVolatile deletes a record of WriteVolatile; a missing one is no error.
+func RemoveVolatile(path string) error {
+	err := os.Remove(path)
+	if errors.Is(err, linux.EROFS) { // the kernel says so before it looks whether there is one
+		if _, missing := os.Lstat(path); errors.Is(missing, fs.ErrNotExist) {
+			return nil
+		}
+	}
+	return ignoreNotExist(err)
+}
 
 // Names lists the records in dir, without Extension. A directory that does not exist has none.
 func Names(dir string) ([]string, error) {

@@ -44,3 +44,29 @@ func TestD07_AFullStateDirectory(t *testing.T) {
 	down(t, n, w.ID, n.Target("e"))
 	ok(t, n.Client.Delete(ctxOf(t), used.ID))
 }
+
+// D07: the disk of the state directory has become read-only, as after an error of that disk. Pods start and end all the same if nothing is
+// to be recorded, or removed. What needs a record is refused with the reason.
+func TestD07_AReadOnlyStateDirectory(t *testing.T) {
+	t.Parallel()
+	state := t.TempDir()
+	n := testnode.New(t, "", "--state-dir", state)
+	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	var records []string
+	for _, name := range []string{"published", "staged"} {
+		dir := filepath.Join(state, name)
+		run(t, "mount", "--bind", dir, dir)
+		t.Cleanup(func() { testnode.Unmount(t, dir) })
+		run(t, "mount", "-o", "remount,bind,ro", dir)
+		records = append(records, dir)
+	}
+	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false))
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("b")))
+	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("c"), true), codes.Unavailable, v.ID, n.Target("c"), "read-only file system", "mend it")
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.Unavailable, v.ID, "read-only file system", "mend it")
+	for _, dir := range records {
+		run(t, "mount", "-o", "remount,bind,rw", dir)
+	}
+	down(t, n, v.ID)
+}
