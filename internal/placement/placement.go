@@ -60,8 +60,7 @@ type Controller struct {
 func New(cfg Config) *Controller {
 	return &Controller{
 		Config: cfg,
-		queue: workqueue.NewTypedRateLimitingQueue(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](200*time.Millisecond, time.Minute)),
+		queue:  newQueue(),
 		again:  workqueue.NewTypedItemExponentialFailureRateLimiter[string](2*time.Second, time.Minute),
 		placed: map[string]types.UID{},
 	}

@@ -3,6 +3,7 @@ package placement
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -113,4 +114,59 @@ func TestA09_AClaimThatIsNotBoundTellsNothing(t *testing.T) {
 			t.Errorf("the tenant reads: %s", e)
 		}
 	}
+}
+
+// A tenant makes a thousand claims whose snapshot does not exist, more than csi-steward may ask for. Another tenant's copy is placed at
+// once.
+func TestA09_ATenantDelaysNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		featurestesting.SetFeatureDuringTest(t, features.WatchListClient, false)
+		limited, err := snapshotclient.NewForConfig(&rest.Config{Host: "http://api.example", Transport: api{}, QPS: 5, Burst: 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		node := "node-1"
+		origin := pvc("origin", "crust", "pv", "", "")
+		objects := []runtime.Object{
+			&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "crust"}, Provisioner: "csi.crust.dev"},
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
+			&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
+				ClaimRef:               &corev1.ObjectReference{Namespace: "victim", Name: "origin", UID: origin.UID},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "csi.crust.dev"}},
+				NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+					MatchExpressions: []corev1.NodeSelectorRequirement{
+						{Key: "topology.csi.crust.dev/node", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}}}}}},
+		}
+		for i := range 1000 {
+			objects = append(objects, pvc(fmt.Sprint("copy-", i), "crust", "", "VolumeSnapshot", "missing"))
+		}
+		client := fake.NewClientset(objects...)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			ended <- New(Config{Client: client, Snapshots: limited, Driver: "csi.crust.dev", Events: record.NewFakeRecorder(10),
+				Log: slog.New(slog.DiscardHandler)}).Run(ctx)
+		}()
+		time.Sleep(time.Minute)
+		victims := client.CoreV1().PersistentVolumeClaims("victim")
+		begin := time.Now()
+		for _, claim := range []*corev1.PersistentVolumeClaim{origin, pvc("copy", "crust", "", "PersistentVolumeClaim", "origin")} {
+			claim.Namespace = "victim"
+			if _, err := victims.Create(ctx, claim, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for chosen := ""; chosen == ""; time.Sleep(100 * time.Millisecond) {
+			claim, err := victims.Get(ctx, "copy", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			chosen = claim.Annotations[selectedNode]
+		}
+		if took := time.Since(begin); took > 2*time.Second {
+			t.Errorf("the other tenant's copy was placed after %s", took)
+		}
+		cancel()
+		<-ended
+	})
 }
