@@ -210,6 +210,7 @@ func serve(
 	}
 	registered.Store(r)
 	defer r.Stop()
+	servers.Needs(r.Socket())
 	log.Info("serving", "endpoint", o.endpoint, "driver_name", name)
 	go agent.Sweep(ctx)
 	return servers.Wait("calls in flight are finished, what is published stays so")

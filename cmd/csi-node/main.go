@@ -252,6 +252,7 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 			return err
 		}
 		defer r.Stop()
+		servers.Needs(r.Socket())
 		registered.Store(r)
 	}
 	return servers.Wait("calls in flight are finished", d.Drain)

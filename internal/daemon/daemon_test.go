@@ -166,6 +166,36 @@ func TestD06_AServerThatFailsCutsOffNoCall(t *testing.T) {
 	}
 }
 
+// Somebody removes a socket that the daemon needs: one that it serves, or another one. The daemon ends with an error, also if servers fail
+// too. A stop removes sockets and is no error.
+func TestADaemonWithoutItsSocketEnds(t *testing.T) {
+	for _, other := range []bool{false, true} {
+		s := NewServers(slog.New(slog.DiscardHandler))
+		l, at := listen(t)
+		path := strings.TrimPrefix(at, "unix://")
+		s.GRPC(grpc.NewServer(), l)
+		if other {
+			path = filepath.Join(t.TempDir(), "other")
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s.Needs(path)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-s.Context.Done():
+		case <-time.After(time.Minute):
+			t.Fatalf("the daemon goes on without %s", path)
+		}
+		if err := s.Wait(""); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("it ended with %v", err)
+		}
+		s.Close()
+	}
+}
+
 func TestFlagsOfEachDaemon(t *testing.T) {
 	for args, refused := range map[string]string{
 		"": "", "-v 4 --log-format json --metrics-address :9": "", "--log-format xml": `--log-format "xml"`, "-v 1 more": `"more"`,

@@ -3,6 +3,8 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -23,9 +25,12 @@ const StopTimeout = 20 * time.Second
 // SIGTERM.
 const endTimeout = 5 * time.Second
 
+// socketCheck is how often the daemon looks whether its sockets are there.
+const socketCheck = 2 * time.Second
+
 // Servers are the servers of a daemon. Close must be called.
 type Servers struct {
-	// Context ends with SIGTERM or SIGINT, and when a server fails.
+	// Context ends with SIGTERM or SIGINT, when a server fails, and when a socket was removed.
 	Context context.Context
 
 	log    *slog.Logger
@@ -37,7 +42,7 @@ type Servers struct {
 
 // NewServers returns Servers that serve nothing yet.
 func NewServers(log *slog.Logger) *Servers {
-	s := &Servers{log: log, failed: make(chan error, 2)}
+	s := &Servers{log: log, failed: make(chan error, 4)} // each that can fail has room, and waits for nobody
 	all, fail := context.WithCancelCause(context.Background())
 	ctx, stop := signal.NotifyContext(all, os.Interrupt, linux.SIGTERM)
 	s.all, s.Context = all, ctx
@@ -72,10 +77,34 @@ func (s *Servers) HTTP(address string, h http.Handler) error {
 	return err
 }
 
-// GRPC serves at a listener.
+// GRPC serves at a listener, whose socket the daemon needs.
 func (s *Servers) GRPC(g *grpc.Server, l net.Listener) {
 	s.grpc = g
 	go func() { s.failed <- g.Serve(l) }()
+	if l.Addr().Network() == "unix" {
+		s.Needs(l.Addr().String())
+	}
+}
+
+// Needs fails, like a server, soon after somebody has removed a socket: nobody could connect to this process again, and nobody would
+// restart it.
+func (s *Servers) Needs(socket string) {
+	go func() {
+		tick := time.NewTicker(socketCheck)
+		defer tick.Stop()
+		for {
+			select {
+			case <-s.Context.Done(): // from now on sockets are removed by this process
+				return
+			case <-tick.C:
+			}
+			if _, err := os.Lstat(socket); errors.Is(err, fs.ErrNotExist) {
+				s.failed <- fmt.Errorf("somebody removed the socket %s, so this process can no longer be reached; start it again, as a DaemonSet "+
+					"does, and it makes the socket again", socket)
+				return
+			}
+		}
+	}()
 }
 
 // Err returns the error of the server that failed, or nil.

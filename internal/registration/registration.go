@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -68,11 +69,18 @@ func (s *Server) Err() error {
 	if text := *s.state.Load(); text != "" {
 		return errors.New("registration with the kubelet: " + text)
 	}
+	if _, err := os.Lstat(s.path); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("registration with the kubelet: somebody removed %s, so the kubelet calls the driver no longer; it does again once "+
+			"this process was restarted", s.path)
+	}
 	if !s.mine() {
 		return fmt.Errorf("registration with the kubelet: %s is no longer this process's; does the driver register itself, too?", s.path)
 	}
 	return nil
 }
+
+// Socket is the path of the registration's socket.
+func (s *Server) Socket() string { return s.path }
 
 // mine tells whether the socket is still this server's.
 func (s *Server) mine() bool {

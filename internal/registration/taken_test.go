@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	pluginv1 "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -26,6 +27,9 @@ func TestAnotherRegistrarTakesTheSocket(t *testing.T) {
 	path := filepath.Join(dir, "d-reg.sock")
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
+	}
+	if err := s.Err(); err == nil || !strings.Contains(err.Error(), "somebody removed "+path) {
+		t.Errorf("without its socket the agent is ready: %v", err)
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
