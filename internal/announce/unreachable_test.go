@@ -111,17 +111,18 @@ func TestD11_AnAPIServerThatHangsHoldsUpNoLook(t *testing.T) {
 // The claims after it have their events.
 func TestD11_AClaimThatCannotBeReadSilencesNoOther(t *testing.T) {
 	for name, refused := range map[string]error{
-		"500":                            apierrors.NewInternalError(errors.New("unable to decode")),
-		"403":                            apierrors.NewForbidden(corev1.Resource("persistentvolumeclaims"), "claim-a", errors.New("by a webhook")),
-		"a name that no object can have": errors.New(`invalid resource name "a/b"`),
+		"500":        apierrors.NewInternalError(errors.New("unable to decode")),
+		"403":        apierrors.NewForbidden(corev1.Resource("persistentvolumeclaims"), "claim-a", errors.New("by a rule")),
+		"a bad name": errors.New(`invalid resource name "a/b"`),
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := sickVolume(&inventory.Use{Pod: "ns/p", PodUid: "uid-p"})
 			d.volumes = append(d.volumes, &inventory.Volume{Id: "c", Name: "pv-c", Claim: "ns/claim-c",
 				Uses: []*inventory.Use{{Pod: "ns/q", PodUid: "uid-q"}}})
 			d.sick["c"] = d.sick["a"]
-			client := fake.NewClientset(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim-c", UID: "u"},
-				Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-c"}})
+			client := fake.NewClientset(&corev1.PersistentVolumeClaim{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim-c", UID: "u"},
+				Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: "pv-c"}})
 			client.PrependReactor("get", "persistentvolumeclaims", func(action kubetesting.Action) (bool, runtime.Object, error) {
 				return action.(kubetesting.GetAction).GetName() == "claim-a", nil, refused
 			})
