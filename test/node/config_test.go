@@ -2,6 +2,7 @@ package node
 
 import (
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -132,6 +133,10 @@ func TestAChangedConfigurationFileIsFound(t *testing.T) {
 // SIGHUP has csi-node read its configuration file. A csi-node without one goes on: calls are in flight.
 func TestConfig_SIGHUPWithoutAFileEndsNothing(t *testing.T) {
 	t.Parallel()
+	// Under nohup, children ignore the signal as well, unless this process catches it.
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, syscall.SIGHUP)
+	defer signal.Stop(caught)
 	n := testnode.New(t, "")
 	ok(t, syscall.Kill(n.PID(), syscall.SIGHUP))
 	v, target := up(t, n, "a", csiclient.Volume{FSType: "ext4"})

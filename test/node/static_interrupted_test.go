@@ -43,4 +43,7 @@ func TestD06_AFormatThatWasInterruptedIsNoDeadEnd(t *testing.T) {
 		ok(t, n.Client.Unstage(ctxOf(t), second.ID))
 		n.Restart()
 	}
+	refused(t, stagePatiently(t, n, first), codes.FailedPrecondition, "holds xfs")
+	run(t, "dd", "if=/dev/urandom", "of="+dev, "bs=1M", "count=1", "conv=notrunc,fsync", "status=none")
+	refused(t, stagePatiently(t, n, second), codes.FailedPrecondition, second.ID, "neither blank nor the xfs") // no format of it began
 }
