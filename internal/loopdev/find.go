@@ -75,8 +75,9 @@ func (n Nodes) find(path string, also func(shown string) bool) ([]Device, error)
 	}, func(shown string) bool { return !gone && also(shown) }, func(d Device) bool { return gone || d.backing == want })
 }
 
-// On lists the loop devices of the block device with that number whose node is, or was, at the path. Find looks for those of the node that
-// is there now: if a disk was pulled, there may be none, or another disk's.
+// On lists the read-only loop devices that Attach made of the block device with that number whose node is, or was, at the path. Find looks
+// for those of the node that is there now: if a disk was pulled, there may be none, or another disk's. Those of other programs are left
+// out: anybody may bind one on a disk, and losetup names it by its whole path.
 func (n Nodes) On(path string, major, minor uint32) ([]Device, error) {
 	var node file
 	f, err := linux.Openat2(linux.CWD, path, linux.OPath, 0)
@@ -90,11 +91,14 @@ func (n Nodes) On(path string, major, minor uint32) ([]Device, error) {
 	if err != nil && !errors.Is(err, linux.ENOENT) {
 		return nil, err
 	}
+	name := filepath.Base(path)
+	name = name[:min(len(name), 63)] // lo_file_name has no more
 	is := func(backing file) bool { return node != file{} && backing == node }
 	return n.choose(func(shown string, h hold, held bool) bool {
 		return held && is(h.backing) || filepath.Base(trimBacking(shown)) == filepath.Base(path)
 	}, func(shown string) bool { return shown == unknown }, func(d Device) bool {
-		return is(d.backing) || d.now.RDevice == linux.MakeDev(major, minor)
+		ours := d.ReadOnly && (d.Held || d.now.Name == name) // a pod can change the name of a held one
+		return ours && (is(d.backing) || d.now.RDevice == linux.MakeDev(major, minor))
 	})
 }
 
