@@ -75,3 +75,36 @@ func TestA01_AStaticDeviceGrowsForItsReaders(t *testing.T) {
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, rw))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 }
+
+// A01: the device is a loop device that an administrator made read-only. Its reader gets no device of which it can change the file, which
+// the next tenant would see.
+func TestA01_AReadOnlyLoopDeviceKeepsItsFile(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "disk")
+	write(t, file, "good")
+	ok(t, os.Truncate(file, size))
+	dev := loop(t, file, "-r")
+	n := testnode.New(t, "", "--allow-device", dev)
+	evil := filepath.Join(n.Dir, "evil")
+	write(t, evil, "evil")
+	ok(t, os.Truncate(evil, size))
+	for _, id := range []string{"first", "next"} {
+		v := static(id, dev, "")
+		ok(t, n.Client.Stage(ctxOf(t), v))
+		one, two := n.Target("one"), n.Target("two")
+		ok(t, n.Client.Publish(ctxOf(t), v, one, true))
+		pod(t, one, "change="+evil)
+		ok(t, n.Client.Publish(ctxOf(t), v, two, true))
+		for _, at := range []string{one, two} {
+			if got := beginning(t, at, 4); got != "good" {
+				t.Errorf("%s: %s begins with %q", id, at, got)
+			}
+		}
+		pod(t, one, "change="+evil)
+		ok(t, n.Client.Unpublish(ctxOf(t), id, one))
+		ok(t, n.Client.Unpublish(ctxOf(t), id, two))
+		ok(t, n.Client.Unstage(ctxOf(t), id))
+		gone(t, dev)
+		gone(t, evil)
+	}
+}

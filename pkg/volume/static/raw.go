@@ -12,13 +12,19 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 )
 
-// AttachReadOnly returns a read-only loop device on top of the device, which must be attached.
+// AttachReadOnly returns a read-only loop device on top of the device, which must be attached. A device that is itself read-only is used as
+// it is, unless it is a loop device: a pod could change its file (LOOP_CHANGE_FD), nobody would know any more which that was, and the next
+// tenant would see the other one.
 func (s *Source) AttachReadOnly(_ context.Context, id string) (mounter.Device, error) {
 	a, ok, err := s.Attached(id)
 	if err == nil && !ok {
 		err = fault.New(fault.State, "volume %s is not attached", id)
 	}
-	if err != nil || a.Device.ReadOnly {
+	loop := false
+	if err == nil && a.Device.ReadOnly {
+		_, loop, err = s.loop.Open(a.Device.Major, a.Device.Minor)
+	}
+	if err != nil || a.Device.ReadOnly && !loop {
 		return a.Device, err
 	}
 	d, err := s.loop.Attach(a.Device.Path, true)
