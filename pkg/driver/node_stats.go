@@ -51,7 +51,7 @@ func (d *Driver) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 			}
 			return err
 		}
-		stats, err = d.stats(src, v, req)
+		stats, err = d.stats(ctx, src, v, req)
 		return err
 	})
 	if err != nil {
@@ -60,7 +60,9 @@ func (d *Driver) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	return stats, nil
 }
 
-func (d *Driver) stats(src volume.Source, v volume.Volume, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+func (d *Driver) stats(
+	ctx context.Context, src volume.Source, v volume.Volume, req *csi.NodeGetVolumeStatsRequest,
+) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	staged, isStaged := d.staged.get(id)
 	if r, deferred, err := d.deferredAt(id, path); err != nil {
@@ -69,7 +71,7 @@ func (d *Driver) stats(src volume.Source, v volume.Volume, req *csi.NodeGetVolum
 		return deferredStats(r, req)
 	}
 	if isStaged && staged.StagingPath == path {
-		return d.stagedStats(src, staged)
+		return d.stagedStats(ctx, src, staged)
 	}
 	s, err := d.at(src, id, path)
 	if err != nil {
@@ -77,7 +79,7 @@ func (d *Driver) stats(src volume.Source, v volume.Volume, req *csi.NodeGetVolum
 	}
 	defer s.Close()
 	if s.IsBlock() {
-		return d.blockStats(src, v)
+		return d.blockStats(ctx, src, v)
 	}
 	usage, err := s.Usage()
 	if err != nil {
@@ -87,7 +89,7 @@ func (d *Driver) stats(src volume.Source, v volume.Volume, req *csi.NodeGetVolum
 }
 
 // stagedStats answers for a volume that is staged and perhaps mounted nowhere.
-func (d *Driver) stagedStats(src volume.Source, r stagedRecord) (*csi.NodeGetVolumeStatsResponse, error) {
+func (d *Driver) stagedStats(ctx context.Context, src volume.Source, r stagedRecord) (*csi.NodeGetVolumeStatsResponse, error) {
 	a, ok, err := src.Attached(r.VolumeID)
 	if err == nil && (!ok || a.Share != nil) {
 		err = fault.New(fault.NotFound, "volume %s is not mounted; ask for a path where it is published", r.VolumeID)
@@ -100,7 +102,7 @@ func (d *Driver) stagedStats(src volume.Source, r stagedRecord) (*csi.NodeGetVol
 		if err != nil {
 			return nil, err
 		}
-		return d.blockStats(src, v)
+		return d.blockStats(ctx, src, v)
 	}
 	if err := d.withheldHere(src, r.VolumeID, "mounted"); err != nil {
 		return nil, err
@@ -122,7 +124,11 @@ func (d *Driver) stagedStats(src volume.Source, r stagedRecord) (*csi.NodeGetVol
 	return describeUsage(usage), nil
 }
 
-func (d *Driver) blockStats(src volume.Source, v volume.Volume) (*csi.NodeGetVolumeStatsResponse, error) {
+// blockStats answers for a raw block volume. Its size is that of its device, which a pod may have changed.
+func (d *Driver) blockStats(ctx context.Context, src volume.Source, v volume.Volume) (*csi.NodeGetVolumeStatsResponse, error) {
+	if err := src.RestoreDevices(ctx, v.ID); err != nil {
+		return nil, err
+	}
 	size := v.Size
 	a, ok, err := src.Attached(v.ID)
 	if err == nil && ok {

@@ -108,3 +108,32 @@ func TestA01_AReadOnlyLoopDeviceKeepsItsFile(t *testing.T) {
 		gone(t, evil)
 	}
 }
+
+// A01: what a pod changed on a static device is set back by each of these calls, as on a pool's.
+func TestA01_AChangedStaticDeviceIsSetBack(t *testing.T) {
+	t.Parallel()
+	_, dev := disk(t, size)
+	n := testnode.New(t, "", "--allow-device", dev)
+	v, at := static("changed", dev, ""), n.Target("a")
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Publish(ctxOf(t), v, at, false))
+	for name, call := range map[string]func() error{
+		"stage":   func() error { return n.Client.Stage(ctxOf(t), v) },
+		"publish": func() error { return n.Client.Publish(ctxOf(t), v, at, false) },
+		"stats": func() error {
+			s, err := n.Client.NodeGetVolumeStats(ctxOf(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: at})
+			if err == nil && s.GetUsage()[0].GetTotal() != size {
+				t.Errorf("the volume has %s", s)
+			}
+			return err
+		},
+	} {
+		pod(t, at, "status=0,1048576,0")
+		ok(t, call())
+		if got := sizeOf(t, at); got != fmt.Sprint(size) {
+			t.Errorf("after %s the device has %s bytes", name, got)
+		}
+	}
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, at))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+}

@@ -25,7 +25,7 @@ type claim struct {
 // Attach finds the device and claims it for the volume until Release or Detach: two volumes
 // cannot have one device or overlapping parts of it. A device that somebody else on this node
 // uses is refused.
-func (s *Source) Attach(_ context.Context, id string) (volume.Attachment, error) {
+func (s *Source) Attach(ctx context.Context, id string) (volume.Attachment, error) {
 	e, err := s.find(id)
 	if err != nil {
 		return volume.Attachment{}, err
@@ -47,6 +47,9 @@ func (s *Source) Attach(_ context.Context, id string) (volume.Attachment, error)
 		return volume.Attachment{}, fmt.Errorf("volume %s: which disk %s is: %w", id, d.Path, err)
 	}
 	again, err := s.claim(id, claim{d, identity})
+	if again && err == nil {
+		err = s.RestoreDevices(ctx, id)
+	}
 	if err != nil || again {
 		return volume.Attachment{Device: d}, err
 	}
