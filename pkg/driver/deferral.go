@@ -322,7 +322,7 @@ func (d *Driver) deferredExpand(ctx context.Context, r deferral, req *csi.NodeEx
 		return nil, err
 	}
 	if v.Share {
-		return nil, fault.New(fault.State, "volume %s is a network share; its server decides how large it is", r.VolumeID)
+		return &csi.NodeExpandVolumeResponse{}, nil // its server decides, as without a runtime
 	}
 	a, ok, err := src.Attached(r.VolumeID)
 	if err != nil || !ok {

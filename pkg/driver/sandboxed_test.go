@@ -10,6 +10,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
 // deferred stages a volume and defers it to the runtime of a pod. device is that of a static volume, "" for another one.
@@ -111,6 +112,37 @@ func TestC08_ADeferredDeviceIsNoOtherVolumes(t *testing.T) {
 		r.stop()
 	}
 	r.start()
+	must(t, r.unpublish("v", target))
+	must(t, r.unstage("v"))
+}
+
+// C06, C07: how large a share is, its server decides, whether the node has mounted it or a pod's runtime: an expansion succeeds, and asks
+// nothing of the runtime.
+func TestC06_C07_AnExpansionOfADeferredShare(t *testing.T) {
+	r := newRig(t)
+	attributes := map[string]string{"server": "nas", "share": "/data", "allowRuntimeAssistedMount": "true"}
+	must(t, os.MkdirAll(r.staging("v"), 0o755))
+	_, err := r.d.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: r.staging("v"),
+		VolumeCapability: fileSystem(""), VolumeContext: attributes})
+	must(t, err)
+	target := filepath.Join(r.dir, "pod")
+	publish := &csi.NodePublishVolumeRequest{VolumeId: "v", StagingTargetPath: r.staging("v"), TargetPath: target,
+		VolumeCapability: fileSystem(""), VolumeContext: attributes}
+	must(t, crust.SetSupportedFilesystems(publish, []string{fstype.NFS}))
+	_, err = r.d.NodePublishVolume(t.Context(), publish)
+	must(t, err)
+	for _, grows := range []bool{false, true} {
+		expand := &csi.NodeExpandVolumeRequest{VolumeId: "v", VolumePath: target, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 40}}
+		must(t, crust.SetSupportsExpand(expand, grows))
+		answer, err := r.d.NodeExpandVolume(t.Context(), expand)
+		if err != nil {
+			t.Errorf("the runtime grows file systems: %v: %v", grows, err)
+			continue
+		}
+		if source, err := crust.ExpandSource(answer); err != nil || source != "" {
+			t.Errorf("the runtime is asked to grow %q, %v", source, err)
+		}
+	}
 	must(t, r.unpublish("v", target))
 	must(t, r.unstage("v"))
 }
