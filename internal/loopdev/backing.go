@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -76,6 +77,19 @@ func OpenBacking(loop *os.File) (b Backing, ok bool, err error) {
 	}
 	b.File = f
 	return b, true, nil
+}
+
+// IsPartition reports whether the block device with that number is a partition of a loop device. It has the ioctls of the whole one.
+func IsPartition(major, minor uint32) (bool, error) {
+	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", major, minor))
+	if errors.Is(err, linux.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	_, is := loopName(filepath.Dir(link))
+	return is, nil
 }
 
 func readNumber(path string) (int64, error) {

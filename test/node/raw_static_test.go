@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
 
 	"github.com/crust-csi/crust-csi/internal/testnode"
 )
@@ -136,4 +138,32 @@ func TestA01_AChangedStaticDeviceIsSetBack(t *testing.T) {
 	}
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, at))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+}
+
+// A01: a partition of a loop device has the ioctls of the whole one, too: a pod that had its node could unbind the whole, and reach the
+// other partitions. A reader gets a loop device on top.
+func TestA01_APartitionOfALoopDevice(t *testing.T) {
+	t.Parallel()
+	for flag, refusal := range map[string]string{"": "make a loop device of that part alone", "-r": "publish it read-only"} {
+		file, node := filepath.Join(t.TempDir(), "disk"), filepath.Join(t.TempDir(), "part")
+		write(t, file, "whole")
+		ok(t, os.Truncate(file, size))
+		whole := loop(t, file, strings.Fields(flag)...)
+		run(t, "addpart", whole, "1", "2048", "2048")
+		t.Cleanup(func() { run(t, "delpart", whole, "1") }) // else the next loop device of that number has it
+		run(t, "sh", "-c", `mknod "$0" b $(tr : ' ' </sys/block/$1/$1p1/dev)`, node, filepath.Base(whole))
+		n := testnode.New(t, "", "--allow-device", node)
+		v := static("part", node, "")
+		ok(t, n.Client.Stage(ctxOf(t), v))
+		refused(t, n.Client.Publish(ctxOf(t), v, n.Target("writer"), false), codes.FailedPrecondition, v.ID, node, refusal)
+		at := n.Target("reader")
+		ok(t, n.Client.Publish(ctxOf(t), v, at, true))
+		pod(t, at, "status=0,0,0", "change="+file, "clear")
+		if shown := strings.TrimSpace(run(t, "losetup", "-nO", "BACK-FILE", whole)); shown != file {
+			t.Errorf("losetup %s: a reader made the whole device show %q", flag, shown)
+		}
+		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, at))
+		ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+		gone(t, node)
+	}
 }

@@ -20,15 +20,25 @@ func (s *Source) AttachReadOnly(_ context.Context, id string) (mounter.Device, e
 	if err == nil && !ok {
 		err = fault.New(fault.State, "volume %s is not attached", id)
 	}
-	loop := false
 	if err == nil && a.Device.ReadOnly {
-		_, loop, err = s.loop.Open(a.Device.Major, a.Device.Minor)
+		var loop bool
+		if loop, err = s.onLoop(a.Device); !loop {
+			return a.Device, err
+		}
 	}
-	if err != nil || a.Device.ReadOnly && !loop {
+	if err != nil {
 		return a.Device, err
 	}
 	d, err := s.loop.Attach(a.Device.Path, true)
 	return mounter.Device{Path: d.Path, Major: d.Major, Minor: d.Minor, ReadOnly: d.ReadOnly}, err
+}
+
+// onLoop reports whether a device has the ioctls of a loop device: it is one, or a partition of one.
+func (s *Source) onLoop(d mounter.Device) (bool, error) {
+	if _, ok, err := s.loop.Open(d.Major, d.Minor); err != nil || ok {
+		return ok, err
+	}
+	return loopdev.IsPartition(d.Major, d.Minor)
 }
 
 func (s *Source) readOnlyLoops(id string) ([]loopdev.Device, error) {
@@ -58,10 +68,19 @@ func (s *Source) DetachReadOnly(_ context.Context, id string, inUse []mounter.De
 	return nil
 }
 
-// ForPod prepares the device whose node a pod receives. It returns a device that is not a loop
-// device unchanged.
+// ForPod prepares the device whose node a pod receives. It returns a device that is not a loop device unchanged, and refuses a partition of
+// one: its node has the ioctls of the whole, with which a pod would unbind it, or reach the other partitions.
 func (s *Source) ForPod(_ context.Context, id string, d mounter.Device) (mounter.Device, error) {
 	loop, ok, err := s.loop.Open(d.Major, d.Minor)
+	part := false
+	if err == nil && !ok {
+		part, err = loopdev.IsPartition(d.Major, d.Minor)
+	}
+	if part {
+		return d, fault.New(fault.State, "volume %s: %s is a partition of a loop device, and a pod that had its node could unbind the whole "+
+			"device, and reach its other partitions. For a raw block volume, make a loop device of that part alone "+
+			"(`losetup --offset START --sizelimit LENGTH`), and name it in the volume", id, d.Path)
+	}
 	if err != nil || !ok {
 		return d, err
 	}
