@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -344,5 +345,10 @@ func (d *Driver) growEarly(ctx context.Context, src volume.Source, id string, de
 	if err != nil || !v.Facts.GrowDue || dev.ReadOnly {
 		return err
 	}
-	return d.growOffline(ctx, src, v, dev, name)
+	err = d.growOffline(ctx, src, v, dev, name)
+	if errors.Is(err, mounter.ErrGrowRefused) { // its files are all there, as before; the growth stays due
+		d.Log.WarnContext(ctx, "a volume has not its new size yet", "volume_id", id, "error", err)
+		return nil
+	}
+	return err
 }

@@ -334,7 +334,8 @@ func TestD06_D08_ACheckThatWasKilledLeavesNoCopy(t *testing.T) {
 	down(t, n, v.ID)
 }
 
-// D08: a program that exits with 0 although it refused has grown nothing. The growth stays due.
+// D08: a program that exits with 0 although it refused has grown nothing. The growth stays due, and keeps no pod from starting: its files
+// are all there.
 func TestD08_AGrowthThatDidNothingStaysDue(t *testing.T) {
 	t.Parallel()
 	// Without CAP_SYS_RESOURCE, resize2fs grows an ext4 at stage.
@@ -346,7 +347,18 @@ func TestD08_AGrowthThatDidNothingStaysDue(t *testing.T) {
 	ok(t, err)
 	withPrograms(t, n, map[string]string{"resize2fs": "exit 0"})
 	for range 2 {
-		refused(t, n.Client.Stage(ctxOf(t), v), codes.Internal, v.ID, "resize2fs", "it did not grow", "e2fsck -n")
+		ok(t, n.Client.Stage(ctxOf(t), v))
+		ok(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false))
+		if got := statfs(t, n.Target("a")); got > size {
+			t.Errorf("the pod has %d bytes", got)
+		}
+		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
+		ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	}
+	for _, said := range []string{"a volume has not its new size yet", "resize2fs", "it did not grow", "e2fsck -n"} {
+		if !strings.Contains(n.Log(), said) {
+			t.Errorf("the log does not say %q", said)
+		}
 	}
 	n.Env = nil
 	n.Restart()
@@ -356,4 +368,18 @@ func TestD08_AGrowthThatDidNothingStaysDue(t *testing.T) {
 		t.Errorf("the pod has %d bytes", got)
 	}
 	down(t, n, v.ID, n.Target("a"))
+}
+
+// D08: a program that breaks off may have left half of a growth. What it left is checked before a pod gets it.
+func TestD08_AGrowthThatBreaksOffIsLeftToAPerson(t *testing.T) {
+	t.Parallel()
+	n := testnode.New(t, "", "--capabilities", "CHOWN,DAC_OVERRIDE,FOWNER,FSETID,MKNOD,SETFCAP,SETGID,SETUID,SYS_ADMIN,SYS_CHROOT,SYS_PTRACE")
+	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	_, err := n.Client.Expand(ctxOf(t), v.ID, 2*size, "")
+	ok(t, err)
+	withPrograms(t, n, map[string]string{"resize2fs": `for dev; do :; done; debugfs -w -R "clri <2>" "$dev"; exit 1`})
+	refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, v.ID, "resize2fs", "needs a person")
+	down(t, n, v.ID)
 }

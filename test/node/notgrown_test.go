@@ -96,3 +96,28 @@ func TestB09_ADeviceWithANumberOfItsOwnGrows(t *testing.T) {
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 }
+
+// B09: a program refuses to grow the file system: it was made for 2^32 blocks, and its device has more. Its pod starts all the same, at the
+// first stage and at later ones, and is told when it asks.
+func TestB09_AProgramThatRefusesBlocksNoPod(t *testing.T) {
+	t.Parallel()
+	file, dev := disk(t, size)
+	run(t, "mkfs.ext4", "-q", "-b", "1024", "-O", "^64bit", dev)
+	ok(t, os.Truncate(file, 5<<40))
+	run(t, "losetup", "-c", dev)
+	n := testnode.New(t, "", "--allow-device", dev)
+	v, target := static("a", dev, "ext4"), n.Target("a")
+	for _, content := range []string{"first", "second"} {
+		ok(t, n.Client.Stage(ctxOf(t), v))
+		ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+		write(t, target+"/"+content, content)
+		if got := read(t, target+"/first"); got != "first" {
+			t.Errorf("read %q", got)
+		}
+		if _, err := n.Client.NodeExpandVolume(ctxOf(t), &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: target}); err == nil {
+			t.Error("it is said to have grown")
+		}
+		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+		ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+	}
+}

@@ -77,6 +77,7 @@ func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, nam
 
 // Grow grows an unmounted file system to the size of its device, where the kernel has no online
 // growth or this process may not use it. It runs a full check first, which resize2fs requires.
+// If the program does not grow it, and another check finds it whole, mounter.ErrGrowRefused is in the error chain.
 func (p *Programs) Grow(ctx context.Context, device, name string) error {
 	t := fstype.Of(name)
 	if err := mounter.NeverGrows(name); err != nil {
@@ -100,10 +101,18 @@ func (p *Programs) Grow(ctx context.Context, device, name string) error {
 	if err := failpoint.Err("grow.checked"); err != nil {
 		return err
 	}
-	if err := p.must(ctx, t.Resize, device); err != nil {
-		return err
+	err := p.must(ctx, t.Resize, device)
+	if err == nil {
+		err = grown(device, t.Resize)
 	}
-	return grown(device, t.Resize)
+	if err == nil {
+		return nil
+	}
+	// A program that refuses changes nothing, but one that breaks off may have begun.
+	if cerr := p.checkFully(ctx, t, device); cerr != nil {
+		return errors.Join(err, cerr)
+	}
+	return fmt.Errorf("%w; %w", err, mounter.ErrGrowRefused)
 }
 
 func (p *Programs) checkFully(ctx context.Context, t fstype.Type, device string) error {
