@@ -33,6 +33,7 @@ const (
 	ENOMEM          = unix.ENOMEM
 	ENOENT          = unix.ENOENT
 	ENOSPC          = unix.ENOSPC
+	EDQUOT          = unix.EDQUOT
 	ENOSYS          = unix.ENOSYS
 	ENOTBLK         = unix.ENOTBLK
 	ENOTDIR         = unix.ENOTDIR

@@ -222,12 +222,30 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 	if err != nil {
 		return fmt.Errorf("volume %s: giving its files to group %d: %w (%s)", p.id, gid, err, counted())
 	}
+	if err := d.recorded(p, root); err != nil {
+		return err
+	}
 	if n := counts.Refused.Load(); n > 0 {
 		d.Log.Warn("files that nobody may change (chattr +i or +a, or in a read-only subvolume) keep their group",
 			"volume_id", p.id, "group", gid, "files", n, "one_of_them", counts.Example())
 	}
 	d.Log.Info("a volume was given to a group", "volume_id", p.id, "group", gid, "looked_at", r.Looked, "changed", r.Changed, "took",
 		time.Since(begin))
+	return nil
+}
+
+// recorded looks whether a volume that was given to a group has a record of it. A full one may have no room. An id map needs the record:
+// without it the next publish for another group would change the files that this one shows.
+func (d *Driver) recorded(p *publication, root *os.File) error {
+	_, known, err := ownership.State(root)
+	if err != nil || known {
+		return err
+	}
+	if p.strategy == strategyIdmap {
+		return fault.New(fault.State, "volume %s has no room for the record of its group, which fsGroupStrategy=idmap needs: make room, in a "+
+			"pod without fsGroup", p.id)
+	}
+	d.Log.Warn("a volume has no room for the record of its group, so each publish examines all its files", "volume_id", p.id)
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package ownership
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -83,4 +84,11 @@ func read(root linux.Dir) (r Record, ok bool, err error) {
 	return r, err == nil, err
 }
 
-func (r Record) write(root linux.Dir) error { return root.Setxattr(Attribute, []byte(r.String())) }
+// write records it on the root. A volume that has no room for it gets no record, and loses an earlier one: then each Apply walks.
+func (r Record) write(root linux.Dir) error {
+	err := root.Setxattr(Attribute, []byte(r.String()))
+	if errors.Is(err, linux.ENOSPC) || errors.Is(err, linux.EDQUOT) {
+		return root.Removexattr(Attribute)
+	}
+	return err
+}
