@@ -305,15 +305,14 @@ func (d *Driver) grown(ctx context.Context, src volume.Source, v volume.Volume, 
 	return d.recordDone(ctx, src, v, facts)
 }
 
-// recordDone stores facts with the volume. If a full pool has no room for them, and they only say
-// that something due was done, the volume is usable all the same: it is done again the next time,
-// which changes nothing.
+// recordDone stores facts with the volume. If a full pool, or a full state directory, has no room for them, and they only say that
+// something due was done, the volume is usable all the same: it is done again the next time, which changes nothing.
 func (d *Driver) recordDone(ctx context.Context, src volume.Source, v volume.Volume, facts volume.Facts) error {
 	err := src.SetFacts(v.ID, facts)
 	struckOff := v.Facts
 	struckOff.GrowDue = v.Facts.GrowDue && facts.GrowDue
 	struckOff.IdentityDue = v.Facts.IdentityDue && facts.IdentityDue
-	if fault.Is(err, fault.NoSpace) && facts == struckOff {
+	if (fault.Is(err, fault.NoSpace) || fault.Is(err, fault.Unavailable)) && facts == struckOff {
 		d.Log.WarnContext(ctx, "what was done to the volume could not be noted", "volume_id", v.ID, "err", err)
 		return nil
 	}

@@ -70,3 +70,29 @@ func TestD07_AReadOnlyStateDirectory(t *testing.T) {
 	}
 	down(t, n, v.ID)
 }
+
+// D07: the same while a static volume is due to grow. It grows, and its pod starts: that it has grown is noted another time.
+func TestD07_AFullStateDirectoryAndAVolumeThatGrows(t *testing.T) {
+	t.Parallel()
+	state := t.TempDir()
+	run(t, "mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "state", state)
+	t.Cleanup(func() { testnode.Unmount(t, state) })
+	file, dev := disk(t, size)
+	run(t, "mkfs.xfs", "-q", dev)
+	ok(t, os.Truncate(file, 2*size))
+	run(t, "losetup", "-c", dev)
+	n := testnode.New(t, "", "--state-dir", state, "--allow-device", dev)
+	v, target := static("a", dev, "xfs"), n.Target("a")
+	ok(t, n.Client.Stage(ctxOf(t), v))
+	ballast := filepath.Join(state, "ballast")
+	fill(ballast)
+	other := static("other", dev, "xfs")
+	refused(t, n.Client.Stage(ctxOf(t), other), codes.Unavailable, other.ID, "no space left", "Make room")
+	ok(t, n.Client.Publish(ctxOf(t), v, target, false))
+	if got := statfs(t, target); got < size+size/2 {
+		t.Errorf("the pod has %d bytes", got)
+	}
+	ok(t, os.Remove(ballast))
+	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
+	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
+}

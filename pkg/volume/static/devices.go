@@ -94,7 +94,7 @@ func (s *Source) learn(e entry, d mounter.Device, identity mounter.Identity) err
 		r.Facts.GivenToGuest = r.Facts.GivenToGuest || unusable || s.guestMayHaveHad(d, identity, e.Identity.Known())
 	}
 	if !known || r != was {
-		if err := s.saveDevice(key, r); err != nil {
+		if err := s.saveDevice(id, key, r); err != nil {
 			return err
 		}
 	}
@@ -133,7 +133,7 @@ func mayBe(r deviceRecord, path string, identity mounter.Identity) bool {
 }
 
 // noteOverlapping records that a guest had the other devices that share a byte with this one.
-func (s *Source) noteOverlapping(identity mounter.Identity) error {
+func (s *Source) noteOverlapping(id string, identity mounter.Identity) error {
 	s.mu.Lock()
 	devices := maps.Clone(s.devices)
 	s.mu.Unlock()
@@ -142,7 +142,7 @@ func (s *Source) noteOverlapping(identity mounter.Identity) error {
 			continue
 		}
 		r.Facts.GivenToGuest = true
-		if err := s.saveDevice(key, r); err != nil {
+		if err := s.saveDevice(id, key, r); err != nil {
 			return err
 		}
 	}
@@ -167,12 +167,12 @@ func union(a, b volume.Facts) volume.Facts {
 	return a
 }
 
-func (s *Source) saveDevice(key string, r deviceRecord) error {
+func (s *Source) saveDevice(id, key string, r deviceRecord) error {
 	if s.bad[s.devicePath(key)] != nil {
 		return nil // kept for a person to examine; it prevents formatting
 	}
 	if err := deviceType.Write(s.devicePath(key), r); err != nil {
-		return err
+		return notNoted(id, err)
 	}
 	s.mu.Lock()
 	s.devices[key] = r
@@ -193,7 +193,7 @@ func (s *Source) SetFacts(id string, facts volume.Facts) error {
 		r := s.devices[key]
 		s.mu.Unlock()
 		if facts.GivenToGuest {
-			if err := s.noteOverlapping(e.Identity); err != nil {
+			if err := s.noteOverlapping(id, e.Identity); err != nil {
 				return err
 			}
 		}
@@ -203,7 +203,7 @@ func (s *Source) SetFacts(id string, facts volume.Facts) error {
 			r.RawAs = id
 		}
 		if r != was {
-			if err := s.saveDevice(key, r); err != nil {
+			if err := s.saveDevice(id, key, r); err != nil {
 				return err
 			}
 		}
