@@ -18,8 +18,9 @@ import (
 // see GrowsOffline. One that is marked as damaged must be checked first, too.
 var ErrGrowOffline = errors.New("it grows only while it is not mounted")
 
-// ErrGrowRefused is in the error chain of Grow if the kernel does not grow a file system now, or never, and left it as it was.
-var ErrGrowRefused = errors.New("the kernel does not grow it")
+// ErrGrowRefused is in the error chain of Grow if the kernel does not grow a file system now, or never, and left it as it was; and in that
+// of a program which did not, if a check found the file system whole.
+var ErrGrowRefused = errors.New("it does not grow")
 
 // Grow grows a mounted file system of type name to the size of its device. The file dir is open
 // on any directory of it. It does nothing if the file system fills the device already.

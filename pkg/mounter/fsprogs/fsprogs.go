@@ -112,7 +112,7 @@ func (p *Programs) Grow(ctx context.Context, device, name string) error {
 	if cerr := p.checkFully(ctx, t, device); cerr != nil {
 		return errors.Join(err, cerr)
 	}
-	return fmt.Errorf("%w; %w", err, mounter.ErrGrowRefused)
+	return fmt.Errorf("%w; %w, and a check found the file system whole", err, mounter.ErrGrowRefused)
 }
 
 func (p *Programs) checkFully(ctx context.Context, t fstype.Type, device string) error {
