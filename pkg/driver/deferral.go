@@ -238,12 +238,13 @@ func (d *Driver) releasedBySandbox(id string, r deferral) error {
 		return nil
 	}
 	static := d.Volumes.Static()
-	if err == nil && !ok && static != nil && src == volume.Releaser(static) {
+	isStatic := static != nil && src == volume.Releaser(static)
+	if err == nil && !ok && isStatic {
 		a.Device, ok = static.Recall(id) // how it was staged is not known any more
 	}
 	var busy bool
 	switch {
-	case fault.Is(err, fault.State) && !errors.Is(err, record.ErrUnusable) && static != nil && src == volume.Releaser(static):
+	case isStatic && (err == nil && !ok || fault.Is(err, fault.State) && !errors.Is(err, record.ErrUnusable)):
 		// The disk was pulled, or came back under another name. The pod must be able to end all the same.
 		busy, err = d.heldStatic(static, id)
 	case err != nil || !ok || a.Share != nil:

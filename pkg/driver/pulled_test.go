@@ -21,8 +21,8 @@ func (r *rig) node(name, device string) (path string) {
 // C08: the disk that a guest had was pulled, or another disk is at its path now. The pod can end, but not while the guest has the disk.
 func TestC08_ADeferralOfADiskThatIsGoneEnds(t *testing.T) {
 	for _, now := range []string{"pulled", "another disk"} {
-		for _, restarted := range []bool{false, true} {
-			t.Run(fmt.Sprint(now, ", restarted=", restarted), func(t *testing.T) {
+		for _, restarted := range []string{"", "restarted", "torn"} {
+			t.Run(fmt.Sprint(now, " ", restarted), func(t *testing.T) {
 				r := newRig(t)
 				device := r.disk("disk", "mkfs.ext4 -q "+r.dir+"/disk")
 				node := r.node("a", device)
@@ -39,8 +39,11 @@ func TestC08_ADeferralOfADiskThatIsGoneEnds(t *testing.T) {
 					must(t, err)
 					defer other.Close()
 				}
-				if restarted {
+				if restarted != "" {
 					r.stop()
+					if restarted == "torn" { // the record of its stage
+						r.spoil("state/staged", "torn")
+					}
 					r.start()
 				}
 				err = r.unpublish("v", target)

@@ -285,10 +285,46 @@ func (s *Source) Held(id string) (bool, error) {
 	c, ok := s.attached[id]
 	s.mu.Unlock()
 	if !ok {
-		return false, nil
+		return s.heldElsewhere(id)
 	}
 	if now, err := mounter.Identify(c.device); err == nil && c.identity.Replaced(now) {
 		return false, nil
 	}
 	return c.device.Held(s.loop.Dir)
+}
+
+// heldElsewhere is Held for a volume of which is not known any more as what device it was attached. It looks for its disk under all names.
+func (s *Source) heldElsewhere(id string) (bool, error) {
+	e, err := s.find(id)
+	if err != nil || !e.Identity.Known() {
+		return false, err
+	}
+	all, err := filepath.Glob("/sys/class/block/*/dev")
+	if err != nil {
+		return false, err
+	}
+	for _, file := range all {
+		d := mounter.Device{Path: "/dev/" + filepath.Base(filepath.Dir(file))}
+		number, err := linux.ReadSmall(file)
+		if err == nil {
+			_, err = fmt.Sscanf(number, "%d:%d", &d.Major, &d.Minor)
+		}
+		if err == nil && e.Identity.Kind == "file" { // whether it is a loop device of that file is asked through its node
+			d.Path, err = s.loop.NodeOf(filepath.Base(d.Path), d.Major, d.Minor)
+		}
+		var now mounter.Identity
+		if err == nil {
+			now, err = mounter.Identify(d)
+		}
+		if linux.Short(err) {
+			return false, fmt.Errorf("volume %s: who uses its disk: %w", id, err)
+		}
+		if err != nil || now != e.Identity {
+			continue // another disk, or one that is just going
+		}
+		if held, err := d.Held(s.loop.Dir); err != nil || held {
+			return held, err
+		}
+	}
+	return false, nil
 }
