@@ -25,7 +25,7 @@ const StopTimeout = 20 * time.Second
 // SIGTERM.
 const endTimeout = 5 * time.Second
 
-// socketCheck is how often the daemon looks whether its sockets are there.
+// socketCheck is how often the daemon checks whether its sockets are there.
 const socketCheck = 2 * time.Second
 
 // Servers are the servers of a daemon. Close must be called.

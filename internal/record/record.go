@@ -222,7 +222,7 @@ func Remove(path string) error {
 // RemoveVolatile deletes a record of WriteVolatile; a missing one is no error.
 func RemoveVolatile(path string) error {
 	err := os.Remove(path)
-	if errors.Is(err, linux.EROFS) { // the kernel says so before it looks whether there is one
+	if errors.Is(err, linux.EROFS) { // the kernel says so before it checks whether there is one
 		if _, missing := os.Lstat(path); errors.Is(missing, fs.ErrNotExist) {
 			return nil
 		}

@@ -234,7 +234,7 @@ func (d *Driver) walk(ctx context.Context, p *publication, root *os.File, gid ui
 	return nil
 }
 
-// recorded looks whether a volume that was given to a group has a record of it. A full one may have no room. An id map needs the record:
+// recorded checks whether a volume that was given to a group has a record of it. A full one may have no room. An id map needs the record:
 // without it the next publish for another group would change the files that this one shows.
 func (d *Driver) recorded(p *publication, root *os.File) error {
 	_, known, err := ownership.State(root)

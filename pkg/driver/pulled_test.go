@@ -22,7 +22,7 @@ func (r *rig) node(name, device string) (path string) {
 func TestC08_ADeferralOfADiskThatIsGoneEnds(t *testing.T) {
 	for _, now := range []string{"pulled", "another disk"} {
 		for _, restarted := range []string{"", "restarted", "torn"} {
-			t.Run(fmt.Sprint(now, " ", restarted), func(t *testing.T) {
+			t.Run(now+" "+restarted, func(t *testing.T) {
 				r := newRig(t)
 				device := r.disk("disk", "mkfs.ext4 -q "+r.dir+"/disk")
 				node := r.node("a", device)

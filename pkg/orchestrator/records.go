@@ -154,8 +154,9 @@ func (r *Records) Put(d Deferral) error {
 func (r *Records) keep(d Deferral) error {
 	err := deferralType.Write(r.path(d.Target), d)
 	if err != nil {
-		// The record may be there all the same, as when its directory could not be synced. A change of an earlier one is repeated. But a new
-		// one is undone by the caller, so the next start must not find it. If it stays, it is in force from now on: then an unpublish ends it.
+		// The record may be there all the same, as when its directory could not be synced. A change of an earlier one is repeated. But
+		// the caller undoes a new one, so the next start must not find it. If it stays, it is in force from now on: then an unpublish
+		// ends it.
 		if _, ok := r.Get(d.Target); ok {
 			return err
 		}

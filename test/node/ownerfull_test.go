@@ -13,8 +13,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/ownership"
 )
 
-// F06: a volume has no room for the record of its group: it is full, and the inode of its root is full of attributes. The pod starts all the
-// same, and its files are the group's. Whoever has the volume next gets his files, too.
+// F06: a volume has no room for the record of its group: it is full, and the inode of its root is full of attributes. The pod starts all
+// the same, and its files are the group's. Whoever has the volume next gets his files, too.
 func TestF06_AFullVolumeIsGivenToAGroup(t *testing.T) {
 	t.Parallel()
 	n := testnode.New(t, "")
@@ -54,7 +54,8 @@ func TestF06_AFullVolumeIsGivenToAGroup(t *testing.T) {
 			ok(t, os.Remove(target+"/ballast"))
 			ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 			ok(t, n.Client.Publish(ctxOf(t), with(v, "4242"), target, false))
-			if got := run(t, "getfattr", "--absolute-names", "-n", ownership.Attribute, target); !strings.Contains(got, "group=4242 state=clean") {
+			got := run(t, "getfattr", "--absolute-names", "-n", ownership.Attribute, target)
+			if !strings.Contains(got, "group=4242 state=clean") {
 				t.Errorf("with room for it, the record is %s", got)
 			}
 			down(t, n, v.ID, target)

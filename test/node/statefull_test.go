@@ -62,7 +62,8 @@ func TestD07_AReadOnlyStateDirectory(t *testing.T) {
 	}
 	ok(t, n.Client.Publish(ctxOf(t), v, n.Target("b"), false))
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("b")))
-	refused(t, n.Client.Publish(ctxOf(t), v, n.Target("c"), true), codes.Unavailable, v.ID, n.Target("c"), "read-only file system", "mend it")
+	err := n.Client.Publish(ctxOf(t), v, n.Target("c"), true)
+	refused(t, err, codes.Unavailable, v.ID, n.Target("c"), "read-only file system", "mend it")
 	ok(t, n.Client.Unpublish(ctxOf(t), v.ID, target))
 	refused(t, n.Client.Unstage(ctxOf(t), v.ID), codes.Unavailable, v.ID, "read-only file system", "mend it")
 	for _, dir := range records {
