@@ -117,10 +117,16 @@ func (s *space) clear() {
 	s.kubectl("delete", "namespace", s.ns, "--wait=false", "--ignore-not-found")
 	// external-provisioner retries after up to five minutes.
 	s.until(2*time.Minute, "no persistent volume of the test is left", func() (string, bool) {
-		left := s.kubectl("get", "pv", "-o", `jsonpath={range .items[?(@.spec.claimRef.namespace=="`+s.ns+
-			`")]}{.metadata.name} {.status.phase} {.status.message}{"\n"}{end}`)
+		left := s.volumes()
 		return left, left == ""
 	})
+}
+
+// volumes lists the persistent volumes of the namespace's claims.
+func (s *space) volumes() string {
+	s.t.Helper()
+	return s.kubectl("get", "pv", "-o", `jsonpath={range .items[?(@.spec.claimRef.namespace=="`+s.ns+
+		`")]}{.metadata.name} {.status.phase} {.status.message}{"\n"}{end}`)
 }
 
 // keep saves objects and logs of a failed test.
