@@ -355,10 +355,8 @@ func TestD08_AGrowthThatDidNothingStaysDue(t *testing.T) {
 		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("a")))
 		ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 	}
-	for _, said := range []string{"a volume has not its new size yet", "resize2fs", "it did not grow", "e2fsck -n"} {
-		if !strings.Contains(n.Log(), said) {
-			t.Errorf("the log does not say %q", said)
-		}
+	for _, words := range []string{"a volume has not its new size yet", "resize2fs", "it did not grow", "e2fsck -n"} {
+		said(t, n, words)
 	}
 	n.Env = nil
 	n.Restart()
