@@ -60,25 +60,33 @@ func listen(t *testing.T) (net.Listener, string) {
 	return l, "unix://" + path
 }
 
-// SIGTERM: a call in flight is answered, and only then is the rest of the daemon stopped.
-func TestACallInFlightIsAnsweredBeforeTheEnd(t *testing.T) {
-	s := NewServers(slog.New(slog.DiscardHandler))
-	defer s.Close()
+// inFlight returns servers with a call in flight, which ends after server.answer.
+func inFlight(t *testing.T) (s *Servers, server *slow, answered <-chan error) {
+	t.Helper()
+	s = NewServers(slog.New(slog.DiscardHandler))
+	t.Cleanup(s.Close)
 	l, at := listen(t)
-	server, g := &slow{called: make(chan struct{}), answer: make(chan struct{})}, grpc.NewServer()
+	g := grpc.NewServer()
+	server = &slow{called: make(chan struct{}), answer: make(chan struct{})}
 	healthv1.RegisterHealthServer(g, server)
 	s.GRPC(g, l)
 	conn, err := grpc.NewClient(at, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	answered := make(chan error, 1)
+	t.Cleanup(func() { _ = conn.Close() })
+	answer := make(chan error, 1)
 	go func() {
 		_, err := healthv1.NewHealthClient(conn).Check(context.Background(), &healthv1.HealthCheckRequest{})
-		answered <- err
+		answer <- err
 	}()
 	<-server.called
+	return s, server, answer
+}
+
+// SIGTERM: a call in flight is answered, and only then is the rest of the daemon stopped.
+func TestACallInFlightIsAnsweredBeforeTheEnd(t *testing.T) {
+	s, server, answered := inFlight(t)
 	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -126,23 +134,7 @@ func TestAServerThatFailsEndsTheDaemon(t *testing.T) {
 // D06: the metrics' server fails while a call is in flight. The call is answered, and what must not outlive the process is ended, as after
 // SIGTERM: a volume that is copied would stay frozen.
 func TestD06_AServerThatFailsCutsOffNoCall(t *testing.T) {
-	s := NewServers(slog.New(slog.DiscardHandler))
-	defer s.Close()
-	l, at := listen(t)
-	server, g := &slow{called: make(chan struct{}), answer: make(chan struct{})}, grpc.NewServer()
-	healthv1.RegisterHealthServer(g, server)
-	s.GRPC(g, l)
-	conn, err := grpc.NewClient(at, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	answered := make(chan error, 1)
-	go func() {
-		_, err := healthv1.NewHealthClient(conn).Check(context.Background(), &healthv1.HealthCheckRequest{})
-		answered <- err
-	}()
-	<-server.called
+	s, server, answered := inFlight(t)
 	broken := errors.New("accept: no descriptors")
 	s.failed <- broken
 	<-s.Context.Done()

@@ -334,17 +334,23 @@ func TestD06_D08_ACheckThatWasKilledLeavesNoCopy(t *testing.T) {
 	down(t, n, v.ID)
 }
 
-// D08: a program that exits with 0 although it refused has grown nothing. The growth stays due, and keeps no pod from starting: its files
-// are all there.
-func TestD08_AGrowthThatDidNothingStaysDue(t *testing.T) {
-	t.Parallel()
-	// Without CAP_SYS_RESOURCE, resize2fs grows an ext4 at stage.
+// dueToGrow returns an ext4 that resize2fs grows at its next stage, because csi-node has no CAP_SYS_RESOURCE.
+func dueToGrow(t *testing.T) (*testnode.Node, csiclient.Volume) {
+	t.Helper()
 	n := testnode.New(t, "", "--capabilities", "CHOWN,DAC_OVERRIDE,FOWNER,FSETID,MKNOD,SETFCAP,SETGID,SETUID,SYS_ADMIN,SYS_CHROOT,SYS_PTRACE")
 	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
 	ok(t, n.Client.Stage(ctxOf(t), v))
 	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
 	_, err := n.Client.Expand(ctxOf(t), v.ID, 2*size, "")
 	ok(t, err)
+	return n, v
+}
+
+// D08: a program that exits with 0 although it refused has grown nothing. The growth stays due, and keeps no pod from starting: its files
+// are all there.
+func TestD08_AGrowthThatDidNothingStaysDue(t *testing.T) {
+	t.Parallel()
+	n, v := dueToGrow(t)
 	withPrograms(t, n, map[string]string{"resize2fs": "exit 0"})
 	for range 2 {
 		ok(t, n.Client.Stage(ctxOf(t), v))
@@ -371,12 +377,7 @@ func TestD08_AGrowthThatDidNothingStaysDue(t *testing.T) {
 // D08: a program that breaks off may have left half of a growth. What it left is checked before a pod gets it.
 func TestD08_AGrowthThatBreaksOffIsLeftToAPerson(t *testing.T) {
 	t.Parallel()
-	n := testnode.New(t, "", "--capabilities", "CHOWN,DAC_OVERRIDE,FOWNER,FSETID,MKNOD,SETFCAP,SETGID,SETUID,SYS_ADMIN,SYS_CHROOT,SYS_PTRACE")
-	v := create(t, n, "a", csiclient.Volume{FSType: "ext4"})
-	ok(t, n.Client.Stage(ctxOf(t), v))
-	ok(t, n.Client.Unstage(ctxOf(t), v.ID))
-	_, err := n.Client.Expand(ctxOf(t), v.ID, 2*size, "")
-	ok(t, err)
+	n, v := dueToGrow(t)
 	withPrograms(t, n, map[string]string{"resize2fs": `for dev; do :; done; debugfs -w -R "clri <2>" "$dev"; exit 1`})
 	refused(t, n.Client.Stage(ctxOf(t), v), codes.FailedPrecondition, v.ID, "resize2fs", "needs a person")
 	down(t, n, v.ID)
