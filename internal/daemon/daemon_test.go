@@ -99,6 +99,8 @@ func TestACallInFlightIsAnsweredBeforeTheEnd(t *testing.T) {
 	select {
 	case err := <-waited:
 		t.Errorf("the daemon ends with a call in flight: %v", err)
+		close(server.answer)
+		return
 	case <-time.After(100 * time.Millisecond):
 	}
 	close(server.answer)
