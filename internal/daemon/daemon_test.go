@@ -84,31 +84,37 @@ func inFlight(t *testing.T) (s *Servers, server *slow, answered <-chan error) {
 	return s, server, answer
 }
 
-// SIGTERM: a call in flight is answered, and only then is the rest of the daemon stopped.
+// D06: SIGTERM, or the metrics' server fails. A call in flight is answered, and only then is the rest of the daemon stopped: it ends what
+// must not outlive the process, such as the freeze of a volume that is copied.
 func TestACallInFlightIsAnsweredBeforeTheEnd(t *testing.T) {
-	s, server, answered := inFlight(t)
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	<-s.Context.Done()
-	waited := make(chan error, 1)
-	stopped := false
-	go func() {
-		waited <- s.Wait("", func(ctx context.Context) { stopped = ctx.Err() == nil })
-	}()
-	select {
-	case err := <-waited:
-		t.Errorf("the daemon ends with a call in flight: %v", err)
+	broken := errors.New("accept: no descriptors")
+	for _, why := range []error{nil, broken} {
+		s, server, answered := inFlight(t)
+		if why != nil {
+			s.failed <- why
+		} else if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		<-s.Context.Done()
+		waited := make(chan error, 1)
+		stopped := false
+		go func() {
+			waited <- s.Wait("", func(ctx context.Context) { stopped = ctx.Err() == nil })
+		}()
+		select {
+		case err := <-waited:
+			t.Errorf("the daemon ends with a call in flight: %v", err)
+			close(server.answer)
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
 		close(server.answer)
-		return
-	case <-time.After(100 * time.Millisecond):
-	}
-	close(server.answer)
-	if err := <-answered; err != nil {
-		t.Errorf("the call: %v", err)
-	}
-	if err := <-waited; err != nil || !stopped || s.Err() != nil {
-		t.Errorf("%v, the rest was stopped: %v, %v", err, stopped, s.Err())
+		if err := <-answered; err != nil {
+			t.Errorf("the call: %v", err)
+		}
+		if err := <-waited; !errors.Is(err, why) || !stopped || !errors.Is(s.Err(), why) {
+			t.Errorf("%v, the rest was stopped: %v, %v", err, stopped, s.Err())
+		}
 	}
 }
 
@@ -130,33 +136,6 @@ func TestAServerThatFailsEndsTheDaemon(t *testing.T) {
 	l.Close()
 	if err := s.Wait(""); !errors.Is(err, net.ErrClosed) || !errors.Is(s.Err(), net.ErrClosed) || s.Context.Err() == nil {
 		t.Errorf("%v, %v", err, s.Err())
-	}
-}
-
-// D06: the metrics' server fails while a call is in flight. The call is answered, and what must not outlive the process is ended, as after
-// SIGTERM: a volume that is copied would stay frozen.
-func TestD06_AServerThatFailsCutsOffNoCall(t *testing.T) {
-	s, server, answered := inFlight(t)
-	broken := errors.New("accept: no descriptors")
-	s.failed <- broken
-	<-s.Context.Done()
-	ended := make(chan struct{})
-	waited := make(chan error, 1)
-	go func() { waited <- s.Wait("", func(context.Context) { close(ended) }) }()
-	select {
-	case err := <-waited:
-		t.Errorf("the daemon ends with a call in flight: %v", err)
-		close(server.answer)
-		return
-	case <-time.After(100 * time.Millisecond):
-	}
-	close(server.answer)
-	if err := <-answered; err != nil {
-		t.Errorf("the call: %v", err)
-	}
-	<-ended
-	if err := <-waited; !errors.Is(err, broken) {
-		t.Errorf("the daemon ended with %v", err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 // deferral says that a pod's runtime mounts a volume, not this node (KEP-2857). It is written
@@ -117,7 +118,7 @@ func (d *deferrals) put(r deferral) error {
 		// The record may be there, as when its directory could not be synced. No caller learns of this deferral, so none will end it, and
 		// the next start must not find it. If it stays, it is in force from now on: then an unpublish ends it.
 		rerr := record.RemoveVolatile(d.path(r))
-		err = notNoted(r.VolumeID, "that it is deferred at "+r.Target, errors.Join(err, rerr))
+		err = volume.NotNoted(r.VolumeID, "that it is deferred at "+r.Target, errors.Join(err, rerr))
 		if rerr == nil {
 			return err
 		}
@@ -134,7 +135,7 @@ func (d *deferrals) remove(r deferral) error {
 		remove = record.SetAside
 	}
 	if err := remove(d.path(r)); err != nil {
-		return notNoted(r.VolumeID, "that it is no longer deferred at "+r.Target, err)
+		return volume.NotNoted(r.VolumeID, "that it is no longer deferred at "+r.Target, err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

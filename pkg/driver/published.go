@@ -8,6 +8,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 // readOnlyAs says how a publish was made read-only.
@@ -170,7 +171,7 @@ func (p *publishedTargets) note(id, target string, what shown, anonymous bool) e
 		err = publishedType.WriteVolatile(path, publishedRecord{id, p.boot, target, what})
 	}
 	if err != nil {
-		return notNoted(id, "how it is published at "+target, err)
+		return volume.NotNoted(id, "how it is published at "+target, err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -189,7 +190,7 @@ func (p *publishedTargets) shown(id, target string) shown {
 func (p *publishedTargets) remove(id, target string) error {
 	path := p.path(id, target)
 	if err := record.RemoveVolatile(path); err != nil {
-		return notNoted(id, "that it is unpublished at "+target, err)
+		return volume.NotNoted(id, "that it is unpublished at "+target, err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

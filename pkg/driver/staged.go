@@ -14,6 +14,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 // stagedRecord says how a volume is staged. Nothing is mounted at stage, so the kernel does not
@@ -69,13 +70,6 @@ func loadStaged(dir, boot string, log *slog.Logger) (*stagedVolumes, error) {
 	})
 }
 
-// notNoted returns the error of a record that could not be written, or removed: what the record says of a volume, and the way out. Its code
-// is not final, so a kubelet that gives up undoes what was done before.
-func notNoted(id, what string, err error) error {
-	return fault.New(fault.Unavailable, "volume %s: %s could not be noted in csi-node's state directory: %w. Make room on its disk, or "+
-		"mend it: a repeated call goes on", id, what, err)
-}
-
 func (s *stagedVolumes) path(id string) string { return s.dir.File(record.Name(id)) }
 
 func (s *stagedVolumes) get(id string) (stagedRecord, bool) {
@@ -113,7 +107,7 @@ func (s *stagedVolumes) put(r stagedRecord) error {
 		return nil
 	}
 	if err := stagedType.WriteVolatile(s.path(r.VolumeID), r); err != nil {
-		return notNoted(r.VolumeID, "how it is staged", err)
+		return volume.NotNoted(r.VolumeID, "how it is staged", err)
 	}
 	s.mu.Lock()
 	s.m[r.VolumeID] = r
@@ -124,7 +118,7 @@ func (s *stagedVolumes) put(r stagedRecord) error {
 func (s *stagedVolumes) remove(id string) error {
 	if s.unusable(id) != nil {
 		if err := record.SetAside(s.path(id)); err != nil {
-			return notNoted(id, "that it is unstaged", err)
+			return volume.NotNoted(id, "that it is unstaged", err)
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -132,7 +126,7 @@ func (s *stagedVolumes) remove(id string) error {
 		return nil
 	}
 	if err := record.RemoveVolatile(s.path(id)); err != nil {
-		return notNoted(id, "that it is unstaged", err)
+		return volume.NotNoted(id, "that it is unstaged", err)
 	}
 	s.mu.Lock()
 	delete(s.m, id)

@@ -72,6 +72,13 @@ func OfDevice(id string, err error) error {
 	return err
 }
 
+// NotNoted returns the fault.Unavailable of a record in the state directory that could not be written, or removed: what the record says of
+// the volume, and the way out. That code is not final, so a kubelet that gives up undoes what was done before.
+func NotNoted(id, what string, err error) error {
+	return fault.New(fault.Unavailable, "volume %s: %s could not be noted in the state directory: %w. Make room on its disk, or mend it: "+
+		"a repeated call goes on", id, what, err)
+}
+
 // provenBlank returns what the device holds and, if it may be formatted, the proof.
 func provenBlank(
 	ctx context.Context, src Source, v Volume, dev mounter.Device, p *Progress,

@@ -102,7 +102,7 @@ func (p *Pool) beside(examine func(*Pool) (taken, error)) map[*Pool]taken {
 // owed returns how many bytes the pools beside p may still take. Its caller holds neighbours.mu.
 func (p *Pool) owed(found map[*Pool]taken) (total int64) {
 	for _, q := range p.neighbours.locked(p) {
-		t := found[q] // nothing of a pool that has come since: it has taken nothing
+		t := found[q] // zero for a pool that was opened since: all that it has promised counts
 		q.mu.Lock()
 		var c volume.Capacity
 		q.countPromises(&c, t.look)

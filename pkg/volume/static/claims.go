@@ -293,7 +293,7 @@ func (s *Source) Held(id string) (bool, error) {
 	return c.device.Held(s.loop.Dir)
 }
 
-// heldElsewhere is Held for a volume of which is not known any more as what device it was attached. It looks for its disk under all names.
+// heldElsewhere is Held for a volume whose device is no longer known. It looks for the volume's disk under all names.
 func (s *Source) heldElsewhere(id string) (bool, error) {
 	e, err := s.find(id)
 	if err != nil || !e.Identity.Known() {

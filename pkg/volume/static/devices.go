@@ -172,7 +172,7 @@ func (s *Source) saveDevice(id, key string, r deviceRecord) error {
 		return nil // kept for a person to examine; it prevents formatting
 	}
 	if err := deviceType.Write(s.devicePath(key), r); err != nil {
-		return notNoted(id, err)
+		return volume.NotNoted(id, "what it is", err)
 	}
 	s.mu.Lock()
 	s.devices[key] = r

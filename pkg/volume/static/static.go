@@ -277,15 +277,9 @@ func (e entry) source() string {
 	return e.Server + ":" + e.Share
 }
 
-// notNoted returns the error of a record that could not be written. Its code is not final, so a kubelet that gives up undoes what was done.
-func notNoted(id string, err error) error {
-	return fault.New(fault.Unavailable, "volume %s: what it is could not be noted in csi-node's state directory: %w. Make room on its disk, "+
-		"or mend it: a repeated call goes on", id, err)
-}
-
 func (s *Source) save(e entry) error {
 	if err := entryType.Write(s.path(e.Volume.ID), e); err != nil {
-		return notNoted(e.Volume.ID, err)
+		return volume.NotNoted(e.Volume.ID, "what it is", err)
 	}
 	s.mu.Lock()
 	s.volumes[e.Volume.ID] = e
