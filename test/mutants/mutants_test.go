@@ -151,6 +151,9 @@ x
 			t.Fatal(err)
 		}
 	}
+	if err := os.CopyFS(filepath.Join(dir, "scripts"), os.DirFS("../../scripts")); err != nil { // own-mounts.sh
+		t.Fatal(err)
+	}
 	commit := []string{"-c", "user.name=x", "-c", "user.email=x@example.com", "commit", "-qm", "x"}
 	for _, args := range [][]string{{"init", "-q"}, {"add", "-A"}, commit} {
 		c := exec.Command("git", args...)
