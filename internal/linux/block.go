@@ -107,18 +107,30 @@ func BtrfsResizeMax(f *os.File, device uint64) error {
 // BtrfsDevice is ioctl BTRFS_IOC_FS_INFO: the id of the file system's only device, or 1 if it has several. A file system that was moved to
 // another device (added, and the first one removed) has another id than 1.
 func BtrfsDevice(f *os.File) (uint64, error) {
-	// struct btrfs_ioctl_fs_info_args: max_id (the largest id in use), num_devices, and 1008 more bytes.
-	var arg struct {
-		largest, devices uint64
-		more             [126]uint64
-	}
-	if err := ioctlPtr("BTRFS_IOC_FS_INFO", f, 0x8400941f, &arg); err != nil {
-		return 0, err
-	}
-	if arg.devices != 1 {
+	info, err := btrfsInfo(f)
+	if err == nil && info.devices != 1 {
 		return 1, nil
 	}
-	return arg.largest, nil
+	return info.largest, err
+}
+
+// BtrfsID is ioctl BTRFS_IOC_FS_INFO: the UUID of the file system (fsid). Its subvolumes have it in common, and device numbers of their
+// own.
+func BtrfsID(f *os.File) ([16]byte, error) {
+	info, err := btrfsInfo(f)
+	return info.id, err
+}
+
+// btrfsFsInfo is struct btrfs_ioctl_fs_info_args: max_id (the largest device id in use), num_devices, fsid, and 992 more bytes.
+type btrfsFsInfo struct {
+	largest, devices uint64
+	id               [16]byte
+	_                [124]uint64
+}
+
+func btrfsInfo(f *os.File) (info btrfsFsInfo, err error) {
+	err = ioctlPtr("BTRFS_IOC_FS_INFO", f, 0x8400941f, &info)
+	return info, err
 }
 
 // BtrfsDeviceSize is ioctl BTRFS_IOC_DEV_INFO: the number of bytes that the file system uses of a device.

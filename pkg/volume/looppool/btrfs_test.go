@@ -14,8 +14,8 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// onBtrfs opens a pool on a file system of 1 GiB.
-func onBtrfs(t *testing.T, options string) *Pool {
+// btrfsMount returns the directory at which it has mounted a file system of 1 GiB.
+func btrfsMount(t *testing.T, options string) string {
 	t.Helper()
 	dir := t.TempDir()
 	on := filepath.Join(dir, "on")
@@ -28,13 +28,47 @@ func onBtrfs(t *testing.T, options string) *Pool {
 			t.Errorf("%v: %s", err, out)
 		}
 	})
-	p, err := Open(Options{Name: "p", Dir: filepath.Join(on, "pool"), NodesDir: t.TempDir(), Log: slog.New(slog.DiscardHandler),
-		Reserve: 1 << 20})
+	return on
+}
+
+func openOnBtrfs(t *testing.T, name, dir string, beside *Neighbours) *Pool {
+	t.Helper()
+	p, err := Open(Options{Name: name, Dir: dir, NodesDir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Reserve: 1 << 20,
+		Neighbours: beside})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
 	return p
+}
+
+// onBtrfs opens a pool on a file system of 1 GiB.
+func onBtrfs(t *testing.T, options string) *Pool {
+	t.Helper()
+	return openOnBtrfs(t, "p", filepath.Join(btrfsMount(t, options), "pool"), nil)
+}
+
+// A05: subvolumes have device numbers of their own, and share the room of their file system.
+func TestA05_PoolsOnSubvolumesShareTheirRoom(t *testing.T) {
+	on, beside := btrfsMount(t, "defaults"), &Neighbours{}
+	var pools []*Pool
+	for _, name := range []string{"p", "q"} {
+		dir := filepath.Join(on, name)
+		if out, err := exec.Command("btrfs", "subvolume", "create", dir).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		pools = append(pools, openOnBtrfs(t, name, dir, beside))
+	}
+	c, err := pools[0].Capacity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pools[0].promise("a volume", "key", 0, c.Left*2/3); err != nil {
+		t.Fatal(err)
+	}
+	if err := pools[1].promise("a volume", "key", 0, c.Left*2/3); err == nil {
+		t.Errorf("of %d bytes, two pools have each promised two thirds", c.Left)
+	}
 }
 
 // attached makes a volume, and calls change before it is attached. At the end of the test the volume is deleted.

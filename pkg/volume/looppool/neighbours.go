@@ -11,16 +11,31 @@ import (
 )
 
 // Neighbours are the pools of one process. Pools on one file system share its room: what one of them has promised and not taken yet, no
-// other may promise. Subvolumes of one btrfs count as file systems of their own. The zero value is ready for use.
+// other may promise. The zero value is ready for use.
 type Neighbours struct {
 	mu    sync.Mutex // held while a promise is noted; taken before the mu of a Pool
 	pools []*Pool
 }
 
-// filesystemOf returns the numbers of the file system of a pool's directory.
-func filesystemOf(p *Pool) (numbers, error) {
+// filesystem tells one file system from others. Subvolumes of btrfs have numbers of their own, and an id in common.
+type filesystem struct {
+	numbers
+	id [16]byte
+}
+
+// filesystemOf returns which file system has the directory of a pool.
+func filesystemOf(p *Pool) (on filesystem, err error) {
+	fs, err := linux.Fstatfs(p.lock)
+	if err != nil {
+		return on, err
+	}
+	if fs.Type&0xffffffff == btrfs {
+		on.id, err = linux.BtrfsID(p.lock)
+		return on, err
+	}
 	st, err := linux.StatxFile(p.lock)
-	return numbers{st.DevMajor, st.DevMinor}, err
+	on.numbers = numbers{st.DevMajor, st.DevMinor}
+	return on, err
 }
 
 func (n *Neighbours) join(p *Pool) {

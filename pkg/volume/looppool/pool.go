@@ -55,7 +55,7 @@ type Pool struct {
 
 	overcommit float64
 	neighbours *Neighbours
-	on         numbers // its file system
+	on         filesystem // its file system
 	reserved   reserveFile
 	measuring  sync.Mutex // held while measure examines all files
 
