@@ -194,7 +194,7 @@ func serve(
 		return err
 	}
 	go nri.New(agent).Serve(ctx, o.nri, func(err error) { connection.Store(&err) })
-	// The waits end with ctx: the daemon was told to stop, or a server failed.
+	// The waits fail only when ctx ends: the daemon was told to stop, or a server failed.
 	name, err := driverName(ctx, log, conn)
 	if err != nil {
 		return servers.Err()
@@ -204,14 +204,13 @@ func serve(
 		return err
 	}
 	servers.GRPC(agent.Proxy().Server(append(options, grpc.StreamInterceptor(observe(metrics)))...), l)
-	r, err := register(ctx, o, name, log)
-	if err != nil {
-		return servers.Err()
+	// The kubelet may know the endpoint from before, so there may be calls in flight whether this succeeds or not.
+	if r, err := register(ctx, o, name, log); err == nil {
+		registered.Store(r)
+		defer r.Stop()
+		servers.Needs(r.Socket())
+		log.Info("serving", "endpoint", o.endpoint, "driver_name", name)
+		go agent.Sweep(ctx)
 	}
-	registered.Store(r)
-	defer r.Stop()
-	servers.Needs(r.Socket())
-	log.Info("serving", "endpoint", o.endpoint, "driver_name", name)
-	go agent.Sweep(ctx)
 	return servers.Wait("calls in flight are finished, what is published stays so")
 }

@@ -239,21 +239,22 @@ func serve(o *options, log *slog.Logger, metrics *telemetry.Metrics, d *driver.D
 	if err := servers.HTTP(o.MetricsAddress, metrics.Handler(ready)); err != nil {
 		return errors.Join(err, l.Close())
 	}
-	servers.GRPC(s, l)
-	log.Info("serving", "endpoint", o.endpoint)
+	// What can fail comes before the first call, which would be cut off. Until then clients wait at the socket.
 	if o.endpointGroup >= 0 {
 		if err := rpcserver.ShareSocket(o.endpoint, o.endpointGroup); err != nil {
-			return fmt.Errorf("--endpoint-group: %w", err)
+			return errors.Join(fmt.Errorf("--endpoint-group: %w", err), l.Close())
 		}
 	}
 	if o.registration != "" {
 		r, err := registration.Serve(o.registration, o.driverName, o.endpoint, log)
 		if err != nil {
-			return err
+			return errors.Join(err, l.Close())
 		}
 		defer r.Stop()
 		servers.Needs(r.Socket())
 		registered.Store(r)
 	}
+	servers.GRPC(s, l)
+	log.Info("serving", "endpoint", o.endpoint)
 	return servers.Wait("calls in flight are finished", d.Drain)
 }

@@ -103,13 +103,19 @@ func (a *Agent) Dead() bool {
 // Become stops the process and starts another program in its place, as an upgrade does.
 func (a *Agent) Become(bin string) {
 	a.S.T.Helper()
-	OK(a.S.T, a.cmd.Process.Signal(syscall.SIGTERM))
+	a.Terminate()
 	<-a.exited
 	if !a.cmd.ProcessState.Success() {
 		a.S.T.Errorf("crust-agent ended with %s\n%s", a.cmd.ProcessState, a.log.String())
 	}
 	a.Bin = bin
 	a.Start()
+}
+
+// Terminate sends SIGTERM. Dead tells when the process has ended.
+func (a *Agent) Terminate() {
+	a.S.T.Helper()
+	OK(a.S.T, a.cmd.Process.Signal(syscall.SIGTERM))
 }
 
 // Kill is kill -9.
