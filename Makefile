@@ -87,7 +87,7 @@ test-vm: setup monitoring
 
 test-vm-short: setup monitoring
 	test/vm/prepare.sh
-	SHORT=1 test/vm/tests.sh $(KERNELS)
+	SHORT=1 PART=$(PART) test/vm/tests.sh $(KERNELS)
 
 # A real Kubernetes of three nodes on this machine, its images, and tests with pods.
 .PHONY: kubernetes cluster test-kubernetes

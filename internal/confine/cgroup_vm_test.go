@@ -133,7 +133,7 @@ func lifeInCgroup(t *testing.T) {
 	<-ended
 
 	// The limits are set after the start; the limit of the address space comes last.
-	const limit = 64 << 20
+	const limit = 16 << 20
 	greedy := fmt.Sprintf("until [ $(ulimit -v) != unlimited ]; do :; done; head -c %d /dev/zero | tail -c %d >/dev/null", 4*limit, 3*limit)
 	for _, c := range []struct {
 		limit int64

@@ -3,6 +3,7 @@
 # kernels ("6.1" or "6.1,6.12", which run beside each other), more arguments are
 # for `go test`. One boot serves all tests of a kernel. SHORT=1 runs what a
 # kernel can break: SELinux, NFS, device-mapper, sick disks, cgroups, system calls.
+# With PART=1 or PART=2 it is one half of that, for a run of CI.
 set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/../.."
@@ -17,7 +18,13 @@ go build -o "$S/bin/inside" ./test/node/inside
 (cd test/runtimes && CGO_ENABLED=1 go build -o "$S/bin/runc" github.com/opencontainers/runc)
 # A guest boots no guests and has no compiler: what needs one stays here, and so does what no kernel changes.
 skip="D01_Foreign|D02_Formatted|D06|D07|D08|D10|RandomCallSequences|Crustctl|AbortedWhile|ValidateCapabilities|VolumeWhoseFile|Ext4InodesTell|D09_CopiesBeside|SocketTakeover|SIGTERMFinishes|ADeferralOfANewer|TestA0[2-46-8]|TestA05_[^W]|TestA1[0135]|TestA12_(Looking|Whole|AForeign)|TestALow|TestB0|TestAudit|F04_Killed|A09_EachCapability|A01_AChangedDeviceIsStillTheVolumes/[^e]|R04_WhatWasApplied|DataSurvivesEverything|TestBad|DeleteSnapshotWhile|MetricsAndHealth|OfAPoolThatIsNot|D01_GivenOut|TestA14_TheNext|F09|TestStaticDevice|SingleWriter|ReaderOnlyMode|NoProgramOnTheWay|TestA09|SnapshotOfABusy|ExpandedWhile|RepublishWithAnotherGroup|PartOfAFile|GrowthDue|AWalkBeside|TestD0[345]|D11_AShutDown|D11_APoolThat|D11_GrowthOnTheNode|TestScale|AProgramIsBuiltOnce"
-short="TestS0|TestS1|TestNFS|C09|F07|R02|TestD11|A01_AMapped|A01_TheNodeSays|A01_APodCannotUnbind|A01_TheKubelets|A01_Udevd"
+part=${PART:-}
+shorts=(
+	[1]="TestS0[1256]" # and the alert
+	[2]="TestS0[^1256]|TestS1|TestNFS|C09|F07|R02|TestD11|A01_AMapped|A01_TheNodeSays|A01_APodCannotUnbind|A01_TheKubelets|A01_Udevd"
+)
+short=${part:+${shorts[part]:?PART is 1 or 2}}
+short=${short:-${shorts[1]}|${shorts[2]}}
 # Labels of every file system, the policy's denials, and what counts labels: with SHORT, for the newest kernel only.
 newest="S02_EveryFile|S02_Enforcing|S01_WithTheHosts|S05_ALabelCosts|TestS09"
 # Denials take long under emulation. They are alike for all file systems, so SHORT has ext4 and a share.
@@ -29,10 +36,11 @@ tests() { GOTMPDIR=$S/tmp go test -exec "$S/vm exec" -p 1 -count=1 -timeout "${T
 # One alert needs a kernel with SELinux.
 alert() { tests -tags vm -run TestS09 ./test/monitoring; }
 # ManyPrograms is about threads, alike for all kernels, and takes minutes under emulation.
+packages() { tests -tags vm -skip ManyProgramsBesideEachOther ./internal/linux ./internal/confine ./internal/loopdev ./pkg/mounter; }
 both() {
-	tests -tags vm -skip ManyProgramsBesideEachOther ./internal/linux ./internal/confine ./internal/loopdev ./pkg/mounter &&
-		tests -tags vm "$@" ./test/node || return
-	! labels || alert # it counts labels: see newest
+	[ "$part" = 1 ] || packages || return
+	tests -tags vm "$@" ./test/node || return
+	[ "$part" = 2 ] || ! labels || alert # it counts labels: see newest
 }
 # labels tells whether this kernel is the newest of the run.
 labels() { [ "$CRUST_TEST_KERNEL" = "${kernels##*,}" ]; }
@@ -42,9 +50,8 @@ run() {
 	local not=$skip
 	[ "$CRUST_TEST_KERNEL" = 6.12 ] || not+="|TestD11|TestA05|OneSMBServer"
 	if labels; then not+="${SHORT:+|$denials}"; else not+="${SHORT:+|$newest}"; fi
-	export S
-	export kernels
-	export -f tests alert both labels
+	export S kernels part
+	export -f tests alert packages both labels
 	if [ ${#everything[@]} -eq 0 ]; then
 		"$S/vm" run -kernel "$CRUST_TEST_KERNEL" bash -c 'tests "$@"' tests "$@"
 	elif [ -n "${SHORT:-}" ]; then
