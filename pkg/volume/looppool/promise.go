@@ -149,6 +149,39 @@ func (p *Pool) noteIfLeft(
 	return true, owed
 }
 
+// spare returns how many bytes are free, and promised neither by this pool nor by those beside it. Volumes come before the reserve, because
+// a write that fails for lack of space loses data. It examines no file if enough is spare without the space that files take.
+func (p *Pool) spare(enough int64) int64 {
+	c, err := p.space()
+	if err != nil {
+		return 0
+	}
+	quick, err := p.quickLook()
+	if err != nil {
+		return 0
+	}
+	if n := p.notOwed(c, quick, p.quickly()); n >= enough {
+		return n
+	}
+	beside := p.thoroughly()
+	c, l, err := p.measure()
+	if err != nil {
+		return 0
+	}
+	return p.notOwed(c, l, beside)
+}
+
+// notOwed is the free space without what volumes, snapshots and the file system's maps may still take.
+func (p *Pool) notOwed(c volume.Capacity, l look, beside map[*Pool]taken) int64 {
+	p.neighbours.mu.Lock()
+	defer p.neighbours.mu.Unlock()
+	owed := p.owed(beside)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.countPromises(&c, l)
+	return c.Available - max(int64(float64(c.Promised)/p.overcommit)-c.Used, 0) - owed - c.Total/forMaps
+}
+
 func (p *Pool) unpromise(key string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

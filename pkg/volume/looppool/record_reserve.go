@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
 // The pool keeps a file, "reserve", that takes space and has no content. If volumes have filled
@@ -41,6 +42,10 @@ func (p *Pool) openReserve(size int64) error {
 	if size == 0 {
 		size = min(defaultReserve, c.Total/smallestPart)
 	}
+	if most := c.Total - c.Total/forMaps; size >= most { // it would fill the disk, which others may use, too
+		return fault.New(fault.Invalid, "a reserve of %d bytes leaves nothing to promise: %s is on a file system of %d; give a smaller one",
+			size, p.dir, c.Total)
+	}
 	r := &p.reserved
 	r.size = size &^ (reservePiece - 1)
 	if r.file, err = os.OpenFile(filepath.Join(p.dir, "reserve"), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
@@ -70,19 +75,22 @@ func (p *Pool) openReserve(size int64) error {
 	if err != nil {
 		return fmt.Errorf("the reserve for records: %w", errors.Join(err, r.file.Close()))
 	}
-	p.refillReserve()
-	return nil
+	return nil // Recover fills it: which pools are beside this one is known then
 }
 
-// refillReserve fills the reserve up, as far as there is room.
+// refillReserve fills the reserve up, as far as there is room that nobody was promised.
 func (p *Pool) refillReserve() {
 	r := &p.reserved
+	missing := r.size - r.held.Load()
+	if missing <= 0 {
+		return
+	}
+	spare := p.spare(missing)
 	if !r.mu.TryLock() {
 		return // somebody fills or frees it now
 	}
 	defer r.mu.Unlock()
-	for r.held.Load() < r.size {
-		// Volumes come first, because a write that fails for lack of space loses data.
+	for ; r.held.Load() < r.size && spare >= reservePiece; spare -= reservePiece {
 		if c, err := p.space(); err != nil || c.Available < 2*reservePiece {
 			return
 		}

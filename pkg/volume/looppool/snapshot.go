@@ -161,6 +161,7 @@ func (p *Pool) Recover(thaw volume.Thaw) error {
 	}
 	p.doubt()
 	p.recoverFrozen()
+	p.refillReserve()
 	return nil
 }
 
