@@ -215,7 +215,7 @@ func (g *globals) flagValues() map[string]completer {
 		modes = append(modes, name)
 	}
 	slices.Sort(modes)
-	kinds := []string{withoutVolume, withoutPersistentVolume, ofAnotherNode, notConfigured}
+	kinds := []string{withoutVolume, withoutPersistentVolume, ofAnotherNode, ofAnotherPool, notConfigured}
 	for _, k := range volume.Kinds() {
 		kinds = append(kinds, string(k))
 	}

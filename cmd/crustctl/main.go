@@ -75,12 +75,21 @@ func unreached(st *status.Status) bool {
 		slices.ContainsFunc(own, func(begin string) bool { return strings.HasPrefix(st.Message(), begin) })
 }
 
+// neverEmpty are flags without which a command does something else: it compares nothing, or makes an empty volume. So an empty value, as
+// of a variable that is not set, is an error.
+var neverEmpty = []string{"claim", "from-snapshot", "persistent-volumes", "pool", "volume"}
+
 func root() *cobra.Command {
 	g := &globals{}
 	c := &cobra.Command{
 		Use: "crustctl", Short: "Look after Crust CSI on this node",
 		Version: version.String(), SilenceErrors: true, SilenceUsage: true,
-		PersistentPreRunE: func(*cobra.Command, []string) error {
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			for _, name := range neverEmpty {
+				if f := cmd.Flags().Lookup(name); f != nil && f.Changed && f.Value.String() == "" {
+					return fmt.Errorf("--%s is empty: give it a value, or leave it out", name)
+				}
+			}
 			if g.output != "table" && g.output != "json" {
 				return fmt.Errorf("--output %q: table or json", g.output)
 			}

@@ -18,6 +18,7 @@ const (
 	withoutVolume           = "pv-without-volume"
 	withoutPersistentVolume = "volume-without-pv"
 	ofAnotherNode           = "pv-of-another-node"
+	ofAnotherPool           = "pv-of-another-pool"
 )
 
 // persistentVolume has the fields that this command reads. Kubernetes' own types are not linked for
@@ -139,23 +140,30 @@ func (c *checkedPools) compare(list []persistentVolume, all bool) error {
 	if c.node == "" {
 		return errors.New("--persistent-volumes: give --node-id as well, because csi-node was not asked for it")
 	}
-	here, known := map[string]bool{}, map[string]bool{}
+	here, known, byKey := map[string]bool{}, map[string]bool{}, map[string]string{}
 	for _, v := range c.volumes {
 		known[v.GetId()] = true
-		here[v.GetId()] = slices.Contains(c.Pools, v.GetPool())
+		if here[v.GetId()] = slices.Contains(c.Pools, v.GetPool()); here[v.GetId()] {
+			_, key, _, _ := volume.ParseID(v.GetId())
+			byKey[key] = v.GetId()
+		}
 	}
 	for _, m := range c.Findings {
 		known[m.ID] = true // some part of it exists
 	}
 	handles := map[string]bool{}
+	for _, pv := range list {
+		if pv.Spec.CSI != nil && (c.driver == "" || pv.Spec.CSI.Driver == c.driver) {
+			handles[pv.Spec.CSI.VolumeHandle] = true
+		}
+	}
 	ours := false // the list has a volume of the driver, on any node
 	for _, pv := range list {
 		if pv.Spec.CSI == nil || c.driver != "" && pv.Spec.CSI.Driver != c.driver {
 			continue
 		}
 		id := pv.Spec.CSI.VolumeHandle
-		handles[id] = true
-		pool, _, _, ok := volume.ParseID(id)
+		pool, key, _, ok := volume.ParseID(id)
 		ours = ours || ok || c.driver != ""
 		if here[id] && pv.isOfAnother(c.node) {
 			c.Findings = append(c.Findings, misfit{Pool: pool, Kind: ofAnotherNode, ID: id, Claim: pv.claim(),
@@ -167,7 +175,14 @@ func (c *checkedPools) compare(list []persistentVolume, all bool) error {
 			continue
 		}
 		m := misfit{Pool: pool, Kind: withoutVolume, ID: id, Claim: pv.claim()}
-		switch {
+		switch renamed := byKey[key]; {
+		case renamed != "" && !handles[renamed]:
+			handles[renamed] = true // it is this PersistentVolume's
+			now, _, _, _ := volume.ParseID(renamed)
+			m.Pool, m.Kind, m.ID = now, ofAnotherPool, renamed
+			m.Means = fmt.Sprintf("the volume is here in pool %s, and its PersistentVolume %s names pool %s: no pod with it starts", now,
+				pv.Metadata.Name, pool)
+			m.Do = fmt.Sprintf("if the pool was called %s before, give it that name again, and restart csi-node; do not delete the volume", pool)
 		case slices.Contains(c.Pools, pool):
 			m.Means = fmt.Sprintf(
 				"PersistentVolume %s is of this node, and the pool has no such volume: its data is not here, and no pod with "+

@@ -149,6 +149,19 @@ func TestB08_PoolCheckComparesWithPersistentVolumes(t *testing.T) {
 	exits(t, n, 1, compare(pv("pvc-here", v.ID, "old")), "pv-of-another-node", "shop/of-pvc-here", "node node-1", "another name")
 	exits(t, n, 1, compare(pv("pvc-here", v.ID, "node-1"), pv("pvc-lost", "other.v"+strings.Repeat("0", 32), "node-1")),
 		"pv-without-volume", `no pool "other"`)
+	// A volume whose pool got another name is not one that nobody has.
+	renamed := "old" + strings.TrimPrefix(v.ID, "pool")
+	out = exits(t, n, 1, compare(pv("pvc-here", renamed, "node-1")), "pv-of-another-pool", "shop/of-pvc-here", "names pool old", v.ID)
+	if strings.Contains(out, "volume delete") || strings.Contains(out, "pv-without-volume") {
+		t.Errorf("a pool that was renamed:\n%s", out)
+	}
+	exits(t, n, 1, compare(pv("pvc-here", v.ID, "node-1"), pv("other", renamed, "node-1")), "pv-without-volume", `no pool "old"`)
+	// A variable that is not set compares nothing, and does not seem to.
+	exits(t, n, 2, []string{"pool", "check", "--persistent-volumes", ""}, "--persistent-volumes is empty")
+	exits(t, n, 1, []string{"volume", "create", "restored", "--from-snapshot", ""}, "--from-snapshot is empty")
+	if all, err := n.Client.Volumes(ctxOf(t)); err != nil || len(all) != 1 {
+		t.Errorf("a restore of no snapshot made a volume: %v, %v", all, err)
+	}
 	n.Kill()
 	dir := []string{"pool", "check", "pool", "--dir", n.PoolDir(), "--persistent-volumes", pvs(t, pv("pvc-lost", lost, "node-1"))}
 	exits(t, n, 2, dir, "--node-id")
