@@ -33,6 +33,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 	"github.com/crust-csi/crust-csi/pkg/volume"
 	"github.com/crust-csi/crust-csi/pkg/volume/looppool"
+	"github.com/crust-csi/crust-csi/pkg/volume/poolhome"
 )
 
 func main() { daemon.Main("csi-node", run) }
@@ -126,11 +127,11 @@ func run(args []string) error {
 		AppliesGroups: o.fsGroupPolicy == "Mount", Defers: o.defers, HostNamespace: host, HostNetwork: openHostNetwork(o, log),
 		Left: func(id string) volume.Releaser {
 			return looppool.Left(id, filepath.Join(o.stateDir, "dev"), func(d mounter.Device) (bool, error) {
-				_, ok, err := volume.AvailableOwnerOfDevice(volumes.Pools(), d)
-				return ok, err
+				owner, ok, err := volume.AvailableOwnerOfDevice(volumes.Pools(), d)
+				return ok && !poolhome.SameVolume(poolRecords(o), id, owner), err
 			})
 		},
-		FormerPools: func() ([]driver.FormerPool, error) { return formerPools(o.stateDir, volumes.Pools()) },
+		FormerPools: func() ([]driver.FormerPool, error) { return formerPools(poolRecords(o), volumes.Pools()) },
 	})
 	if err != nil {
 		return err

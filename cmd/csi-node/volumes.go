@@ -14,6 +14,9 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume/static"
 )
 
+// poolRecords is the directory of the node's records of its pools.
+func poolRecords(o *options) string { return filepath.Join(o.stateDir, "pools") }
+
 // openVolumes opens the pools and the registry of static volumes.
 func openVolumes(
 	o *options, settings nodeconfig.Settings, log *slog.Logger, metrics *telemetry.Metrics,
@@ -30,7 +33,7 @@ func openVolumes(
 	neighbours := &looppool.Neighbours{}
 	for _, spec := range settings.Pools {
 		p, err := poolhome.Open(poolhome.Options{
-			Name: spec.Name, Dir: spec.Dir, State: filepath.Join(o.stateDir, "pools"), Log: log, Empty: looppool.Empty,
+			Name: spec.Name, Dir: spec.Dir, State: poolRecords(o), Log: log, Empty: looppool.Empty,
 			Foreign: looppool.Foreign(nodes),
 			Open: func() (volume.Pool, error) {
 				return looppool.Open(looppool.Options{
@@ -71,12 +74,12 @@ func openVolumes(
 }
 
 // formerPools returns the pools that the node had before.
-func formerPools(stateDir string, now []volume.Pool) ([]driver.FormerPool, error) {
+func formerPools(records string, now []volume.Pool) ([]driver.FormerPool, error) {
 	var names []string
 	for _, p := range now {
 		names = append(names, p.Name())
 	}
-	all, err := poolhome.FormerPools(filepath.Join(stateDir, "pools"), names)
+	all, err := poolhome.FormerPools(records, names)
 	var former []driver.FormerPool
 	for _, p := range all {
 		former = append(former, driver.FormerPool{Name: p.Name, Dir: p.Dir, Record: p.Record,

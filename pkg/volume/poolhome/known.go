@@ -8,6 +8,7 @@ import (
 
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
 // known is the node's record of a pool.
@@ -83,4 +84,20 @@ func FormerPools(state string, configured []string) (former []Former, err error)
 		}
 	}
 	return former, nil
+}
+
+// SameVolume reports whether two ids are those of one volume, whose pool got another name: both names have one identity. See Options.State.
+// It does not look at the pool.
+func SameVolume(state, id, other string) bool {
+	a, key, _, ok := volume.ParseID(id)
+	b, otherKey, _, otherOK := volume.ParseID(other)
+	if !ok || !otherOK || key != otherKey {
+		return false
+	}
+	was, err := readKnown(state, a)
+	if err != nil {
+		return false
+	}
+	now, err := readKnown(state, b)
+	return err == nil && was.ID != "" && was.ID == now.ID
 }

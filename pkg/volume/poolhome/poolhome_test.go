@@ -72,3 +72,25 @@ func TestB03_APoolWantsItsParts(t *testing.T) {
 		}
 	}
 }
+
+// B04: ids name one volume if both pools are one directory, and if the volume is one.
+func TestB04_OneVolumeUnderTwoNamesOfItsPool(t *testing.T) {
+	state := t.TempDir()
+	for name, id := range map[string]string{"old": "a", "new": "a", "other": "b", "none": "", "bare": ""} {
+		if err := knownType.Write(recordOf(state, name), known{ID: id, Dir: "/" + name}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	id := volume.VolumeID("old", "v")
+	for other, want := range map[string]bool{
+		volume.VolumeID("new", "v"): true, volume.VolumeID("new", "w"): false, volume.VolumeID("other", "v"): false,
+		volume.VolumeID("unknown", "v"): false, volume.SnapshotID("new", "v"): false, "": false,
+	} {
+		if got := SameVolume(state, id, other); got != want {
+			t.Errorf("%s and %s: %v", id, other, got)
+		}
+	}
+	if SameVolume(state, volume.VolumeID("none", "v"), volume.VolumeID("bare", "v")) {
+		t.Error("two directories without an identity are one")
+	}
+}
