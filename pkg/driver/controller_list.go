@@ -80,6 +80,9 @@ func (d *Driver) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 		return &csi.GetCapacityResponse{}, nil
 	}
 	pool, err := d.Volumes.Pool(params.Pool)
+	if fault.Is(err, fault.Invalid) {
+		pool, err = d.Volumes.Pool("") // no node can have a pool of that name: CreateVolume refuses it, too
+	}
 	if err != nil {
 		// Another node may have the pool.
 		if d.unknownPools.first(params.Pool) {

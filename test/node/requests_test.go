@@ -45,6 +45,8 @@ func TestB02_AMistypedClassIsToldByCreateVolume(t *testing.T) {
 		{map[string]string{"provisionning": "thick"}, "ext4", "provisionning"},
 		{map[string]string{"provisioning": "thicc"}, "ext4", "thicc"},
 		{map[string]string{"fsGroupStrategy": "chgrp", "pool": "pool"}, "ext4", "chgrp"},
+		{map[string]string{"pool": "Pool"}, "ext4", "Pool"}, // no node can have it
+		{map[string]string{"pool": "pool/", "provisioning": "thicc"}, "ext4", "thicc"},
 		{nil, "zfs", "zfs"},
 	} {
 		c := capability(wrong.fstype, 0)
