@@ -20,6 +20,9 @@ func (c labelConflict) Unwrap() error { return c.error }
 
 // conflictOfLabels says which labels conflict, and who has the volume.
 func (d *Driver) conflictOfLabels(p *publication, have string) error {
+	if err := mounter.CheckLabels(p.use.options); err != nil {
+		return fmt.Errorf("volume %s: %w", p.id, err) // whatever other pods have
+	}
 	return labelConflict{fault.New(fault.State, "volume %s is mounted with the SELinux label %q and cannot be mounted with %q "+
 		"at the same time: all its mounts on a node have one label%s. Give the pods the same seLinuxOptions, or run one after the other%s",
 		p.id, have, p.use.options.Context(), d.usedBy(p), mounter.HeldBy(p.attachment.Device).After("; "))}

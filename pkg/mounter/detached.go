@@ -49,7 +49,7 @@ type Detached struct {
 // caller must compare them (see Busy). A path that leads to a device with other numbers is a fault
 // State. Options are not checked for safety: see CheckOptions and Filesystem.NoPanic.
 func Open(fs Filesystem) (*Detached, error) {
-	if err := checkLabels(fs.Options); err != nil {
+	if err := CheckLabels(fs.Options); err != nil {
 		return nil, err
 	}
 	if err := fs.leadsToDevice(); err != nil {

@@ -36,7 +36,7 @@ type NFS struct {
 // An attempt lasts as long as the kernel tries to reach the server, by default some minutes.
 // The context is checked before each attempt, not during it.
 func OpenNFS(ctx context.Context, n NFS) (*Detached, error) {
-	if err := checkLabels(n.Options); err != nil {
+	if err := CheckLabels(n.Options); err != nil {
 		return nil, err
 	}
 	server, err := serverOf(n.Source)

@@ -15,7 +15,7 @@ import (
 func OpenByPath(
 	scratch, source, fstype string, o Options, readOnly bool, mount func(options []string) error,
 ) (*Detached, error) {
-	if err := checkLabels(o); err != nil {
+	if err := CheckLabels(o); err != nil {
 		return nil, err
 	}
 	o = separate(fstype, o)

@@ -52,8 +52,8 @@ func (o Options) Labels() bool {
 	return slices.ContainsFunc(o.Superblock, func(opt Option) bool { return contextOptions[opt.Key] })
 }
 
-// checkLabels refuses labels on a kernel without SELinux.
-func checkLabels(o Options) error {
+// CheckLabels refuses options with a label on a kernel without SELinux.
+func CheckLabels(o Options) error {
 	if !o.Labels() {
 		return nil
 	}

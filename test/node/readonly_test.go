@@ -25,6 +25,12 @@ func TestS08_ALabelWithoutSELinuxIsAnError(t *testing.T) {
 			csiclient.Volume{FSType: fstype, MountFlags: []string{`context="system_u:object_r:svirt_image_t:s0:c1,c2"`}})
 		ok(t, n.Client.Stage(ctxOf(t), v))
 		refused(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false), codes.FailedPrecondition, "SELinux", "c1,c2")
+		// Beside a pod without a label, too: what is in the way is the kernel, not that pod.
+		plain := v
+		plain.MountFlags = nil
+		ok(t, n.Client.Publish(ctxOf(t), plain, n.Target("b"), false))
+		refused(t, n.Client.Publish(ctxOf(t), v, n.Target("a"), false), codes.FailedPrecondition, v.ID, "runs without SELinux", "c1,c2")
+		ok(t, n.Client.Unpublish(ctxOf(t), v.ID, n.Target("b")))
 		down(t, n, v.ID)
 	}
 }
