@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -278,6 +277,9 @@ func (a *Agent) publishOrDefer(
 			return a.byHost(ctx, req, next, d, decision.Why)
 		}
 	}
+	if placed, err := a.keptFromDriver(ctx, d); placed || err != nil {
+		return nil, err // an empty message is success
+	}
 	if err := a.describe(ctx, req, d); err != nil {
 		return nil, err
 	}
@@ -300,12 +302,7 @@ func (a *Agent) publishOrDefer(
 		d.Trace = tracing.Parent(ctx)
 	}
 	if readOnly(req) { // whether the driver says so or not
-		d.Options = maps.Clone(d.Options)
-		if d.Options == nil {
-			d.Options = map[string]string{}
-		}
-		delete(d.Options, "rw") // of the class; a runtime refuses both
-		d.Options["ro"] = ""
+		d.Options = onlyRead(d.Options)
 	}
 	return raw, a.deferred(ctx, d, known)
 }

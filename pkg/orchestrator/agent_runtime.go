@@ -43,7 +43,8 @@ func (a *Agent) nodeStats(ctx context.Context, req *csi.NodeGetVolumeStatsReques
 	if err != nil {
 		return nil, err
 	}
-	r, err := c.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: d.Sandbox, HostVolumeId: source})
+	// By the name that it was published with: the driver may have another one by now.
+	r, err := c.RuntimeGetVolumeStats(ctx, &crustv1alpha1.RuntimeGetVolumeStatsRequest{SandboxId: d.Sandbox, HostVolumeId: d.Source})
 	if err != nil {
 		return nil, ofRuntime(d, err)
 	}
@@ -92,7 +93,7 @@ func (a *Agent) nodeExpand(ctx context.Context, req *csi.NodeExpandVolumeRequest
 	if err != nil {
 		return nil, err
 	}
-	r, err := c.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: d.Sandbox, HostVolumeId: source,
+	r, err := c.RuntimeExpandVolume(ctx, &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: d.Sandbox, HostVolumeId: d.Source,
 		RequiredBytes: req.GetCapacityRange().GetRequiredBytes()})
 	if status.Code(err) == codes.NotFound { // that sandbox has ended
 		if now, ok := a.Records.Get(d.Target); ok && now.Sandbox != d.Sandbox {

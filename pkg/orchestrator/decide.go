@@ -3,6 +3,7 @@ package orchestrator
 import (
 	"context"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -108,6 +109,19 @@ func (a *Agent) offered(ctx context.Context) (types []csi.NodeServiceCapability_
 	return types, nil
 }
 
+// keptFromDriver tells whether a repeated publish must not reach the driver: a sandbox may have the volume, and the driver defers mounts no
+// more (it was replaced by an older one, or was told so). It would mount what the sandbox has mounted.
+func (a *Agent) keptFromDriver(ctx context.Context, d Deferral) (bool, error) {
+	if d.Sandbox == "" {
+		return false, nil
+	}
+	offered, err := a.offered(ctx)
+	if err != nil {
+		return false, uncertain("volume %s: %s", d.VolumeID, err)
+	}
+	return !slices.Contains(offered, crust.NodeCapability), nil
+}
+
 // describe sets the attributes that only the agent may set, and removes the caller's.
 func (a *Agent) describe(ctx context.Context, req *csi.NodePublishVolumeRequest, d Deferral) error {
 	delete(req.GetVolumeContext(), crust.ContextKernel)
@@ -160,4 +174,12 @@ func readOnly(req *csi.NodePublishVolumeRequest) bool {
 		return true
 	}
 	return req.GetReadonly()
+}
+
+// onlyRead returns the mount options for a pod that only reads.
+func onlyRead(options map[string]string) map[string]string {
+	reads := map[string]string{"ro": ""}
+	maps.Copy(reads, options)
+	delete(reads, "rw") // of the class; a runtime refuses both
+	return reads
 }

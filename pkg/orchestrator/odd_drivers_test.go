@@ -147,3 +147,95 @@ func TestR05_AReaderOfAVolumeThatIsMountedRW(t *testing.T) {
 		t.Errorf("the runtime is told %q, which crustd refuses as INVALID_ARGUMENT", crust.OptionList(d.Options))
 	}
 }
+
+// another is a driver that was replaced while a sandbox has a volume.
+type another struct {
+	grpc.ClientConnInterface
+	source    string // by this name it leaves the volume to the runtime
+	never     bool   // it does not defer, and mounts
+	published int
+}
+
+func (d *another) Invoke(ctx context.Context, method string, args, reply any, o ...grpc.CallOption) error {
+	err := d.ClientConnInterface.Invoke(ctx, method, args, reply, o...)
+	switch r := reply.(type) {
+	case *csi.NodeGetCapabilitiesResponse:
+		if d.never {
+			r.Capabilities = nil
+		}
+	case *message:
+		if err == nil && strings.HasSuffix(method, "NodePublishVolume") {
+			d.published++
+			answer := &csi.NodePublishVolumeResponse{}
+			if !d.never {
+				err = crust.SetMountInfo(answer, crust.MountInfo{Source: d.source, Type: "ext4"})
+			}
+			r.bytes = answer.ProtoReflect().GetUnknown()
+		}
+	}
+	return err
+}
+
+// kubelet returns a kubelet's client of an agent whose driver was replaced.
+func (d *another) kubelet(r *rig) csi.NodeClient {
+	r.t.Helper()
+	conn := r.agent.Driver.(*Connection)
+	d.ClientConnInterface, r.agent.Driver = conn, d
+	return csi.NewNodeClient(dialer(r.t, serve(r.t, r.agent.Proxy().Server(), "agent2.sock")))
+}
+
+// A driver was updated, and has other names for devices (by-id, for example). The sandbox has the volume by its earlier name, and only by
+// that can it be asked for it and told to let go of it.
+func TestC22_C24_ADriverThatNamesADeviceOtherwise(t *testing.T) {
+	r := deferredRig(t)
+	ok(t, r.agent.SandboxStarted(r.ctx(), Sandbox{"sb", "u1", 1}))
+	kubelet := (&another{source: "/dev/disk/by-id/seven"}).kubelet(r)
+	_, err := kubelet.NodePublishVolume(r.ctx(), request())
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "/dev/disk/by-id/seven") ||
+		!strings.Contains(err.Error(), "/dev/loop7") {
+		t.Errorf("published again: %v", err)
+	}
+	_, err = kubelet.NodeUnpublishVolume(r.ctx(), &csi.NodeUnpublishVolumeRequest{VolumeId: "vol", TargetPath: target})
+	ok(t, err)
+	if got := r.runtime.Published("sb", "/dev/loop7"); got != nil {
+		t.Errorf("the kubelet is told that nobody has it, and the sandbox has %v", got)
+	}
+	// Before a sandbox has the volume, the last answer counts.
+	_, err = kubelet.NodePublishVolume(r.ctx(), request())
+	ok(t, err)
+	ok(t, r.agent.SandboxStarted(r.ctx(), Sandbox{"sb2", "u1", 2}))
+	if r.runtime.Published("sb2", "/dev/disk/by-id/seven") == nil {
+		t.Error("it is not published by its new name")
+	}
+	// The rig's driver answers these by the earlier one.
+	_, err = kubelet.NodeGetVolumeStats(r.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: target})
+	if err != nil {
+		t.Errorf("stats: %v", err)
+	}
+	const size = 3 << 30
+	grown, err := kubelet.NodeExpandVolume(r.ctx(), &csi.NodeExpandVolumeRequest{VolumeId: "vol", VolumePath: target,
+		CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
+	if err != nil || grown.GetCapacityBytes() != size {
+		t.Errorf("the sandbox's file system is to grow: %v, %v", grown, err)
+	}
+}
+
+// A driver was replaced by one that never defers, and a kubelet that was restarted publishes again what runs. The driver would mount what
+// the sandbox has mounted.
+func TestC23_ADriverThatDefersNoMore(t *testing.T) {
+	r := deferredRig(t)
+	ok(t, r.agent.SandboxStarted(r.ctx(), Sandbox{"sb", "u1", 1}))
+	d := &another{never: true}
+	_, err := d.kubelet(r).NodePublishVolume(r.ctx(), request())
+	ok(t, err)
+	if d.published > 0 {
+		t.Error("the node mounts the volume beside the sandbox")
+	}
+	if r.runtime.Published("sb", "/dev/loop7") == nil {
+		t.Error("the sandbox has lost it")
+	}
+	if said := r.said(); strings.Contains(said, EventMountedByHost) {
+		t.Errorf("events: %s", said)
+	}
+	ok(t, r.agent.missing("u1", "sb"))
+}

@@ -141,6 +141,10 @@ func (r *Records) All() []Deferral {
 func (r *Records) Put(d Deferral) error {
 	defer r.write.Lock(d.Target)()
 	have, ok := r.Get(d.Target)
+	if have.Sandbox != "" && have.Source != d.Source {
+		// Only by its name of then does the runtime find the volume that has to be released.
+		return fmt.Errorf("the driver says that it is %s now, and sandbox %s may have it as %s: end the pod", d.Source, have.Sandbox, have.Source)
+	}
 	d.Sandbox, d.Published, d.BootID = have.Sandbox, have.Published, r.boot
 	if d.Published {
 		d.Trace = "" // the caller may have an older copy

@@ -172,10 +172,13 @@ func (a *Agent) attempt(ctx context.Context, target string, b podSandbox) (pendi
 	if err := failpoint.Err("agent.registered"); err != nil {
 		return false, err
 	}
-	// Whatever becomes of the call, the record says who must release the volume.
+	// Whatever becomes of the call, the record says who must release the volume, and by which name.
 	if !d.in(b.id) {
 		if err := a.Records.Place(target, b.id, false); err != nil {
 			return false, err
+		}
+		if d, ok = a.Records.Get(target); !ok {
+			return false, errEnded
 		}
 	}
 	if err := failpoint.Err("agent.placed"); err != nil {
