@@ -156,6 +156,17 @@ func TestC19_NoSecondMountOfADevice(t *testing.T) {
 	if strings.Contains(err.Error(), dir) || !strings.Contains(s.Log.String(), dir) {
 		t.Errorf("where it is mounted is for the log, not for %v; the log: %s", err, s.Log.String())
 	}
+	if strings.Contains(err.Error(), "undone") {
+		t.Errorf("nothing was begun: %v", err)
+	}
+	// The sandbox has nothing of it, so another one can have the volume.
+	other := s.pod("other", v)
+	other.info = p.info
+	s.namespace(other)
+	ok(t, os.MkdirAll(other.target, 0o750))
+	ok(t, s.runtimePublish(other))
+	s.deregister(other)
+	ok(t, os.Remove(other.target))
 	ok(t, s.runtimePublish(p))
 	below.target = p.target + "/below"
 	below.info = p.info

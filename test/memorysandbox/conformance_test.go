@@ -173,7 +173,7 @@ func TestC11_ADeviceThatNobodyHolds(t *testing.T) {
 	defer cancel()
 	results, err := conformance.Run(ctx, conformance.Config{Client: c, Sandbox: "one", KubeletDir: t.TempDir(), Scratch: t.TempDir()})
 	check(t, err)
-	if r := results[6]; r.Outcome != conformance.Failed || !strings.Contains(r.Detail, "must be held") {
+	if r := results[7]; r.Outcome != conformance.Failed || !strings.Contains(r.Detail, "must be held") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -217,6 +217,13 @@ func TestC11_EachCheckCanFail(t *testing.T) {
 		"a blank device": func(_ string, _, resp any, err error) (any, error) {
 			if is(err, codes.FailedPrecondition) && strings.Contains(err.Error(), "is blank") {
 				return &crustv1alpha1.RuntimePublishVolumeResponse{}, nil
+			}
+			return resp, err
+		},
+		"a device that somebody else uses": func(_ string, req, resp any, err error) (any, error) {
+			r, ok := req.(*crustv1alpha1.RuntimePublishVolumeRequest)
+			if ok && err == nil && slices.Contains(r.GetMountOptions(), "noatime") {
+				return nil, refuse(codes.AlreadyExists)
 			}
 			return resp, err
 		},

@@ -54,7 +54,7 @@ func (m *memory) hold(device string) error {
 	if m.devices[device] == nil {
 		f, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
 		if err != nil {
-			return err
+			return fault.New(fault.State, "%s is in use, perhaps: %w", device, err)
 		}
 		m.devices[device] = &held{File: f}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
@@ -130,6 +132,25 @@ func (r *run) checkBlank(ctx context.Context) error {
 			return fmt.Errorf("the answer is %s", c)
 		}
 		return d.held(false)
+	})
+}
+
+func (r *run) checkInUse(ctx context.Context) error {
+	return r.with(ctx, false, func(d *disk) error {
+		user, err := linux.Open(d.loop.Path, os.O_RDONLY|linux.OExcl) // as a file system that the host mounts
+		if err != nil {
+			return err
+		}
+		_, err = d.publish(ctx, d.request(r.Sandbox))
+		err = errors.Join(code("publish", err, codes.FailedPrecondition), user.Close(), d.held(false))
+		if err != nil {
+			return err
+		}
+		// A server that keeps something of the call answers ALREADY_EXISTS.
+		if _, err := d.publish(ctx, d.request(r.Sandbox, "noatime")); err != nil {
+			return fmt.Errorf("publish in another way after one that failed: %w", err)
+		}
+		return nil
 	})
 }
 

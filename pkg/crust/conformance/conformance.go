@@ -88,6 +88,7 @@ func Run(ctx context.Context, c Config) ([]Result, error) {
 		{"an unknown sandbox is NOT_FOUND", (*run).checkUnknownSandbox},
 		{"an unknown file system is INVALID_ARGUMENT, and the device stays free", (*run).checkUnknownFileSystem},
 		{"a blank device is not mounted, and stays free", (*run).checkBlank},
+		{"a device that somebody else uses is FAILED_PRECONDITION, and the call leaves nothing", (*run).checkInUse},
 		{"a published volume holds its device, and can be published again", (*run).checkPublish},
 		{"a published device at another target is ALREADY_EXISTS", (*run).checkOtherTarget},
 		{"a published device in another sandbox is FAILED_PRECONDITION", (*run).checkOtherSandbox},

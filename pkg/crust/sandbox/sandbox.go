@@ -125,10 +125,10 @@ func (d departed) Unpublish(_ context.Context, v Volume) error {
 }
 func (d departed) Close() error { return d.forget() }
 
-// Sandbox mounts volumes. No two of its methods run at once for one volume. Every method can be
-// repeated.
+// Sandbox mounts volumes. No two of its methods run at once for one volume, except Stats: it runs beside
+// any, because it may hang. Every method can be repeated.
 type Sandbox interface {
-	// Publish attaches and mounts a volume, unless already done.
+	// Publish attaches and mounts a volume, unless already done. See Untouched.
 	Publish(ctx context.Context, v Volume) (Place, error)
 	// Unpublish undoes Publish, or what a failed Publish left.
 	Unpublish(ctx context.Context, v Volume) error
@@ -149,6 +149,14 @@ type Sandbox interface {
 	// Detach disconnects from the sandbox without changing it, for the end of this process.
 	Detach()
 }
+
+// Untouched marks an error of Sandbox.Publish that came before anything was done. Unpublish is not called then: it may ask whether the
+// device is free, and the device may be somebody else's.
+func Untouched(err error) error { return untouched{err} }
+
+type untouched struct{ error }
+
+func (u untouched) Unwrap() error { return u.error }
 
 // Execer is a Sandbox that can run a program, for tests and for inspection.
 type Execer interface {

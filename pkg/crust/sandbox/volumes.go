@@ -82,6 +82,9 @@ func (m *Manager) Publish(ctx context.Context, id string, v Volume) (isPending b
 		if known && have.State != publishing {
 			return false, err // it was mounted or handed over before, so it stays
 		}
+		if errors.As(err, new(untouched)) && !known {
+			return false, errors.Join(err, m.keep(b, source, nil))
+		}
 		// Own timeout: the caller's time may be up.
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.Timeout)
 		defer cancel()

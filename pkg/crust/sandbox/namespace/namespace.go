@@ -216,8 +216,8 @@ func (s *mountNamespace) Publish(ctx context.Context, v sandbox.Volume) (sandbox
 			return err
 		}
 		if busy && len(v.Readers) == 0 {
-			return fault.New(fault.State, "%s is in use outside of this sandbox, so it was not mounted%s",
-				v.Device.Path, mounter.HeldBy(v.Device).After("; "))
+			return sandbox.Untouched(fault.New(fault.State, "%s is in use outside of this sandbox, so it was not mounted%s",
+				v.Device.Path, mounter.HeldBy(v.Device).After("; ")))
 		}
 		m, err := engine.Open(ctx, engine.Request{
 			Device: v.Device, Type: v.Type, Options: v.Options, ReadOnly: v.ReadOnly, Group: v.Group, Policy: v.Policy,
