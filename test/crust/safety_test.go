@@ -12,10 +12,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-csi/crust-csi/internal/csiclient"
 	"github.com/crust-csi/crust-csi/internal/testcrust"
 	"github.com/crust-csi/crust-csi/internal/testnode"
+	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
 )
 
@@ -138,6 +140,66 @@ func TestC18_C19_ARestartAsksTheDevice(t *testing.T) {
 	ok(t, os.Remove(q.target))
 	s.nodeUnpublish(p)
 	s.Delete(v)
+}
+
+// C18, C19: a container has a volume, and the name of its device is gone (udev takes links below /dev/disk away), or leads to another
+// device. The number counts.
+func TestC18_C19_ADeviceThatHasAnotherName(t *testing.T) {
+	link := filepath.Join(t.TempDir(), "disk")
+	s := newServer(t, "namespace", "", "--allow-device", link)
+	loop := func(name string) string {
+		img := filepath.Join(t.TempDir(), name)
+		run(t, "truncate", "-s", "64M", img)
+		run(t, "mkfs.ext4", "-q", img)
+		dev := strings.TrimSpace(run(t, "losetup", "-f", "--show", img))
+		t.Cleanup(func() { run(t, "losetup", "-d", dev) })
+		return dev
+	}
+	dev, other := loop("own"), loop("other")
+	ok(t, os.Symlink(dev, link))
+	p := s.pod("pod", csiclient.Volume{})
+	p.info = crust.MountInfo{Source: link, Type: "ext4"}
+	ok(t, os.MkdirAll(p.target, 0o750))
+	defer os.Remove(p.target)
+	sb := s.namespace(p)
+	ok(t, s.runtimePublish(p))
+	container := exec.Command("nsenter", "--mount="+sb.Pin(), "unshare", "-m", "sh", "-c", "echo; exec sleep 3600")
+	out, err := container.StdoutPipe()
+	ok(t, err)
+	ok(t, container.Start())
+	t.Cleanup(func() { _ = container.Process.Kill(); _ = container.Wait() })
+	_, err = out.Read(make([]byte, 1)) // it has its own mounts
+	ok(t, err)
+	unpublish := func() (err error) {
+		for {
+			_, err = s.Client.UnpublishVolume(ctxOf(t), &crustv1alpha1.UnpublishVolumeRequest{SandboxId: p.name, HostVolumeId: link})
+			if status.Code(err) != codes.Aborted { // crustd tries by itself when a sandbox has ended
+				return err
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	ok(t, os.Remove(link))
+	refused(t, unpublish(), codes.FailedPrecondition, "still in use")
+	ok(t, os.Symlink(other, link))
+	refused(t, unpublish(), codes.FailedPrecondition, "still in use")
+	// Nor is it released when its sandbox has ended while crustd was away, and cannot be opened.
+	s.Kill()
+	sb.Kill()
+	pins, err := filepath.Glob(filepath.Join(s.StateDir(), "ns/*"))
+	ok(t, err)
+	for _, pin := range append(pins, filepath.Join(s.StateDir(), "ns")) {
+		testnode.Unmount(t, pin)
+	}
+	s.Start()
+	refused(t, unpublish(), codes.FailedPrecondition, "still in use")
+	// What uses the other device keeps nothing.
+	dir := t.TempDir()
+	run(t, "mount", other, dir)
+	defer testnode.Unmount(t, dir)
+	ok(t, container.Process.Kill())
+	_ = container.Wait()
+	eventually(t, testcrust.Longest(), "the sandbox is cleaned up", func() bool { return s.listed() == "" })
 }
 
 // C19: a device that is mounted elsewhere is not mounted again, and no target in a sandbox may lie

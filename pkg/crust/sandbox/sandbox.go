@@ -7,8 +7,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
-	"io/fs"
 
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
@@ -38,6 +36,13 @@ type Volume struct {
 func (v Volume) Serial() string {
 	sum := sha256.Sum256([]byte(v.Device.Path))
 	return "crust-" + hex.EncodeToString(sum[:12])
+}
+
+// InUse reports whether somebody on this host uses the volume's device, which may have lost its name, or lead to another by now. A device
+// that is gone is not in use.
+func (v Volume) InUse() (bool, error) {
+	const nodes = "/dev"
+	return v.Device.Held(nodes)
 }
 
 // Place is where a volume is inside its sandbox.
@@ -114,10 +119,7 @@ func (d departed) Unpublish(_ context.Context, v Volume) error {
 	if v.ReadOnly {
 		return nil // another sandbox may read it too, so the device proves nothing; one that writes needs it to be free
 	}
-	busy, err := mounter.Busy(v.Device.Path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
+	busy, err := v.InUse()
 	if err == nil && busy {
 		err = fault.New(fault.State, "the sandbox has ended, and %s is still in use%s", v.Device.Path, mounter.HeldBy(v.Device).After("; "))
 	}

@@ -277,10 +277,8 @@ func (s *mountNamespace) Unpublish(_ context.Context, v sandbox.Volume) error {
 	}
 	// Containers have copies of the mount. At an unreachable target nothing is mounted, or not any
 	// more. The device decides.
-	busy, berr := mounter.Busy(v.Device.Path)
+	busy, berr := v.InUse()
 	switch {
-	case errors.Is(berr, fs.ErrNotExist):
-		return nil
 	case berr != nil:
 		return errors.Join(err, berr)
 	case busy:
