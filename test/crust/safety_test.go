@@ -144,21 +144,27 @@ func TestC18_C19_ARestartAsksTheDevice(t *testing.T) {
 
 // C18, C19: a container has a volume, and the name of its device is gone (udev takes links below /dev/disk away), or leads to another
 // device. The number counts.
-func TestC18_C19_ADeviceThatHasAnotherName(t *testing.T) {
+func TestC17_C18_C19_ADeviceThatHasAnotherName(t *testing.T) {
+	for _, fs := range []string{"ext4", "btrfs"} { // one has the device's number, the other its name
+		t.Run(fs, func(t *testing.T) { anotherName(t, fs) })
+	}
+}
+
+func anotherName(t *testing.T, fs string) {
 	link := filepath.Join(t.TempDir(), "disk")
 	s := newServer(t, "namespace", "", "--allow-device", link)
-	loop := func(name string) string {
+	loop := func(name, megabytes string) string {
 		img := filepath.Join(t.TempDir(), name)
-		run(t, "truncate", "-s", "64M", img)
-		run(t, "mkfs.ext4", "-q", img)
+		run(t, "truncate", "-s", megabytes+"M", img)
+		run(t, "mkfs."+fs, "-q", img)
 		dev := strings.TrimSpace(run(t, "losetup", "-f", "--show", img))
 		t.Cleanup(func() { run(t, "losetup", "-d", dev) })
 		return dev
 	}
-	dev, other := loop("own"), loop("other")
+	dev, other := loop("own", "256"), loop("other", "512")
 	ok(t, os.Symlink(dev, link))
 	p := s.pod("pod", csiclient.Volume{})
-	p.info = crust.MountInfo{Source: link, Type: "ext4"}
+	p.info = crust.MountInfo{Source: link, Type: fs}
 	ok(t, os.MkdirAll(p.target, 0o750))
 	defer os.Remove(p.target)
 	sb := s.namespace(p)
@@ -182,6 +188,8 @@ func TestC18_C19_ADeviceThatHasAnotherName(t *testing.T) {
 	ok(t, os.Remove(link))
 	refused(t, unpublish(), codes.FailedPrecondition, "still in use")
 	ok(t, os.Symlink(other, link))
+	_, err = s.Client.RuntimeExpandVolume(ctxOf(t), &crustv1alpha1.RuntimeExpandVolumeRequest{SandboxId: p.name, HostVolumeId: link})
+	refused(t, err, codes.FailedPrecondition, "leads to the device")
 	refused(t, unpublish(), codes.FailedPrecondition, "still in use")
 	// Nor is it released when its sandbox has ended while crustd was away, and cannot be opened.
 	s.Kill()

@@ -214,6 +214,10 @@ func (m *Manager) Expand(ctx context.Context, id, source string, required int64)
 	if r.ReadOnly {
 		return 0, fault.New(fault.State, "volume %s is published read-only in sandbox %s, so it does not grow", source, id)
 	}
+	if now, err := mounter.FindDevice(v.Device.Path); err == nil && !now.Same(v.Device) {
+		return 0, fault.New(fault.State, "volume %s: its path leads to the device %d:%d now, and sandbox %s has %d:%d; end the sandbox",
+			source, now.Major, now.Minor, id, v.Device.Major, v.Device.Minor)
+	}
 	size, err := mounter.DeviceSize(v.Device)
 	if err != nil {
 		return 0, err

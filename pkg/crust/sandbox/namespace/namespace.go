@@ -196,6 +196,11 @@ func ours(t *mounter.Target, v sandbox.Volume) (*mounter.State, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
+	if st.Occupant == mounter.MountPoint {
+		if m, err := st.Mount(); err == nil && fstype.Of(m.Type).Numberless && m.Source == v.Device.Path {
+			return st, true, nil // it was mounted by this path, wherever that leads by now
+		}
+	}
 	dev, ok, err := st.Device()
 	return st, err == nil && ok && dev.Same(v.Device), err
 }
