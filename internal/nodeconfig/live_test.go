@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -202,6 +203,33 @@ func TestABrokenFileLeavesTheConfigurationAsItWas(t *testing.T) {
 }
 
 // A changed label may give the node other devices, and other pools after a restart.
+// To open a FIFO waits for who writes to it, and csi-node's end would wait with it.
+func TestAFileThatIsReplacedByAFIFOIsNotWaitedFor(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const config = head + "nodes: [{name: a, selector: {matchLabels: {kubernetes.io/hostname: 'n'}}, pools: [{name: a, path: /a}]}]"
+	for _, name := range []string{"config.yaml", "labels"} {
+		f, s := newFiles(t, config, none)
+		w := watch(t, s, time.Hour)
+		t.Cleanup(func() { // before the end of Watch: it may wait
+			if writer, err := os.OpenFile(fifo, os.O_RDWR, 0); err == nil {
+				_ = writer.Close()
+			}
+		})
+		file := filepath.Join(f.dir, name)
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(fifo, file); err != nil {
+			t.Fatal(err)
+		}
+		w.asked <- os.Interrupt
+		w.until(file + " is no regular file")
+	}
+}
+
 func TestLabelsThatChange(t *testing.T) {
 	f, s := newFiles(t, whole, "zone=\"c\"\n")
 	w := watch(t, s, 5*time.Millisecond)

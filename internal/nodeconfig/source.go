@@ -53,6 +53,10 @@ func (c contents) same(d contents) bool {
 }
 
 func readFile(path string) (string, error) {
+	// To open a FIFO waits.
+	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() {
+		return "", fmt.Errorf("%s is no regular file, which can be read again later", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return "", err
