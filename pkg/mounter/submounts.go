@@ -3,6 +3,7 @@ package mounter
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,23 +16,42 @@ import (
 
 // OpenTree makes a detached bind mount of the tree of mounts at path, including submounts:
 // open_tree(2) with AT_RECURSIVE. It is for drivers that publish what is mounted already. A
-// symbolic link in the path is an error. So is a path that is not a mount point, because a
-// directory there is on the node's own disk. What is mounted into the tree later, or unmounted,
-// appears and disappears in the copy; nothing that happens to the copy reaches the tree.
+// symbolic link in the path is an error: for a path below a Root, whose own path may have links,
+// use [Target.OpenTree]. A path that is not a mount point is a fault State, because a directory
+// there is on the node's own disk. What is mounted into the tree later, or unmounted, appears and
+// disappears in the copy; nothing that happens to the copy reaches the tree.
 func OpenTree(path string) (*Detached, error) {
-	dir, err := linux.Openat2(linux.CWD, path, linux.OPath, linux.ResolveNoSymlinks)
+	at, err := linux.Openat2(linux.CWD, path, linux.OPath, linux.ResolveNoSymlinks)
 	if err != nil {
 		return nil, err
 	}
-	defer dir.Close()
-	st, err := linux.StatxFile(dir)
+	defer at.Close()
+	return openTree(at, path)
+}
+
+// OpenTree is like the function OpenTree, for the tree of mounts at the target, such as a volume's staging path. Nothing there, or a
+// symbolic link, is no mount point. It does not say whose mount that is: ask Shows before.
+func (t *Target) OpenTree() (*Detached, error) {
+	at, err := linux.Openat(t.parent, t.name, linux.OPath|linux.ONofollow, 0)
+	if errors.Is(err, linux.ENOENT) {
+		return nil, notMounted(t.Path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", t.Path, err)
+	}
+	defer at.Close()
+	return openTree(at, t.Path)
+}
+
+func openTree(at *os.File, path string) (*Detached, error) {
+	st, err := linux.StatxFile(at)
 	if err != nil {
 		return nil, err
 	}
 	if !st.MountRoot {
-		return nil, fault.New(fault.State, "%s is no mount point: what lies there is not a volume's", path)
+		return nil, notMounted(path)
 	}
-	clone, err := linux.OpenTreeCloneRecursive(dir)
+	clone, err := linux.OpenTreeCloneRecursive(at)
 	if err != nil {
 		return nil, err
 	}
@@ -39,6 +59,10 @@ func OpenTree(path string) (*Detached, error) {
 		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), clone.Close())
 	}
 	return &Detached{mount: clone, isDir: st.IsDir(), what: path}, nil
+}
+
+func notMounted(path string) error {
+	return fault.New(fault.State, "%s is no mount point: what lies there is not a volume's", path)
 }
 
 // takeOffSubmounts takes off what is mounted inside the topmost mount at the target, also where the mount is shared: in the mount namespace

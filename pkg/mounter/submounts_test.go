@@ -71,6 +71,40 @@ func TestD04_ATreeWithSubmountsIsTakenOff(t *testing.T) {
 	}
 }
 
+// The kubelet's directory is often a link to a larger disk. A driver that publishes what is mounted at its staging path works there too.
+func TestD05_ATreeBelowALinkedRoot(t *testing.T) {
+	dir := t.TempDir()
+	check(t, os.Mkdir(dir+"/disk", 0o755))
+	check(t, os.Symlink("disk", dir+"/kubelet"))
+	root, err := OpenRoot(dir + "/kubelet")
+	check(t, err)
+	defer root.Close()
+	at := func(name string) *Target {
+		target, err := root.Target(dir + "/kubelet/" + name)
+		check(t, err)
+		t.Cleanup(func() { target.Close() })
+		return target
+	}
+	mountTmpfs(t, dir+"/disk/staging")
+	check(t, os.WriteFile(dir+"/disk/staging/file", nil, 0o644))
+	m, err := at("staging").OpenTree()
+	check(t, err)
+	defer m.Close()
+	check(t, m.Attach(at("target")))
+	check(t, m.Close())
+	if _, err := os.Stat(dir + "/disk/target/file"); err != nil {
+		t.Error(err)
+	}
+	check(t, at("target").Unmount())
+
+	check(t, os.Symlink("staging", dir+"/disk/link")) // as a pod could plant one
+	for _, name := range []string{"link", "target", "absent"} {
+		if m, err := at(name).OpenTree(); !fault.Is(err, fault.State) {
+			t.Errorf("%s: %v, %v", name, m, err)
+		}
+	}
+}
+
 // csi-node runs in a container that shares the kubelet's directory with the host. What a pod mounted in its volume goes on both sides.
 func TestD04_SubmountsGoInTheHostsNamespaceToo(t *testing.T) {
 	root := openRoot(t)
