@@ -47,6 +47,11 @@ func Open(path string, flags int) (*os.File, error) {
 // OpenBlock opens a block device, and no other kind of file: to open a FIFO waits, and to open some devices does something. Another kind is
 // ENOTBLK.
 func OpenBlock(path string, flags int) (*os.File, error) {
+	return OpenBlockIf(path, flags, func(Statx) error { return nil })
+}
+
+// OpenBlockIf is OpenBlock for a device that allowed accepts. Another one is not opened.
+func OpenBlockIf(path string, flags int, allowed func(Statx) error) (*os.File, error) {
 	at, err := Open(path, OPath)
 	if err != nil {
 		return nil, err
@@ -55,6 +60,9 @@ func OpenBlock(path string, flags int) (*os.File, error) {
 	st, err := StatxFile(at)
 	if err == nil && !st.IsBlock() {
 		err = &os.PathError{Op: "open", Path: path, Err: ENOTBLK}
+	}
+	if err == nil {
+		err = allowed(st)
 	}
 	if err != nil {
 		return nil, err

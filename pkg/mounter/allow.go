@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 )
 
@@ -65,6 +66,14 @@ func FindNamed(path string) (Device, error) {
 		return Device{}, absent(path, err)
 	}
 	return FindDevice(real)
+}
+
+// noDevice is the error of linux.OpenBlock, as a state of this node where the path leads to no block device.
+func noDevice(path string, err error) error {
+	if errors.Is(err, linux.ENOTBLK) {
+		return fault.New(fault.State, "%s is no block device", path)
+	}
+	return absent(path, err)
 }
 
 // absent makes a missing device a state of this node.

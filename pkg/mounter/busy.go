@@ -2,7 +2,6 @@ package mounter
 
 import (
 	"errors"
-	"os"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
 )
@@ -10,15 +9,12 @@ import (
 // Busy reports whether a file system on the device is mounted in any mount namespace, or
 // another program holds the device: it tries an O_EXCL open.
 func Busy(device string) (bool, error) {
-	err := linux.Settle(func() error {
-		f, err := linux.OpenBlock(device, os.O_RDONLY|linux.OExcl)
-		if err != nil {
-			return err
-		}
-		return f.Close()
-	})
+	f, err := exclusively(device, func(linux.Statx) error { return nil })
 	if errors.Is(err, linux.EBUSY) {
 		return true, nil
 	}
-	return false, err
+	if err != nil {
+		return false, err
+	}
+	return false, f.Close()
 }

@@ -130,14 +130,8 @@ func probe(device string, size int64) (superblock.Result, error) {
 // because for CSI that is a missing volume.
 func FindDevice(path string) (Device, error) {
 	f, err := linux.OpenBlock(path, os.O_RDONLY)
-	switch {
-	case errors.Is(err, linux.ENOENT):
-		err = absent(path, err)
-	case errors.Is(err, linux.ENOTBLK):
-		err = fault.New(fault.State, "%s is no block device", path)
-	}
 	if err != nil {
-		return Device{}, err
+		return Device{}, noDevice(path, err)
 	}
 	defer f.Close()
 	st, err := linux.StatxFile(f)

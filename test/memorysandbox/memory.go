@@ -14,8 +14,6 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	"github.com/crust-csi/crust-csi/pkg/crust/sandbox"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
@@ -50,15 +48,15 @@ type held struct {
 }
 
 // hold keeps others from the device.
-func (m *memory) hold(device string) error {
-	if m.devices[device] == nil {
-		f, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
+func (m *memory) hold(d mounter.Device) error {
+	if m.devices[d.Path] == nil {
+		f, err := mounter.Hold(d)
 		if err != nil {
-			return fault.New(fault.State, "%s is in use, perhaps: %w", device, err)
+			return err
 		}
-		m.devices[device] = &held{File: f}
+		m.devices[d.Path] = &held{File: f}
 	}
-	m.devices[device].users++
+	m.devices[d.Path].users++
 	return nil
 }
 
@@ -140,7 +138,7 @@ func (b memoryBox) Publish(_ context.Context, v sandbox.Volume) (sandbox.Place, 
 	}
 	d := b.boxes[b.id][v.Device.Path]
 	if d == nil {
-		if err := b.hold(v.Device.Path); err != nil {
+		if err := b.hold(v.Device); err != nil {
 			return sandbox.Place{}, err
 		}
 		d = &mounted{b.disks[id], v.ReadOnly, b.late}

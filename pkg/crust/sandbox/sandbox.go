@@ -48,8 +48,8 @@ func (v Volume) InUse() (bool, error) {
 // Place is where a volume is inside its sandbox.
 type Place struct {
 	Device, Path string
-	// Pending: the sandbox has the volume, and mounts it when a container of it starts. It holds the device from now on (open(2)
-	// with O_EXCL), because a device that is not in use may be given to others. Path is where the volume will be. Until it is
+	// Pending: the sandbox has the volume, and mounts it when a container of it starts. It holds the device from now on
+	// (mounter.Hold), because a device that is not in use may be given to others. Path is where the volume will be. Until it is
 	// mounted, Stats and Expand are a fault Unavailable. A repeated Publish reports whether the volume is mounted.
 	Pending bool `json:"-"`
 }

@@ -3,7 +3,6 @@ package kata
 import (
 	"context"
 	"errors"
-	"os"
 	"strings"
 	"sync"
 
@@ -86,23 +85,12 @@ func (b *Backend) hold(d mounter.Device) error {
 		have.users++
 		return nil
 	}
-	var f *os.File
-	err := linux.Settle(func() (err error) { // whoever had it may have ended just now
-		f, err = linux.Open(d.Path, os.O_RDONLY|linux.OExcl)
-		return err
-	})
+	f, err := mounter.Hold(d)
 	if errors.Is(err, linux.EBUSY) {
 		return fault.New(fault.State, "%s is in use outside of this sandbox%s", d.Path, mounter.HeldBy(d).After("; "))
 	}
 	if err != nil {
 		return err
-	}
-	st, err := linux.StatxFile(f)
-	if err == nil && (!st.IsBlock() || st.RdevMajor != d.Major || st.RdevMinor != d.Minor) {
-		err = fault.New(fault.State, "%s is no longer the block device %d:%d", d.Path, d.Major, d.Minor)
-	}
-	if err != nil {
-		return errors.Join(err, f.Close())
 	}
 	b.held[d.Path] = &device{f, 1}
 	return nil
