@@ -159,6 +159,18 @@ func (g Guard) writeBack(d loopdev.Device, m devmapper.Device) error {
 	return nil
 }
 
+// AllBelow is Below for each of several devices.
+func AllBelow(devices []mounter.Device) ([]mounter.Device, error) {
+	below := make([]mounter.Device, len(devices))
+	for i, d := range devices {
+		var err error
+		if below[i], err = Below(d); err != nil {
+			return nil, err
+		}
+	}
+	return below, nil
+}
+
 // Below returns the device below a mapped device, and any other device unchanged.
 func Below(d mounter.Device) (mounter.Device, error) {
 	uuid, err := devmapper.UUID(d.Major, d.Minor)

@@ -152,7 +152,8 @@ func StatsSource(r *csi.NodeGetVolumeStatsResponse) (string, error) {
 	return a.GetSource(), err
 }
 
-// SetStatsSource answers that the runtime has the stats of a volume.
+// SetStatsSource answers that the runtime has the stats of a volume. The source is that of the volume's
+// MountInfo: a runtime does not know CSI's id.
 func SetStatsSource(r *csi.NodeGetVolumeStatsResponse, source string) error {
 	return add(r, &csialpha.NodeGetVolumeStatsResponse{Source: source})
 }
@@ -177,7 +178,8 @@ func ExpandSource(r *csi.NodeExpandVolumeResponse) (string, error) {
 	return a.GetSource(), err
 }
 
-// SetExpandSource answers that the runtime has to grow the file system of a volume.
+// SetExpandSource answers that the runtime has to grow the file system of a volume. The source is that
+// of its MountInfo.
 func SetExpandSource(r *csi.NodeExpandVolumeResponse, source string) error {
 	return add(r, &csialpha.NodeExpandVolumeResponse{Source: source})
 }

@@ -84,14 +84,16 @@ type Releaser interface {
 	// Attached returns what Attach made, verified with the kernel; ok is false if the volume is
 	// not attached. It is cheap.
 	Attached(id string) (a Attachment, ok bool, err error)
-	// Owns returns the volume to which a device in use belongs; ok is false if it belongs to
-	// none of this source. If it cannot tell, it returns an error: a fault Unavailable while a
+	// Owns returns the volume to which a device in use belongs, one of Attach, AttachReadOnly or
+	// ForPod; ok is false if it belongs to none of this source. If it cannot tell, it returns an error: a fault Unavailable while a
 	// pool is unavailable.
 	Owns(d mounter.Device) (id string, ok bool, err error)
-	// DetachReadOnly releases the devices of AttachReadOnly, except those in use.
+	// DetachReadOnly releases the devices of AttachReadOnly, except those in use: what targets
+	// show, as AttachReadOnly or ForPod returned it.
 	DetachReadOnly(ctx context.Context, id string, inUse []mounter.Device) error
-	// Detach releases the volume's devices. It returns a fault State while they are in use
-	// anywhere. It returns ErrWritesLost once; a repeated call releases the devices.
+	// Detach releases the volume's devices. It returns a fault State while a file system on them
+	// is mounted anywhere, or somebody has them open exclusively. A device node at a pod's target
+	// does not count: the caller knows what it published. It returns ErrWritesLost once; a repeated call releases the devices.
 	Detach(ctx context.Context, id string) error
 }
 
@@ -102,12 +104,12 @@ type Source interface {
 	Get(id string) (Volume, error)
 	// Attach makes the volume's device, or returns the existing one.
 	Attach(ctx context.Context, id string) (Attachment, error)
-	// AttachReadOnly makes another device of the volume, which takes no writes. DetachReadOnly
-	// releases it. A volume that is not attached is a fault State.
+	// AttachReadOnly makes another device of the volume, which takes no writes. As a rule, each
+	// call makes a new one. DetachReadOnly releases it. A volume that is not attached is a fault State.
 	AttachReadOnly(ctx context.Context, id string) (mounter.Device, error)
 	// ForPod returns the device whose node a pod may have, for a device of Attach or
-	// AttachReadOnly. The pod must not be able to do with it what the driver can. It exists
-	// until that device is released.
+	// AttachReadOnly. The pod must not be able to do with it what the driver can. A repeated call
+	// for one device returns the same. It exists until that device is released.
 	ForPod(ctx context.Context, id string, d mounter.Device) (mounter.Device, error)
 	// RestoreDevices reverts what pods changed on the devices that they were given. It returns an error
 	// for what cannot be reverted.

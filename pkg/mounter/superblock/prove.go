@@ -18,7 +18,7 @@ import (
 // Read records how far ProveBlank has read. It is valid for one boot only: nobody can tell what
 // happened to a device while another system ran.
 type Read struct {
-	// Witness changes if somebody writes to the device; see prover.look.
+	// Witness changes if somebody writes to the device.
 	Witness string `json:"witness"`
 	Size    int64  `json:"sizeBytes"` // of the device
 	Done    int64  `json:"doneBytes"` // bytes from its start that are all zero
@@ -30,7 +30,7 @@ type Reading struct {
 	Before Read
 	// Begin, if not nil, is called with the start offset and the size, in bytes.
 	Begin func(from, size int64)
-	// Note, if not nil, stores the position. It is called every noteEvery bytes, and when the
+	// Note, if not nil, stores the position. It is called every 64 MiB, and when the
 	// reading ends early.
 	Note func(Read) error
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/loopdev"
+	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/internal/record"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
@@ -146,6 +147,10 @@ func (p *Pool) AttachReadOnly(_ context.Context, id string) (mounter.Device, err
 
 // DetachReadOnly releases the devices of AttachReadOnly, except those in use.
 func (p *Pool) DetachReadOnly(_ context.Context, id string, inUse []mounter.Device) error {
+	inUse, err := rawdevice.AllBelow(inUse)
+	if err != nil {
+		return err
+	}
 	return p.detach(id, func(d loopdev.Device) bool {
 		return d.ReadOnly && !slices.ContainsFunc(inUse, device(d).Same)
 	})
@@ -247,6 +252,10 @@ func detachError(id string, d loopdev.Device, err error) error {
 // bound to another file meanwhile, so for a device that this process bound, the record in
 // memory is sufficient.
 func (p *Pool) Owns(d mounter.Device) (string, bool, error) {
+	d, err := rawdevice.Below(d)
+	if err != nil {
+		return "", false, err
+	}
 	p.mu.Lock()
 	key, ok := p.owner[numbers{d.Major, d.Minor}]
 	p.mu.Unlock()

@@ -89,6 +89,10 @@ func (l left) Attached(string) (volume.Attachment, bool, error) {
 
 // Owns reports whether the device is one of the volume's.
 func (l left) Owns(dev mounter.Device) (string, bool, error) {
+	dev, err := rawdevice.Below(dev)
+	if err != nil {
+		return "", false, err
+	}
 	own, err := l.devices()
 	for _, d := range own {
 		if device(d).Same(dev) {
@@ -100,6 +104,10 @@ func (l left) Owns(dev mounter.Device) (string, bool, error) {
 
 // DetachReadOnly releases the read-only devices, except those in use.
 func (l left) DetachReadOnly(_ context.Context, _ string, inUse []mounter.Device) error {
+	inUse, err := rawdevice.AllBelow(inUse)
+	if err != nil {
+		return err
+	}
 	return l.detach(func(d loopdev.Device) bool { return d.ReadOnly && !slices.ContainsFunc(inUse, device(d).Same) })
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/crust-csi/crust-csi/internal/linux"
+	"github.com/crust-csi/crust-csi/internal/rawdevice"
 	"github.com/crust-csi/crust-csi/pkg/fault"
 	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
@@ -197,6 +198,10 @@ func (s *Source) Recall(id string) (mounter.Device, bool) {
 // Owns returns the volume to which the device belongs, or the device below a read-only loop
 // device. A held one stays the volume's, whatever its pod made it show.
 func (s *Source) Owns(d mounter.Device) (string, bool, error) {
+	d, err := rawdevice.Below(d)
+	if err != nil {
+		return "", false, err
+	}
 	if id, ok := s.attachedAs(d.Same); ok {
 		return id, true, nil
 	}

@@ -53,6 +53,10 @@ func (s *Source) readOnlyLoops(id string) ([]loopdev.Device, error) {
 
 // DetachReadOnly releases the devices of AttachReadOnly, except those in use.
 func (s *Source) DetachReadOnly(_ context.Context, id string, inUse []mounter.Device) error {
+	inUse, err := rawdevice.AllBelow(inUse)
+	if err != nil {
+		return err
+	}
 	found, err := s.readOnlyLoops(id)
 	if err != nil {
 		return err

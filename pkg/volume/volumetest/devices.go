@@ -135,6 +135,11 @@ func readOnlyDevices(s *suite) {
 	s.ok(s.DetachReadOnly(s.Context(), v.ID, []mounter.Device{r}))
 	s.has(r, size, map[int64]string{0: "data"})
 	s.owned(r, v.ID)
+	pod, err := s.ForPod(s.Context(), v.ID, r)
+	s.ok(err)
+	s.ok(s.DetachReadOnly(s.Context(), v.ID, []mounter.Device{pod}))
+	s.has(pod, size, map[int64]string{0: "data"})
+	s.owned(pod, v.ID)
 	s.ok(s.DetachReadOnly(s.Context(), v.ID, nil))
 	if id, ok, err := s.Owns(r); ok || err != nil {
 		s.Errorf("a device that was released belongs to %q, %v, %v", id, ok, err)
@@ -156,6 +161,9 @@ func devicesForPods(s *suite) {
 	s.ok(err)
 	s.has(pod, size, map[int64]string{0: "data"})
 	s.owned(pod, v.ID)
+	if again, err := s.ForPod(s.Context(), v.ID, d); err != nil || !again.Same(pod) {
+		s.Errorf("a pod gets %+v, and %+v when it asks again, %v", pod, again, err)
+	}
 	s.put(pod, 4096, "pod")
 	s.has(d, size, map[int64]string{0: "data", 4096: "pod"})
 	s.ok(s.RestoreDevices(s.Context(), v.ID))
