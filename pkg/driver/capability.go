@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -77,7 +78,7 @@ func parseUse(c *csi.VolumeCapability, share bool) (use, error) {
 		if share {
 			name = fstype.NFS
 		}
-		if err := mounter.CheckOptions(name, u.options); err != nil {
+		if err := checkOptions(name, u.options); err != nil {
 			return use{}, err
 		}
 		if u.readOnly && u.options.ReadWrite() {
@@ -87,6 +88,14 @@ func parseUse(c *csi.VolumeCapability, share bool) (use, error) {
 		return use{}, invalid("volume_capability has neither mount nor block")
 	}
 	return u, nil
+}
+
+// checkOptions refuses options, and says where those of this driver are described.
+func checkOptions(name string, o mounter.Options) error {
+	if err := mounter.CheckOptions(name, o); err != nil {
+		return fmt.Errorf("%w (docs/parameters.md, \"Mount options\")", err)
+	}
+	return nil
 }
 
 // parseUses reads capabilities that a volume must support all at once.

@@ -63,7 +63,7 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 		if p.use, err = parseUse(req.GetVolumeCapability(), p.attachment.Share != nil); err != nil {
 			return err
 		}
-		if err := mounter.CheckOptions(p.staged.FSType, p.use.options); err != nil {
+		if err := checkOptions(p.staged.FSType, p.use.options); err != nil {
 			return fmt.Errorf("volume %s: %w", p.id, err)
 		}
 		p.readOnly = req.GetReadonly() || p.use.readOnly || p.use.options.ReadOnly()

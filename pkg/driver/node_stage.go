@@ -179,7 +179,7 @@ func (d *Driver) ensureFilesystem(
 		}
 	}
 	want = fstype.Kernel(want)
-	if err := mounter.CheckOptions(want, u.options); err != nil {
+	if err := checkOptions(want, u.options); err != nil {
 		return "", fmt.Errorf("volume %s: %w", v.ID, err)
 	}
 	var found superblock.Result

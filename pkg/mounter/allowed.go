@@ -41,7 +41,7 @@ func refuseOption(o Option, t fstype.Type) error {
 	if len(list) > 0 {
 		these = "; allowed are " + strings.Join(list, ", ") + ", and those of the mount itself (ro, noatime, nosuid, ...)"
 	}
-	return fault.New(fault.Invalid, "mount option %q is not allowed for %s%s (docs/parameters.md, \"Mount options\")", o, t.Name, these)
+	return fault.New(fault.Invalid, "mount option %q is not allowed for %s%s", o, t.Name, these)
 }
 
 // withoutPanic adds the option for the behaviour on errors if the superblock asks for a panic.

@@ -37,7 +37,7 @@ func Grow(dir *os.File, name string, d Device) error {
 		if sb, err := probe(d.Path, size); err != nil || sb.BlockSize > 0 && !Unfilled(sb, size) {
 			return err
 		}
-		return fault.New(fault.State, "%s on %s: %w; it is grown when it is next staged, so stop its pods", name, d.Path, ErrGrowOffline)
+		return fault.New(fault.State, "%s on %s: %w; stop its pods, so that it can be grown when it is next staged", name, d.Path, ErrGrowOffline)
 	}
 	err = grow(dir, size, func() (int64, int64, error) {
 		// Reading the device returns the kernel's current buffers, because both use the same
@@ -50,11 +50,11 @@ func Grow(dir *os.File, name string, d Device) error {
 	})
 	switch {
 	case errors.Is(err, linux.EPERM) && GrowsOffline(name):
-		return fault.New(fault.State, "%s on %s: %w, because this process lacks CAP_SYS_RESOURCE; it is grown when it is next staged, so stop "+
-			"its pods. A privileged container has the capability where its node's root has it", name, d.Path, ErrGrowOffline)
+		return fault.New(fault.State, "%s on %s: %w, because this process lacks CAP_SYS_RESOURCE; stop its pods, so that it can be grown when "+
+			"it is next staged. A privileged container has the capability where its node's root has it", name, d.Path, ErrGrowOffline)
 	case errors.Is(err, linux.EPERM) && len(fstype.Of(name).Resize) > 0:
-		return fault.New(fault.State, "%s on %s: %w, because the kernel does not permit it now, for example because the file system is marked as "+
-			"damaged; it is checked and grown when it is next staged, so stop its pods", name, d.Path, ErrGrowOffline)
+		return fault.New(fault.State, "%s on %s: %w, because the kernel does not permit it now, for example because the file system is marked "+
+			"as damaged; stop its pods, so that it can be checked and grown when it is next staged", name, d.Path, ErrGrowOffline)
 	case errors.Is(err, linux.EBUSY):
 		return fault.New(fault.Busy, "%s on %s: %w, because another operation on it is under way, such as a balance; try again when that has "+
 			"ended (%w)", name, d.Path, ErrGrowRefused, err)

@@ -114,7 +114,7 @@ func (s *State) Ailments(d Device) []Ailment {
 		stopped = stopped || hasOption(m.Options, "errors=remount-ro")
 		found = append(found, Ailment{Reason: "FilesystemError",
 			Message: fmt.Sprintf("%s on %s recorded %d errors (see dmesg): stop the "+
-				"pods, the volume is checked when it is next staged", m.Type, d.Path, n)})
+				"pods, so that the volume can be checked when it is next staged", m.Type, d.Path, n)})
 	}
 	if stopped {
 		found = append(found, Ailment{Reason: "RemountedReadOnly",

@@ -211,7 +211,7 @@ func (d *Detached) AttachOver(t *Target) error {
 	return nil
 }
 
-// Namespace is a mount namespace.
+// Namespace is a mount namespace. A nil one is that of this process.
 type Namespace struct{ file *os.File }
 
 // OpenNamespace opens the mount namespace given by a file: /proc/PID/ns/mnt, or a bind mount of
@@ -228,7 +228,7 @@ func OpenNamespace(path string) (*Namespace, error) {
 	return n, nil
 }
 
-// Do runs f on a thread in the namespace. A nil Namespace is that of this process.
+// Do runs f on a thread in the namespace.
 func (n *Namespace) Do(f func() error) error {
 	if n == nil {
 		return f()
@@ -238,10 +238,20 @@ func (n *Namespace) Do(f func() error) error {
 
 // Path returns a path by which other processes can open the namespace while this one has it
 // open. A bind mount of it would not be visible in other mount namespaces.
-func (n *Namespace) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd()) }
+func (n *Namespace) Path() string {
+	if n == nil {
+		return fmt.Sprintf("/proc/%d/ns/mnt", os.Getpid())
+	}
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd())
+}
 
-// Close releases the descriptor.
-func (n *Namespace) Close() error { return n.file.Close() }
+// Close releases the descriptor. A nil Namespace has none.
+func (n *Namespace) Close() error {
+	if n == nil {
+		return nil
+	}
+	return n.file.Close()
+}
 
 // IsPlaceholder reports whether a path is at or below a placeholder. It returns false for a
 // path that it cannot reach.
