@@ -103,7 +103,7 @@ func plainErrors(
 	return err
 }
 
-// Listen creates a socket that accepts only these uids (default: root). Its mode is 0600 if they
+// Listen creates a socket that accepts only these uids (default: root). It makes missing directories of its path. Its mode is 0600 if they
 // are only root and this process's own; otherwise it is 0666 and SO_PEERCRED decides. It replaces a
 // stale socket, but not one that answers. refused, if not nil, gets each rejected connection's
 // error.

@@ -76,7 +76,8 @@ func (i Identity) String() string {
 // Identify reads the identity of a device. It is the unique id from its hardware or volume
 // manager or, for a loop device, the file behind it (its device, inode and birth time). If
 // there is none, it is the device's number and the kernel's disk sequence number (Linux 5.15;
-// before that, the size), valid for this boot only.
+// before that, the size), valid for this boot only. Of a device that this machine does not have,
+// such as one that was pulled, it is the number alone, and no error.
 func Identify(d Device) (Identity, error) {
 	boot, err := BootID()
 	if err != nil {
