@@ -96,6 +96,9 @@ func root() *cobra.Command {
 			if g.endpoint == "" {
 				g.endpoint = findSocket(sockets(g.kubeletDir))
 			}
+			if !strings.HasPrefix(g.endpoint, "unix:") {
+				return fmt.Errorf("--endpoint %q: give unix:///absolute/path", g.endpoint)
+			}
 			return nil
 		},
 	}
