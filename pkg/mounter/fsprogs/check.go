@@ -13,6 +13,7 @@ import (
 	"github.com/crust-csi/crust-csi/internal/confine"
 	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/fault"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
@@ -33,7 +34,7 @@ var outcomes = []string{"clean", "repaired", "needs-human"}
 // Outcomes returns the names of all outcomes.
 func Outcomes() []string { return slices.Clone(outcomes) }
 
-// Check checks the file system on an unmounted device and returns the output of the program. On
+// Check checks the file system on an unmounted device and returns the output of the program. A device in use is a fault State. On
 // ext2/3/4 it makes the repairs that need no decision (e2fsck -p). On all others it only reads:
 // the kernel replays their journals, and their repair programs are for people. NeedsHuman
 // comes from a rehearsal, so nothing was written, unless the error says that the repair itself
@@ -43,7 +44,23 @@ func (p *Programs) Check(ctx context.Context, device, name string) (Outcome, str
 	if len(t.Check) == 0 {
 		return NeedsHuman, "", fault.New(fault.State, "no program is known that checks %s", name)
 	}
+	if err := unused(device); err != nil {
+		return NeedsHuman, "", err
+	}
 	return p.check(ctx, t, device)
+}
+
+// unused returns a fault State if somebody uses the device. What a program reads of a mounted file system looks like damage, and what it
+// writes is damage; not every program notices. An image file is nobody's.
+func unused(device string) error {
+	busy, err := mounter.Busy(device)
+	switch {
+	case errors.Is(err, linux.ENOTBLK):
+		return nil
+	case err == nil && busy:
+		return fault.New(fault.State, "%s is in use: the programs of a file system need it unmounted", device)
+	}
+	return err
 }
 
 func (p *Programs) check(ctx context.Context, t fstype.Type, device string, flags ...string) (Outcome, string, error) {

@@ -76,7 +76,7 @@ func (p *Programs) Format(ctx context.Context, blank superblock.BlankDevice, nam
 }
 
 // Grow grows an unmounted file system to the size of its device, where the kernel has no online
-// growth or this process may not use it. It runs a full check first, which resize2fs requires.
+// growth or this process may not use it. It runs a full check first, which resize2fs requires. A device in use is a fault State.
 // If the program does not grow it, and another check finds it whole, mounter.ErrGrowRefused is in the error chain.
 func (p *Programs) Grow(ctx context.Context, device, name string) error {
 	t := fstype.Of(name)
@@ -85,6 +85,9 @@ func (p *Programs) Grow(ctx context.Context, device, name string) error {
 	}
 	if len(t.Resize) == 0 {
 		return fault.New(fault.State, "no program is known that grows %s on %s", name, device)
+	}
+	if err := unused(device); err != nil {
+		return err
 	}
 	if t.Replayed {
 		// A mount of a damaged file system may write to it.
@@ -162,11 +165,14 @@ func replay(device, name string) error {
 }
 
 // NewID gives an unmounted file system a new identity, if the kernel could not mount a copy
-// beside its origin otherwise (btrfs before Linux 6.7). It does nothing for other types.
+// beside its origin otherwise (btrfs before Linux 6.7). It does nothing for other types. A device in use is a fault State.
 func (p *Programs) NewID(ctx context.Context, device, name string) error {
 	argv := fstype.Of(name).NewID
 	if len(argv) == 0 {
 		return nil
+	}
+	if err := unused(device); err != nil {
+		return err
 	}
 	found, err := superblock.ProbeDevice(device)
 	if err != nil {
