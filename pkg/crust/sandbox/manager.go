@@ -32,6 +32,7 @@ type Manager struct {
 	tasks     sync.WaitGroup
 
 	watchers events
+	looks    looks
 }
 
 // registered is one sandbox.

@@ -162,6 +162,11 @@ func (m *Manager) Stats(ctx context.Context, id, source string) (mounter.Usage, 
 	if err != nil {
 		return mounter.Usage{}, "", err
 	}
+	leave, err := m.looks.enter(key(id, source), m.Timeout)
+	if err != nil {
+		return mounter.Usage{}, "", err
+	}
+	defer leave()
 	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
 	defer cancel()
 	u, ailment, err := b.sandbox().Stats(ctx, v)
