@@ -228,7 +228,7 @@ func TestB01_ThickMountsOnAFullPool(t *testing.T) {
 			fill(filler)
 			use()
 			if h := health(t, n, v.ID, target); strings.Contains(h, "NotReserved") {
-				t.Errorf("health says %q", h)
+				t.Fatalf("health says %q", h)
 			}
 			data := strings.Repeat("its own space ", 20<<20)
 			write(t, target+"/g", data)
