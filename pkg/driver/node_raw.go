@@ -45,6 +45,13 @@ func (d *Driver) releaseReadOnly(ctx context.Context, p *publication) error {
 }
 
 func (d *Driver) releaseReadOnlyOf(ctx context.Context, src volume.Releaser, id string) error {
+	pool, now, err := d.calledNow(src, id)
+	if err != nil {
+		return err
+	}
+	if now != id { // pods may have devices of it under either id
+		return d.ops.short("NodeUnpublishVolume of "+id, func() error { return d.releaseReadOnlyOf(ctx, pool, now) }, now)
+	}
 	a, ok, err := src.Attached(id)
 	if r, staged := d.staged.get(id); fault.Is(err, fault.State) && staged && r.Share == "" {
 		a.Device, ok, err = r.Device, true, nil // its disk was pulled: what is on it must go all the same

@@ -53,7 +53,7 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 	if all := d.deferrals.of(id); len(all) > 0 {
 		return fault.New(fault.State, "volume %s is still deferred to a runtime at %s; unpublish it first", id, targetsOf(all))
 	}
-	if err := src.Detach(ctx, id); err != nil {
+	if err := d.detach(ctx, src, id); err != nil {
 		if errors.Is(err, volume.ErrWritesLost) {
 			d.noteLost(ctx, id, err)
 		}
