@@ -23,7 +23,7 @@ type filesystem struct {
 	id [16]byte
 }
 
-// filesystemOf returns which file system has the directory of a pool.
+// filesystemOf returns the file system of a pool's directory.
 func filesystemOf(p *Pool) (on filesystem, err error) {
 	fs, err := linux.Fstatfs(p.lock)
 	if err != nil {

@@ -80,16 +80,22 @@ func (p *Pool) openReserve(size int64) error {
 
 // refillReserve fills the reserve up, as far as there is room that nobody was promised.
 func (p *Pool) refillReserve() {
-	r := &p.reserved
-	missing := r.size - r.held.Load()
-	if missing <= 0 {
-		return
+	held := p.reserved.held.Load()
+	if missing := p.reserved.size - held; missing > 0 {
+		p.fillReserve(held, p.spare(missing))
 	}
-	spare := p.spare(missing)
+}
+
+// fillReserve adds to the reserve what was spare while it held that many bytes.
+func (p *Pool) fillReserve(held, spare int64) {
+	r := &p.reserved
 	if !r.mu.TryLock() {
 		return // somebody fills or frees it now
 	}
 	defer r.mu.Unlock()
+	if r.held.Load() != held {
+		return // somebody else took what was spare, or a record needed it
+	}
 	for ; r.held.Load() < r.size && spare >= reservePiece; spare -= reservePiece {
 		if c, err := p.space(); err != nil || c.Available < 2*reservePiece {
 			return

@@ -11,7 +11,7 @@ import (
 	"github.com/crust-csi/crust-csi/pkg/volume"
 )
 
-// reserving opens a pool, and recovers it, as the driver does once all pools are open.
+// reserving opens a pool with a reserve.
 func reserving(t *testing.T, dir, name string, reserve int64, beside *Neighbours) *Pool {
 	t.Helper()
 	p, err := Open(Options{Name: name, Dir: filepath.Join(dir, name), NodesDir: t.TempDir(), Reserve: reserve, Neighbours: beside})
@@ -22,6 +22,7 @@ func reserving(t *testing.T, dir, name string, reserve int64, beside *Neighbours
 	return p
 }
 
+// recovered recovers pools, as the driver does once all are open.
 func recovered(t *testing.T, pools ...*Pool) {
 	t.Helper()
 	for _, p := range pools {
@@ -79,6 +80,24 @@ func TestA05_AReserveTakesNoPromisedRoom(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A05: of two calls that saw the same spare room, such as deletions beside each other, one takes it.
+func TestA05_SpareRoomIsTakenOnce(t *testing.T) {
+	p := reserving(t, shared(t), "p", 4<<20, &Neighbours{})
+	recovered(t, p)
+	for range 3 {
+		if !p.giveUpReserve() {
+			t.Fatal("there is no reserve")
+		}
+	}
+	_, seen := p.reserved.state()
+	for range 2 {
+		p.fillReserve(seen, reservePiece)
+	}
+	if _, held := p.reserved.state(); held != seen+reservePiece {
+		t.Errorf("%d bytes were spare, and the reserve has taken %d", reservePiece, held-seen)
 	}
 }
 
