@@ -202,7 +202,6 @@ func TestABrokenFileLeavesTheConfigurationAsItWas(t *testing.T) {
 	w.want(true, false, 4, "/dev/b")
 }
 
-// A changed label may give the node other devices, and other pools after a restart.
 // To open a FIFO waits for who writes to it, and csi-node's end would wait with it.
 func TestAFileThatIsReplacedByAFIFOIsNotWaitedFor(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "fifo")
@@ -230,6 +229,7 @@ func TestAFileThatIsReplacedByAFIFOIsNotWaitedFor(t *testing.T) {
 	}
 }
 
+// A changed label may give the node other devices, and other pools after a restart.
 func TestLabelsThatChange(t *testing.T) {
 	f, s := newFiles(t, whole, "zone=\"c\"\n")
 	w := watch(t, s, 5*time.Millisecond)

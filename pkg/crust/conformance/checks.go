@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
@@ -12,9 +11,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/crust-csi/crust-csi/internal/linux"
 	"github.com/crust-csi/crust-csi/pkg/crust"
 	crustv1alpha1 "github.com/crust-csi/crust-csi/pkg/crust/v1alpha1"
+	"github.com/crust-csi/crust-csi/pkg/mounter"
 	"github.com/crust-csi/crust-csi/pkg/mounter/fstype"
 )
 
@@ -137,7 +136,8 @@ func (r *run) checkBlank(ctx context.Context) error {
 
 func (r *run) checkInUse(ctx context.Context) error {
 	return r.with(ctx, false, func(d *disk) error {
-		user, err := linux.Open(d.loop.Path, os.O_RDONLY|linux.OExcl) // as a file system that the host mounts
+		// As a file system that the host mounts.
+		user, err := mounter.Hold(mounter.Device{Path: d.loop.Path, Major: d.loop.Major, Minor: d.loop.Minor})
 		if err != nil {
 			return err
 		}
