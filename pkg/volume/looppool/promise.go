@@ -153,7 +153,7 @@ func (p *Pool) noteIfLeft(
 // a write that fails for lack of space loses data. It examines no file if enough is spare without the space that files take.
 func (p *Pool) spare(enough int64) int64 {
 	c, err := p.space()
-	if err != nil {
+	if err != nil || c.Available-c.Total/forMaps < reservePiece { // no look at the files finds more
 		return 0
 	}
 	quick, err := p.quickLook()

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -142,6 +143,7 @@ func TestA05_PromisesAtOnce(t *testing.T) {
 
 // A05: nor do those of two pools on one file system.
 func TestA05_PromisesOfTwoPoolsAtOnce(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(2, runtime.NumCPU()))) // with one, the promises follow each other
 	dir, beside := newPooled(t).dir, &Neighbours{}
 	var pools []*Pool
 	for _, name := range []string{"p", "q"} {
