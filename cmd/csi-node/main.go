@@ -128,7 +128,11 @@ func run(args []string) error {
 		Left: func(id string) volume.Releaser {
 			return looppool.Left(id, filepath.Join(o.stateDir, "dev"), func(d mounter.Device) (bool, error) {
 				owner, ok, err := volume.AvailableOwnerOfDevice(volumes.Pools(), d)
-				return ok && !poolhome.SameVolume(poolRecords(o), id, owner), err
+				if err != nil || !ok {
+					return false, err
+				}
+				same, err := poolhome.SameVolume(poolRecords(o), id, owner)
+				return !same, err
 			})
 		},
 		FormerPools: func() ([]driver.FormerPool, error) { return formerPools(poolRecords(o), volumes.Pools()) },

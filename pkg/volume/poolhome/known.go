@@ -3,6 +3,7 @@ package poolhome
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 
@@ -87,17 +88,21 @@ func FormerPools(state string, configured []string) (former []Former, err error)
 }
 
 // SameVolume reports whether two ids are those of one volume, whose pool got another name: both names have one identity. See Options.State.
-// It does not look at the pool.
-func SameVolume(state, id, other string) bool {
+// A record that cannot be read is an error, and one that is missing is no identity. It does not look at the pool.
+func SameVolume(state, id, other string) (bool, error) {
 	a, key, _, ok := volume.ParseID(id)
 	b, otherKey, _, otherOK := volume.ParseID(other)
 	if !ok || !otherOK || key != otherKey {
-		return false
+		return false, nil
 	}
-	was, err := readKnown(state, a)
-	if err != nil {
-		return false
+	var is [2]known
+	for i, name := range []string{a, b} {
+		var err error
+		if is[i], err = readKnown(state, name); errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		} else if err != nil {
+			return false, err
+		}
 	}
-	now, err := readKnown(state, b)
-	return err == nil && was.ID != "" && was.ID == now.ID
+	return is[0].ID != "" && is[0].ID == is[1].ID, nil
 }

@@ -86,11 +86,17 @@ func TestB04_OneVolumeUnderTwoNamesOfItsPool(t *testing.T) {
 		volume.VolumeID("new", "v"): true, volume.VolumeID("new", "w"): false, volume.VolumeID("other", "v"): false,
 		volume.VolumeID("unknown", "v"): false, volume.SnapshotID("new", "v"): false, "": false,
 	} {
-		if got := SameVolume(state, id, other); got != want {
-			t.Errorf("%s and %s: %v", id, other, got)
+		if got, err := SameVolume(state, id, other); got != want || err != nil {
+			t.Errorf("%s and %s: %v, %v", id, other, got, err)
 		}
 	}
-	if SameVolume(state, volume.VolumeID("none", "v"), volume.VolumeID("bare", "v")) {
-		t.Error("two directories without an identity are one")
+	if same, err := SameVolume(state, volume.VolumeID("none", "v"), volume.VolumeID("bare", "v")); same || err != nil {
+		t.Errorf("two directories without an identity are one: %v, %v", same, err)
+	}
+	if err := os.WriteFile(recordOf(state, "new"), []byte("torn"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := SameVolume(state, id, volume.VolumeID("new", "v")); err == nil {
+		t.Error("a record that cannot be read is taken for another identity")
 	}
 }
